@@ -1,6 +1,7 @@
-"""Models with gates: what is drawn of them, and whether ranks train them as one process does on the whole batch.
+"""Draws models with gates, and checks that ranks train them like one process on the whole batch.
 
-A model is (width, plan, states): a chain of small layers, or of a whole number as its plan a `probes.Model`.
+A model is (width, plan, states). If plan is a list, the model is a chain of small layers; if it is a number, a
+`probes.Model` of that depth.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .probes_wrappers import DTYPES
 
 
 def draw_chain(rng, world, dtypes=("float32",), layers=None, largest=0):
-    """(width, plan, states) of a Chain: sizes drawn, every value different on every rank. largest: one layer's size."""
+    """Draw (width, plan, states) of a Chain; values differ between ranks. largest: size of one layer."""
     width = rng.integers(2, 5)
     count = layers or rng.integers(4, 6)
     plan = [[rng.integers(1, 7), dtypes[i % len(dtypes)]] for i in range(count)]
@@ -30,23 +31,23 @@ def draw_chain(rng, world, dtypes=("float32",), layers=None, largest=0):
 
 
 def draw_model(rng, world, steps=3):
-    """(width, depth, states) of a Model, every value different on every rank, and batches for some steps."""
+    """Draw (width, depth, states) of a Model, with values that differ between ranks, and batches for some steps."""
     width, depth = rng.integers(3, 6), rng.integers(1, 3)
     states = [gated.draw_state(rng, probes_wrappers.made(width, depth), 0.5) for _ in range(world)]
     return (width, depth, states), draw_batches(rng, width, world, [[[0]]] * steps)
 
 
 def draw_batches(rng, width, world, orders):
-    """[rank][step][micro-batch] -> [x, y, order]; orders: [step][micro-batch] -> the layers it goes through."""
+    """[rank][step][micro-batch] -> [x, y, order]; orders: [step][micro-batch] -> layers to run, in order."""
     rows = rng.integers(2, 4)
     return [[[[rng.normal(rows, width), rng.normal(rows, width), o] for o in step] for step in orders]
             for _ in range(world)]  # fmt: skip
 
 
 def whole_batch(width, plan, state, batches, lr, set_to_none, dtype, numbers) -> dict:
-    """One process that sees what all ranks see. dtype: of everything, or "" for each parameter's own.
+    """Train in one process on the batches of all ranks. dtype: for everything; "" keeps each parameter's own.
 
-    numbers: of the gates. "own", [step][rank], are the gradients of each rank's share alone.
+    numbers: by which gates multiply. In the result, "own"[step][rank] has the gradients of that rank's batch only.
     """
     with gates.answered(numbers):
         return _whole_batch(width, plan, state, batches, lr, set_to_none, dtype)
@@ -62,7 +63,7 @@ def _whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
     gradients, outputs, own = [], [], []
 
     def loss(ranks: list, step: int, outs: list) -> torch.Tensor:
-        """The mean over a step's micro-batches, of the samples of all these ranks."""
+        """The loss of a step on the samples of these ranks, averaged over micro-batches."""
         micro, total = len(ranks[0][step]), torch.zeros(())
         for i in range(micro):
             x, y = (torch.cat([rank[step][i][j] for rank in ranks]) for j in (0, 1))
@@ -83,23 +84,23 @@ def _whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
 
 
 def own_gradients(m: torch.nn.Module, loss: torch.Tensor) -> dict:
-    """Gradients of a loss by name, None where it does not depend on a parameter; .grad stays as it is."""
+    """Gradients of a loss by parameter name, None if it does not depend on the parameter. Does not touch .grad."""
     wanted = {n: p for n, p in m.named_parameters() if p.requires_grad}
     return dict(zip(wanted, torch.autograd.grad(loss, [*wanted.values()], allow_unused=True), strict=True))
 
 
 def called(oracle, *args):
-    """In place of the fixture `expect`, where the same inputs are not drawn again."""
+    """Call the oracle without a cache: replaces the fixture `expect` if the same inputs are not drawn again."""
     return oracle(*args)
 
 
 def needs(kind: str) -> list[str]:
-    """Exercises that this wrapper builds on: what replaces them where they do not pass."""
+    """Stand-ins for the prerequisites of this wrapper."""
     return [] if kind == "naive" else ["ddp.naive"]
 
 
 def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, most_lr) -> tuple:
-    """(traces of a training, the oracle's, the plain one's)."""
+    """(traces of a training, result of the float64 oracle, result of a plain computation)."""
     width, plan, states = model
     lr = rng.uniform(0.05, most_lr)
     numbers = gated.draw(rng, orders, width)
@@ -122,9 +123,9 @@ def seen_of(trace, orders, rank, want, plain) -> dict:
 
 
 def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expect=called) -> tuple:
-    """(what each rank did, the oracle's training, the plain one's) of a chain.
+    """Train a chain; return (what each rank did, the oracle's result, the plain result).
 
-    Gradients are judged here: nothing is said of a run in which they are wrong.
+    Asserts that gradients are right, since other properties of a run with wrong gradients mean nothing.
     """
     world = len(chain[2])
     batches = draw_batches(rng, chain[0], world, orders)
@@ -141,13 +142,13 @@ def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expec
 
 
 def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
-    """Assert that ranks that train a chain do what one process does on the whole batch, to the last bit alike."""
+    """Assert that ranks train a chain like one process on the whole batch, with bitwise equal states on all ranks."""
     ranks, want, plain = trained(run, rng, kind, chain, orders, set_to_none, options, expect)
     end_as_one([got["state"] for got in ranks], want, plain, len(orders), 15)
 
 
 def end_as_one(states, want, plain, steps, factor):
-    """Assert that after training each rank's state is that of one process, and to the last bit that of rank 0."""
+    """Assert that each rank's final state is that of one process, and bitwise equal to rank 0's."""
     for rank, state in enumerate(states):
         for name, tensor in want["state"].items():
             close(
@@ -175,9 +176,9 @@ def one_step(what, got, want, plain, order):
             f"{what}: the gradient of {name} is {got[name].dtype}, expected {plain[name].dtype}"
         )
         layer = number_of(name)
-        # What the last backward did not reach, nothing but no_sync() has accumulated.
+        # If the last backward did not reach a gradient, only backwards under no_sync() have accumulated it.
         alone = "" if layer in order[-1] or not any(layer in o for o in order) else " (no_sync() alone reached it)"
-        # float(): in a chain of both dtypes float32 rounds what comes to float64 layers too.
+        # float(): in a chain of both dtypes, float32 layers round the inputs of float64 layers too.
         close(
             got[name], tensor, plain[name].float(), f"{what}, gradient of {name}{alone}", factor=15,
             cause="expected the mean over ranks of all that backward accumulated",
@@ -210,7 +211,7 @@ def trains_model_as_one(run, rng, kind, model, batches, expect=called) -> list:
 
 
 def steps_of(run, rng, kind, chain, orders, options=None) -> list:
-    """What each rank did in a few steps of a chain, whose gradients are right and were sent."""
+    """Train a few steps of a chain; assert right gradients that were sent; return what each rank did."""
     ranks, _, _ = trained(run, rng, kind, chain, orders, options=options)
     known = {dtype for _, dtype in chain[1]}
     other = {row["dtype"] for got in ranks for step in got["steps"] for row in step["rows"]} - known
@@ -221,7 +222,7 @@ def steps_of(run, rng, kind, chain, orders, options=None) -> list:
 
 
 def each_step(ranks: list) -> Iterator[tuple[int, int, dict]]:
-    """(rank, step, what was seen of it), of every rank."""
+    """(rank, step, record of the step) for every rank and step."""
     for rank, got in enumerate(ranks):
         for step, told in enumerate(got["steps"]):
             yield rank, step, told

@@ -1,4 +1,4 @@
-"""What is drawn for the collectives, and what is asked of all of them."""
+"""Draws inputs for the collectives, and has checks that all of them share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTED = ("ring_reduce_scatter", "ring_all_gather")
 
 
 def by_hand(run, op, cases, world, members=()) -> list:
-    """What each rank has and sent after each case; fails where anything but messages was sent, by whatever name."""
+    """Each rank's results and messages for each case; fails if anything but point-to-point messages was used."""
     ranks = []
     for rank, trace in enumerate(run.trace(probes_collectives.collect, op, cases, list(members), world=world)):
         cut = trace.cut([f"case {i}" for i in range(len(trace.values))])
@@ -28,7 +28,7 @@ def by_hand(run, op, cases, world, members=()) -> list:
 
 
 def draw(rng, op, ranks, world, shapes, dtypes, sources=()) -> list:
-    """[rank][case], each a tensor of the shape; of a part, where the whole is in rank order. world: of the group."""
+    """[rank][case] -> a tensor of the shape, or a part if the operation's whole is in rank order. world: group size."""
 
     def drawn(shape, dtype, src) -> dict:
         whole = [world * shape[0], *shape[1:]] if op in PARTED else shape
@@ -47,7 +47,7 @@ def draw_parts(rng) -> list:
 
 
 def draw_dtypes(rng, count, among=MOVED) -> list:
-    """Every dtype as often as there is room for."""
+    """`count` dtypes, each about equally often."""
     return [t for _ in range(count) for t in rng.shuffled(among)][:count]
 
 
@@ -59,12 +59,12 @@ def draw_values(rng, dtype, *shape) -> torch.Tensor:
 
 
 def draw_lengths(rng, world) -> list:
-    """A multiple of the world first, then nothing, one, shorter than the world, and others."""
+    """Lengths: first a multiple of the world size, then 0, 1, less than the world size, and others."""
     return [world * rng.integers(1, 3), 0, 1, max(1, world - 1), world + 1, world * rng.integers(3, 6) + world // 2]
 
 
 def draw_members(rng, size=3, world=5) -> list:
-    """A group in which group ranks are not global ranks."""
+    """A group in which group ranks differ from global ranks."""
     return sorted(rng.shuffled(range(1, world))[:size])
 
 
@@ -81,7 +81,7 @@ def same_sum(got, parts, what, cause="", sent="") -> None:
                 f"{what}: got {brief(got)}, expected the sum {brief(stack.sum(0))}{often and f': {often}'}{sent}"
             )
         return
-    # What n - 1 roundings can do, in whatever order: a plain sum of a few 16-bit numbers may by luck be exact.
+    # The error of n - 1 roundings in any order. A plain sum cannot set it: for few 16-bit numbers it may be exact.
     allowed = (len(parts) - 1) * torch.finfo(got.dtype).eps * stack.double().abs().sum(0)
     error = (got.double() - stack.double().sum(0)).abs()
     wrong = ~(error <= allowed)  # NaN too
@@ -96,7 +96,7 @@ def same_sum(got, parts, what, cause="", sent="") -> None:
 
 
 def same(got, want, what, cause, before=None) -> None:
-    """Assert that got is a copy of want. before: what was there before the call."""
+    """Assert that got is a copy of want. before: the tensor's content before the call."""
     assert got.shape == want.shape, f"{what}: got shape {tuple(got.shape)}, expected {tuple(want.shape)}"
     if torch.equal(got, want):
         return
@@ -108,13 +108,13 @@ def same(got, want, what, cause, before=None) -> None:
 
 
 def as_before(got, before) -> bool:
-    """Whether nothing was written: NaN, which stands there before, is equal to itself."""
+    """Whether nothing was written; counts NaN, the initial content, as equal to itself."""
     return torch.equal(got.double().nan_to_num(7.5), before.double().nan_to_num(7.5))
 
 
 @harmless
 def counted(got, parts) -> str:
-    """How often each rank's part is in what should be the sum of all: one thing for all that is off, or for spans."""
+    """How often the wrong sum contains each rank's part: one answer for all wrong elements, or one per span."""
     stack = torch.stack(parts).double().flatten(1)
     scale = stack.abs().sum(0)
     eps = torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
@@ -142,7 +142,7 @@ def _often(times: Sequence[int]) -> str:
 
 @harmless
 def divided(got, total, world: int) -> str:
-    """Whether this is the sum over as many ranks, divided by their number."""
+    """Whether `got` is the sum divided by the number of ranks."""
     rounding = torch.finfo(got.dtype).eps * total.abs() if got.dtype.is_floating_point else 1
     mean = world > 1 and total.any() and ((got.double() - total.double() / world).abs() <= world * rounding).all()
     return f"it is the mean: the sum is not to be divided by {world}" if mean else ""
@@ -153,7 +153,7 @@ def brief(tensor) -> str:
 
 
 def messages(rows) -> str:
-    """What each message holds, in order, the same in a row told once."""
+    """Contents of the messages in order, with equal neighbours joined."""
     told = [(f"{r['elements']} of {r['dtype']}, {r['bytes']} bytes") for r in rows]
     return "; ".join(
         f"{text}{f' (times {n})' if (n := len([*run])) > 1 else ''}" for text, run in itertools.groupby(told)
@@ -162,14 +162,14 @@ def messages(rows) -> str:
 
 @harmless
 def sent_by(rows, want: int) -> str:
-    """How many messages a rank sent of so many that are wanted, and what they held."""
+    """In words: how many messages a rank sent, how many are expected, and their contents."""
     out = [r for r in rows if r["op"] == "send"]
     expected = "as many as expected" if len(out) == want else f"expected {want}"
     return f"; it sent {len(out)} messages, {expected}{f': {messages(out)}' if out else ''}"
 
 
 def sends(rows, what) -> list:
-    """The sends among these rows; fails if there is anything but sends and receives."""
+    """The sends among these rows; fails if there are rows other than sends and receives."""
     other = sorted({r["op"] for r in rows} - {"send", "recv"})
     assert not other, (
         f"{what}: issued {', '.join(other)}; expected sends and receives alone: a group's methods are collectives too"
@@ -178,9 +178,9 @@ def sends(rows, what) -> list:
 
 
 def has_room(run, rng, op, elements, needs, forbidden, what, world=4) -> None:
-    """Assert that a call whose result is right never holds `what`. The kernel decides.
+    """Assert that a call with a right result never holds `what` in memory, by the kernel's high-water mark.
 
-    elements: of a tensor or part; up to a tenth more are drawn. needs, forbidden: in as many elements.
+    elements: size of a tensor or part; up to a tenth more is drawn. needs, forbidden: memory, in units of that size.
     """
     n, seed = rng.integers(elements, elements * 11 // 10), rng.integers(1, 99)
     cases = [probes_collectives.drawn(op, n, seed, rank, world) for rank in range(world)]
@@ -196,7 +196,7 @@ def has_room(run, rng, op, elements, needs, forbidden, what, world=4) -> None:
 
 
 def wanted(op, cases, rank) -> list[torch.Tensor]:
-    """The tensors that a rank should have after the call, in the order of its results."""
+    """The expected tensors of a rank, in the order of its results."""
     if op == "all_to_all":
         return [case["inputs"][rank] for case in cases]
     if op == "ring_all_gather":
@@ -208,7 +208,7 @@ def wanted(op, cases, rank) -> list[torch.Tensor]:
 
 
 def to_one_neighbour(told, members, what, counts) -> None:
-    """Assert that every rank sent so many messages, all ranks to their right neighbour, or all to their left."""
+    """Assert each rank's number of messages, and that all ranks sent to the right neighbour, or all to the left."""
     world, directions = len(members), set()
     for place, rows in enumerate(told):
         name = f"{what}, rank {place} of {world}"
@@ -226,7 +226,7 @@ def to_one_neighbour(told, members, what, counts) -> None:
 
 
 def sends_parts(run, rng, op, world) -> None:
-    """Assert that every rank sends W − 1 parts, as they are, to one neighbour."""
+    """Assert that every rank sends W − 1 whole parts to one neighbour."""
     parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
     dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
     ranks = by_hand(run, op, draw(rng, op, world, world, parts, dtypes), world)

@@ -1,4 +1,4 @@
-"""What is asked of several data-parallel wrappers alike, beside that they train as one process does."""
+"""Checks that several data-parallel wrappers share, besides training like one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .payloads import SUMS
 
 
 def averages_its_group(run, rng, kind):
-    """Assert that a wrapper that was given a group takes the mean over that group."""
+    """Assert that a wrapper with a group averages over that group."""
     order = rng.shuffled(range(5))
     groups = [sorted(order[:2]), sorted(order[2:])]
     shapes = [(rng.integers(1, 5), rng.integers(1, 5)) for _ in range(3)]
@@ -49,7 +49,7 @@ def is_mean(got, summands, what, cause, dims="") -> None:
 
 
 def gradients_of(run, kind, values, groups=()) -> list:
-    """What `probes.gradients` gives on each rank, with "rows" and their phase."""
+    """Results of `probes.gradients` on each rank, with "rows" (messages) and their phase."""
     phases = ["when it was made", "in forward or backward", "in finish_gradient_synchronization()"]
     traces = run.trace(probes.gradients, kind, values, list(groups), world=len(values), replace=needs(kind))
     return [
@@ -69,7 +69,7 @@ def survives_fp16(run, rng, kind):
         want = torch.stack([v[0] for v in values]).double().mean(0)
         gradient = got["gradients"][0]
         if odd := int((~torch.isfinite(gradient)).sum()):
-            factor = float(gradient[0].double().sum() / want[0].sum())  # of the row that does not overflow
+            factor = float(gradient[0].double().sum() / want[0].sum())  # from the row that does not overflow
             causes = {1: "divide before the sum, not after", world: "the rest is the sum, which was never divided"}
             raise Judged(
                 f"rank {rank}: {odd} gradients overflow although their mean, {want.max():.0f}, fits in fp16",
@@ -81,9 +81,9 @@ def survives_fp16(run, rng, kind):
 
 
 def keeps_nothing(run, rng, kind, options=None):
-    """Assert that steps leave nothing behind: one set of buffers may stay, the messages of each step may not."""
+    """Assert that memory does not grow with steps: one set of buffers may stay, the messages of each step may not."""
     hidden, seed, world, steps = rng.integers(450_000, 500_000), rng.integers(1, 999), 2, 5
-    lr = 0.3 / hidden  # as many hidden features share an output
+    lr = 0.3 / hidden  # because an output sums over `hidden` features
     numbers = gated.draw(rng, [[[0, 1]]] * steps, 4)
     first, last = (
         run.trace(probes_wrappers.many, kind, options or {}, hidden, n, seed, lr, world=world, replace=needs(kind),
@@ -104,12 +104,12 @@ def keeps_nothing(run, rng, kind, options=None):
 
 
 def sends_without_a_copy(run, rng, kind):
-    """Assert that gradients which lie in their buffer already are sent from there: the process has room for no copy."""
+    """Assert that gradients already in their buffer are sent without a copy, by the process's peak memory."""
     hidden, seed, world, steps = rng.integers(900_000, 1_000_000), rng.integers(1, 999), 2, 2
     lr = 0.3 / hidden
     numbers = gated.draw(rng, [[[0, 1]]] * steps, 4)
     gradients = _gradient_bytes(hidden, seed)
-    ballast = 3 * gradients  # a first step needs the parameters, their gradients, the buffer and what comes back
+    ballast = 3 * gradients  # a first step needs parameters, gradients, the buffer and received data
     traces, small = (
         run.trace(probes_wrappers.many, kind, {}, h, steps, seed, lr, b, world=world, replace=needs(kind),
                   gates=numbers) for h, b in ((hidden, ballast), (8, 8))
@@ -120,7 +120,7 @@ def sends_without_a_copy(run, rng, kind):
 
 
 def _learns(traces, numbers, hidden: int, steps: int, seed: int, lr: float) -> None:
-    """Assert that each rank has learnt what one process learns on the whole batch."""
+    """Assert that each rank's parameters are those that one process gets from the whole batch."""
     world = len(traces)
     with gates.answered(numbers):
         want, plain = (_learnt(hidden, dtype, steps, seed, lr, world) for dtype in (torch.float64, torch.float32))
@@ -138,7 +138,7 @@ def _gradient_bytes(hidden: int, seed: int) -> int:
 
 
 def _learnt(hidden: int, dtype: torch.dtype, steps: int, seed: int, lr: float, world: int) -> list:
-    """The sums of blocks of parameters that one process learns on the whole batch."""
+    """Block sums of the parameters after one process trained on the whole batch."""
     m = probes_wrappers.large(hidden, seed).to(dtype)
     for step in range(steps):
         x, y = (torch.cat([probes_wrappers.batch(seed, step, r)[i] for r in range(world)]).to(dtype) for i in (0, 1))
@@ -149,7 +149,7 @@ def _learnt(hidden: int, dtype: torch.dtype, steps: int, seed: int, lr: float, w
 
 
 def not_waited_in_backward(what, step):
-    """Assert that all that sums gradients was waited for, and none of it before backward had ended."""
+    """Assert that every reduction of gradients was waited for, and none before the end of backward."""
     mine = [i for i, row in enumerate(step["rows"]) if row["op"] in (*SUMS, "all_gather")]
     never = [step["rows"][i] for i in mine if step["rows"][i]["waited_s"] < 0]
     assert not never, (
@@ -165,9 +165,10 @@ def not_waited_in_backward(what, step):
 
 
 def reductions(rows, world, what) -> list:
-    """The rows that begin a sum over all ranks, with the elements of the whole; an all-reduce may be in two halves.
+    """The rows that begin a sum over all ranks, with the number of elements of the whole tensor.
 
-    A reduce_scatter and an all_gather of parts as large are one; a bucket that W does not divide is filled up for it.
+    A reduce_scatter and an all_gather with parts of the same size count as one all-reduce; a bucket may be padded to a
+    multiple of W for it.
     """
     scattered, gathered = (Counter(r["elements"] for r in rows if r["op"] == op)
                            for op in ("reduce_scatter", "all_gather"))  # fmt: skip
@@ -180,12 +181,12 @@ def reductions(rows, world, what) -> list:
 
 
 def filled_up(elements, rows, world) -> int:
-    """What a bucket of so many elements is sent as: by reduce_scatter as a multiple of W."""
+    """Sizes as sent: a reduce_scatter pads a bucket to a multiple of W elements."""
     return -(-elements // world) * world if any(r["op"] == "reduce_scatter" for r in rows) else elements
 
 
 def nobody_waits(run, rng, kind, options=None):
-    """Assert that no hook waits: not for the first, the largest or every n-th message, nor where many are under way."""
+    """Assert that no hook waits for a message: not for the first, the largest or every n-th, nor with many pending."""
     chain = draw_chain(rng, 2, layers=rng.integers(14, 18), largest=3000)
     orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
     for rank, step, told in each_step(steps_of(run, rng, kind, chain, orders, options=options)):
@@ -197,10 +198,10 @@ def nobody_waits(run, rng, kind, options=None):
 
 
 def beats_naive(run, rng, kind: str, together: int, layers: int, alpha_s: float) -> None:
-    """Assert how much sooner a step ends than with one all-reduce a parameter after backward, on a link.
+    """Assert that a step on a link is enough faster than one with an all-reduce per parameter after backward.
 
-    Its seconds follow from what left when: the switch saw that, and the cost function knows the rest. Of the gain that
-    sending `together` layers at a time would bring, 0.85 is asked for, on a logarithmic scale.
+    Seconds are computed: the switch knows when each message left, and the cost function gives its time. Required
+    speed-up: s ** 0.85, where s is the speed-up of sending `together` layers at a time. For s = 2 that is 1.8.
     """
     width, plan, states = draw_chain(rng, 2, layers=layers)
     plan[:] = [[6, "float32"]] * layers

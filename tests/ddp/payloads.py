@@ -1,4 +1,4 @@
-"""Whether messages carry this rank's own gradients: right gradients alone do not say by which way the sum came."""
+"""Checks that messages carry this rank's own gradients: right results alone do not show how the sum was computed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from lab.course.listing import some
 from lab.harness.named import number_of
 
-NEAR = 1e-2  # of the largest value: deep chains amplify rounding, and only what arrives is compared exactly
-SUMS = ("all_reduce", "reduce_scatter")  # what begins a sum over ranks
+NEAR = 1e-2  # tolerance relative to the largest value: deep chains amplify rounding
+SUMS = ("all_reduce", "reduce_scatter")  # operations that begin a sum over ranks
 
 
 def carries_own(what: str, told: dict, world: int) -> None:
-    """Assert that each gradient of this rank lies in one message of the step, as it is or divided by W.
+    """Assert that each gradient of this rank is in one message of the step, unchanged or divided by W.
 
-    Messages may hold several gradients, in any order, and more beside them. told: a step, with its "rows" and
-    "payloads", and in "own" this rank's gradients by name: those of float64, and those of a plain computation. Adds to
-    each row, in "carries", the names of the gradients in it.
+    A message may hold several gradients in any order, and other data. told: a step with its "rows", "payloads", and
+    "own": this rank's gradients by name, in float64 and from a plain computation. Adds "carries" to each row: the names
+    of the gradients in it.
     """
     own, plain = ({name: g for name, g in gradients.items() if g is not None} for gradients in told["own"])
     for row in told["rows"]:
@@ -45,9 +45,9 @@ def carries_own(what: str, told: dict, world: int) -> None:
 
 
 def left_late(told: dict) -> list[tuple[dict, int]]:
-    """The sums of a step that left when backward had gone on, each with the layer of its last gradient.
+    """The reductions that a step sent only after backward had moved on, each with the layer of its last gradient.
 
-    Backward goes on when it reaches the next layer, or its end, as its gates say. It must reach all that was sent.
+    Backward has moved on when its gates show that it reached the next layer, or its end.
     """
     layers = [layer for layer, _ in told["marks"]]
     ended = next((i for i, row in enumerate(told["rows"]) if row["phase"] == "finish"), len(told["rows"]))
@@ -61,7 +61,7 @@ def left_late(told: dict) -> list[tuple[dict, int]]:
 
 
 def _find(payload: Tensor, values: Tensor, free: Tensor, allowed: float) -> tuple[float, int] | None:
-    """How far off free elements are that come closest to these values, and where; None where none are that near."""
+    """(error, position) of the free elements closest to these values; None if none are within `allowed`."""
     spare = len(payload) - len(values)
     if spare < 0 or not len(values):
         return None
@@ -75,7 +75,7 @@ def _find(payload: Tensor, values: Tensor, free: Tensor, allowed: float) -> tupl
 
 
 def sent_when(told: dict) -> str:
-    """In which part of a step its sums were sent."""
+    """In words: in which part of a step its reductions were sent."""
     phases = [row["phase"] for row in told["rows"] if row["op"] in SUMS]
     if not phases:
         return "nothing was sent in this step"

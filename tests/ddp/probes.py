@@ -1,4 +1,4 @@
-"""What runs beside a data-parallel wrapper: build a model on each rank, average given gradients, say what was sent."""
+"""Probes of data-parallel wrappers: build a model on each rank, average given gradients, return what was sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lab.solution.wire import PerRank
 
 
 class Model(nn.Module):
-    """A small model with what trips wrappers: a tied weight, frozen and unused parameters, three kinds of buffer."""
+    """A small model with difficult cases: a tied weight, frozen and unused parameters, three kinds of buffer."""
 
     def __init__(self, width: int, depth: int):
         super().__init__()
@@ -24,7 +24,7 @@ class Model(nn.Module):
         self.unused = nn.Parameter(torch.ones(width + 1))
         self.register_buffer("scale", torch.ones(width))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("passing", torch.zeros(width), persistent=False)  # in no state_dict()
+        self.register_buffer("passing", torch.zeros(width), persistent=False)  # not in state_dict()
 
     def forward(self, x: torch.Tensor, order: list, *, shift: float = 0.0, at: str = "") -> torch.Tensor:
         """at: the step and micro-batch that its gates are named by; "" without gates. All of it is layer 0."""
@@ -37,19 +37,19 @@ class Model(nn.Module):
 
 
 def group_of(rank: int, groups: list) -> dict:
-    """The group among these that the rank is in, as an argument; none where there are no groups."""
+    """Keyword argument with the rank's group among `groups`; empty if there are no groups."""
     made = [dist.new_group(ranks) for ranks in groups]
     mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
     return {"group": mine[0]} if mine else {}
 
 
 def wrap(impl, kind: str, m: nn.Module, **options):
-    """The wrapper of this kind around m. options: a group, and what only this kind takes."""
+    """Wrap m in the wrapper of this kind. options: its arguments, such as group."""
     return getattr(getattr(impl.ddp, kind), f"{kind.title()}DDP")(m, **options)
 
 
 def start(impl, kind: str, width: int, depth: int, states: PerRank) -> dict:
-    """The state right after wrapping, and the buffer that is not in it; each rank brings its own."""
+    """The state right after wrapping, plus the non-persistent buffer; each rank starts with its own values."""
     m = Model(width, depth)
     m.load_state_dict(states[dist.get_rank()])
     m.passing.fill_(dist.get_rank() + 1)
@@ -58,7 +58,7 @@ def start(impl, kind: str, width: int, depth: int, states: PerRank) -> dict:
 
 
 def gradients(impl, kind: str, values: PerRank, groups: list) -> dict:
-    """Average given gradients; with groups ([[ranks], …]) the wrapper gets the one this rank is in."""
+    """Average given gradients; groups: [[ranks], …], the wrapper gets this rank's group."""
     rank = dist.get_rank()
     m = Given(values[rank], rank)
     group = group_of(rank, groups)
@@ -73,7 +73,7 @@ def gradients(impl, kind: str, values: PerRank, groups: list) -> dict:
 
 
 def laid_otherwise(impl, kind: str, values: PerRank) -> list:
-    """Average gradients that lie in one buffer already, but each transposed, as whoever sets `.grad` may leave them."""
+    """Average gradients that are already views of one buffer, but transposed, as user code may set `.grad`."""
     mine = values[dist.get_rank()]
     m = Given(mine, 0)
     wrapped = wrap(impl, kind, m)
@@ -99,7 +99,7 @@ def twice(impl, kind: str, values: PerRank, options: dict) -> str:
 
 
 class Given(nn.Module):
-    """The gradient of each weight is what forward is given for it; weights and buffers start as the rank's number."""
+    """A model whose gradients are the inputs of forward; weights and buffers start as the rank's number."""
 
     def __init__(self, values: list, rank: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Clip gradients that are given, and count targets that are given, on each rank; say what was sent and read back."""
+"""Probes that clip given gradients and count given targets on each rank; return messages, and reads by Python."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def clip_sharded(impl, cases: PerRank, groups: list) -> list:
 
 
 def _clipped(impl, max_norm: float, whole: list, sharded: list | None, options: dict, given: str = "list") -> dict:
-    """Gradients are views of one buffer a dtype, as wrappers leave them."""
+    """Clip gradients that are views of one buffer per dtype, as wrappers leave them."""
     everything = _parameters([*whole, *(sharded or [])])
     before = [None if p.grad is None else p.grad.data_ptr() for p in everything]
     parameters, pieces = everything[: len(whole)], everything[len(whole) :]
@@ -71,14 +71,14 @@ def _parameters(gradients: list) -> list:
 
 
 def refused(impl, limits: list) -> list:
-    """What each max_norm raises."""
+    """The error for each max_norm."""
     function = impl.ddp.clip_and_count.clip_gradient_norm
     return [raised(lambda limit=limit: function(_parameters([torch.ones(2)]), limit)) for limit in limits]
 
 
 def count(impl, cases: PerRank, groups: list) -> list:
-    """case: [rank] -> targets (a list), and ignore_index or None for the default; perhaps the shape that each is
-    expanded to, without taking its room."""
+    """case: [rank] -> targets (a list), ignore_index (None: the default), and optionally the shape to which each is
+    expanded without using memory."""
     rank = dist.get_rank()
     options = group_of(rank, groups)
     told = []

@@ -1,4 +1,4 @@
-"""Call a collective written by hand on each rank, for a few cases, and say what was sent for each."""
+"""Probes that call a collective on each rank for several cases, and return the messages of each."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def collect(impl, op: str, cases: PerRank, members: list) -> list:
 
 
 def large(impl, op: str, elements: int, seed: int, metered: bool = False) -> list | dict:
-    """One call with large tensors, which each rank makes itself; returns the sums of blocks of the result, or what a
-    meter says was made where."""
+    """One call with large tensors that each rank makes itself; returns block sums of the result, or with `metered` the
+    memory meter's report."""
     tensors, call = prepared(impl, op, drawn(op, elements, seed, dist.get_rank(), dist.get_world_size()))
     given = [t for v in tensors.values() for t in (v if isinstance(v, list) else [v])]
     with meter(given) if metered else contextlib.nullcontext() as memory:
@@ -38,7 +38,7 @@ def large(impl, op: str, elements: int, seed: int, metered: bool = False) -> lis
 
 
 def drawn(op: str, elements: int, seed: int, rank: int, world: int) -> dict:
-    """A case with tensors, or parts, of so many elements."""
+    """A case with tensors or parts of this many elements."""
     if op == "all_to_all":
         parts = [whole_numbers(elements, seed + place, rank) for place in range(world)]
         return {"inputs": parts, "shapes": [[elements]] * world}
@@ -50,24 +50,23 @@ def drawn(op: str, elements: int, seed: int, rank: int, world: int) -> dict:
 
 
 def results(tensors: dict) -> list:
-    """Where the call wrote."""
+    """The tensors that the call wrote."""
     written = tensors.get("outputs") or tensors.get("output", tensors.get("tensor"))
     return written if isinstance(written, list) else [written]
 
 
 def whole_numbers(elements: int, seed: int, rank: int) -> torch.Tensor:
-    """Small enough for exact sums over a few ranks, and different on each."""
+    """Whole numbers that differ between ranks, and are small enough for exact sums."""
     return torch.arange(elements, dtype=torch.float32).remainder_(1009 + 2 * rank).add_(seed)
 
 
 def blocks(tensor: torch.Tensor) -> list:
-    """The sum of each 65,536 elements: a copy of the tensor would be memory that the caller measures."""
+    """Sums of blocks of 65,536 elements. A copy of the tensor would disturb the caller's memory measurement."""
     return [float(part.double().sum()) for part in tensor.detach().split(1 << 16)]
 
 
 def prepared(impl, op: str, case: dict):
-    """The tensors of a case, by name, and a function that makes the call with them; what is to be written is rubbish
-    before."""
+    """The tensors of a case by name, and a function that calls the collective with them; outputs start as garbage."""
     function = getattr(getattr(impl.ddp, op), op)
     if "tensor" in case:
         tensors, more = {"tensor": case["tensor"]}, {"src": case["src"]} if case.get("src") else {}
@@ -88,7 +87,7 @@ def prepared(impl, op: str, case: dict):
 
 
 class Parts(list):
-    """A tensor for each rank of a group, that says what was wrong where one is asked for that is not there."""
+    """A list with a tensor per rank of a group, whose IndexError explains the mistake."""
 
     rank = 0
 

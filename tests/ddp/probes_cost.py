@@ -1,4 +1,4 @@
-"""What the cost functions say, for cases that are given."""
+"""Probes that call the cost functions on given cases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def rings(impl, cases: list) -> list:
 
 
 def steps(impl, cases: list) -> list:
-    """options: what is passed by name."""
+    """options: keyword arguments."""
     told = []
     for c in cases:
         got = impl.ddp.accounting.accounting(c["sizes"], c["world"], link(impl, c), **c["options"])
@@ -22,7 +22,7 @@ def steps(impl, cases: list) -> list:
 
 
 def best(impl, cases: list) -> list:
-    """The best size of a bucket, and its type."""
+    """The best bucket size, and the type of the result."""
     module, told = impl.ddp.accounting, []
     for c in cases:
         got = module.best_bucket_bytes(c["sizes"], c["world"], link(impl, c), backward_s=c["backward_s"])

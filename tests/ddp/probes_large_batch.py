@@ -1,4 +1,4 @@
-"""Step a layerwise optimizer with gradients that are given, and measure noise of gradients that are given."""
+"""Probes that step a layerwise optimizer, and measure gradient noise, with given gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .probes import group_of
 
 
 def _built(impl, kind: str, weights: list, groups: list, options: dict):
-    """groups: [[indices], own options]; everything in one group where there are none."""
+    """groups: [[indices], own options]; if empty, one group has everything."""
     parameters = [torch.nn.Parameter(w.clone()) for w in weights]
     given = [{"params": [parameters[i] for i in indices], **own} for indices, own in groups] or parameters
     return parameters, getattr(impl.ddp.layerwise, kind)(given, **options)
@@ -23,8 +23,8 @@ def _built(impl, kind: str, weights: list, groups: list, options: dict):
 
 def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients: list, resume: int = -1,
           factors: tuple = ()) -> dict:  # fmt: skip
-    """The weights after each step. gradients: [step][parameter], None: none. resume: the step before which everything
-    is built anew, from the state. factors: of lr in each step, by a scheduler."""
+    """The weights after each step. gradients: [step][parameter], None for no gradient. resume: before this step rebuild
+    everything from the state. factors: factor of lr in each step, set by a scheduler."""
     parameters, made = _built(impl, kind, weights, groups, options)
     schedule = torch.optim.lr_scheduler.LambdaLR(made, [*factors, 0.0].__getitem__) if factors else None
     trajectory, read = [], set()
@@ -46,7 +46,7 @@ def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients
 
 
 def closure(impl, kind: str, weights: list, options: dict) -> dict:
-    """A step with a closure that computes ½‖w‖² of each and its gradient, in a place where autograd is off."""
+    """A step, called with autograd off, with a closure that computes ½‖w‖² of each weight and its gradient."""
     parameters, made = _built(impl, kind, weights, [], options)
     calls = []
 
@@ -70,7 +70,7 @@ def refused(impl, kind: str, options: list) -> list:
 
 
 def noise(impl, options: dict, values: PerRank, groups: list) -> list:
-    """values: [rank][step][parameter], None: none. The mean over ranks is taken here, between marks."""
+    """values: [rank][step][parameter], None for no gradient. This probe averages over ranks, between marks."""
     rank = dist.get_rank()
     group = group_of(rank, groups)
     made = impl.ddp.noise_scale.NoiseScale(**options, **group)

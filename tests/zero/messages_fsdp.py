@@ -1,4 +1,4 @@
-"""What sharded models send in a step, as it must be, and what it is where it is otherwise."""
+"""The messages that a sharded model must send in a step, and likely causes if it sends others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parts(plan, world, small=0, blocks=False) -> tuple[list, int, int]:
 
 
 def messages(plan, world, small=0, blocks=False, backward_dtype="float32", dtype="float32") -> Counter:
-    """What a step sends: (op, phase, elements, dtype)."""
+    """The messages of a step: (op, phase, elements, dtype)."""
     cut, whole, _ = parts(plan, world, small, blocks)
     want = Counter({("all_reduce", "finish", 1, "float32"): whole})
     for _, n in cut:
@@ -34,7 +34,7 @@ def messages(plan, world, small=0, blocks=False, backward_dtype="float32", dtype
 
 
 def sends(rows) -> Counter:
-    """What was sent. All-reduces count by elements: what is small may travel in one message, or in several."""
+    """The messages sent. All-reduces count by elements, since small parameters may share a message."""
     found: Counter = Counter()
     for r in rows:
         if r["op"] == "all_reduce":
@@ -56,7 +56,7 @@ def told(counter, names=None) -> str:
 
 
 def sends_exactly(ranks, want, cause, plan, world, small=0):
-    """Assert that each rank sends that in every step; what is small stays whole."""
+    """Assert that each rank sends exactly these messages in every step."""
     names: dict[int, str] = {}
     for name, n in parts(plan, world, small)[0]:
         name = f"block {name}" if isinstance(name, int) else name
@@ -76,7 +76,7 @@ def sends_exactly(ranks, want, cause, plan, world, small=0):
 
 
 def _dtypes(more, gone) -> str:
-    """What travels in another dtype, where that is all that is wrong."""
+    """In words: messages of a wrong dtype, if nothing else is wrong."""
     if Counter(key[:3] for key in more.elements()) != Counter(key[:3] for key in gone.elements()):
         return ""
     asked = {key[:3]: key[3] for key in gone}
@@ -85,7 +85,7 @@ def _dtypes(more, gone) -> str:
 
 
 def _sent_otherwise(more, gone, want, names, plan) -> str:
-    """What it may be that sends this too much, and not that; "" if unknown."""
+    """The likely cause of these extra and missing messages; "" if unknown."""
     by_op = {op: {key[:3] for key in more if key[0] == op} for op in ("all_gather", "reduce_scatter", "all_reduce")}
     gathers = {key for key in want if key[:2] == ("all_gather", "backward")}
     if not more and {*gone} == gathers and all(gone[key] == want[key] for key in gathers):

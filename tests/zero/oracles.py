@@ -1,4 +1,4 @@
-"""Inputs of the sharded optimizers, and what is asked of every one of them: the steps of the one they shard."""
+"""Draws inputs for sharded optimizers, and checks that they step exactly like the optimizer they shard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lab.harness.trace import Trace
 
 from . import probes_optimizer as probes
 
-# Options under which each keeps all the state it can.
+# Options with which each optimizer keeps as much state as possible.
 OPTIONS = {
     "AdamW": {"lr": 0.05, "weight_decay": 0.1, "amsgrad": True},
     "Adam": {"lr": 0.03, "betas": [0.8, 0.95]},
@@ -37,7 +37,7 @@ def draw_gradients(rng, values, without=()) -> list:
 
 
 def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.float32,), large=(), **more) -> dict:
-    """A few tensors and a few steps; frozen ones get no gradient. large: shapes of some more."""
+    """A few tensors and a few steps; frozen ones get no gradient. large: shapes of additional tensors."""
     count = count or rng.integers(5, 9)
     shapes = rng.shuffled([*draw_shapes(rng, count), *large])
     values = [rng.normal(*s).to(dtypes[i % len(dtypes)]) for i, s in enumerate(shapes)]
@@ -53,13 +53,13 @@ def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.f
 
 
 def plan_of(rng, values, frozen=(), name="AdamW") -> dict:
-    """A step on these tensors, of which some are frozen."""
+    """A plan of one step on these tensors, some of them frozen."""
     plan = {**draw_plan(rng, name, count=3), "values": values, "frozen": [*frozen]}
     return {**plan, "steps": [{"gradients": draw_gradients(rng, values, frozen)}]}
 
 
 def draw_even(rng, count) -> dict:
-    """Many tensors of nearly one size, and two frozen ones that are much larger: what is sent can be told exactly."""
+    """Many tensors of nearly equal size, and two much larger frozen ones, so that sent bytes are predictable."""
     sizes = [rng.integers(60, 80) for _ in range(count)]
     frozen = sorted(rng.shuffled(range(count))[:2])
     values = [rng.normal(10 * size if i in frozen else size) for i, size in enumerate(sizes)]
@@ -68,7 +68,7 @@ def draw_even(rng, count) -> dict:
 
 
 def draw_groups(rng, plan, count=3) -> list:
-    """Every group with hyperparameters of its own; one may be left to the defaults."""
+    """Groups with different hyperparameters; one group may use the defaults."""
     order = rng.shuffled(range(len(plan["values"])))
     cuts = [0, *sorted(rng.shuffled(range(1, len(order)))[: count - 1]), len(order)]
     groups = [{"params": order[a:b]} for a, b in itertools.pairwise(cuts)]
@@ -78,10 +78,10 @@ def draw_groups(rng, plan, count=3) -> list:
 
 
 def steps_as_the_whole(run, plan, kind, world, needs=(), hold=()) -> list[list[dict]]:
-    """Assert that every rank's tensors are after every step, bit for bit, those of the plain optimizer.
+    """Assert that after every step every rank's tensors equal those of the plain optimizer, bit for bit.
 
-    Returns what the switch saw of each step of each rank: "rows", "payloads", and "stood_still", how often the rank
-    waited while answers were kept back. hold: the numbers of steps in which they are.
+    Returns the switch's record of each step of each rank: "rows", "payloads", and "stood_still": how often the rank
+    waited while the switch withheld answers. hold: numbers of the steps in which the switch does so.
     """
     want = run(probes.train, "plain", {**plan, "only": []})
     between = [(f"step {step}", f"step {step} is done") for step in hold]
@@ -110,7 +110,7 @@ def _right_where_the_group_is_the_world(run, plan, kind, needs) -> str:
 
 
 def seen(trace: Trace, steps: int) -> list[dict]:
-    """What the switch carried in each step, and after it until the next."""
+    """The messages of each step, and those between it and the next."""
     names = [name for step in range(steps) for name in (f"step {step}", f"step {step} is done")]
     rows = trace.cut(names)
     starts = [gate.issued for gate in trace.gates[::2]]
@@ -124,7 +124,7 @@ def seen(trace: Trace, steps: int) -> list[dict]:
 
 
 def grows_by_a_share(run, rng, kind, needs=()) -> None:
-    """Assert that a rank has its share of AdamW's state, no gradient of the step before, and no copies of tensors."""
+    """Assert that a rank keeps only its share of AdamW's state: no old gradients, no copies of tensors."""
     world, sizes, seed = 4, [rng.integers(740_000, 780_000) for _ in range(12)], rng.integers(0, 10**6)
     want = run(probes.large, "plain", sizes, seed, 2)
     traces = run.trace(probes.large, kind, sizes, seed, 2, world=world, replace=[*needs])
@@ -144,7 +144,7 @@ def grows_by_a_share(run, rng, kind, needs=()) -> None:
 
 
 def goes_on_from_its_own_state_dict(run, rng, kind, world, needs=()) -> None:
-    """Assert that another optimizer of the kind, in as large a group, goes on where the first one was."""
+    """Assert that a new optimizer of this kind, in a group of the same size, continues from the first one's state."""
     plan = draw_plan(rng, rng.choice(["AdamW", "SGD"]), count=7)
     plan["groups"] = draw_groups(rng, plan)
     want = run(probes.train, "plain", plan)
@@ -156,7 +156,7 @@ def goes_on_from_its_own_state_dict(run, rng, kind, world, needs=()) -> None:
 
 
 def same_after_loading(what, got, want) -> None:
-    """Assert that tensors are those of a training that nobody interrupted."""
+    """Assert that tensors are those of an uninterrupted training."""
     for i, tensor in enumerate(want["values"][-1]):
         assert torch.equal(got[i], tensor), (
             f"{what} tensor {i} goes another way: moments, counts and hyperparameters all come from the state_dict"
@@ -164,7 +164,7 @@ def same_after_loading(what, got, want) -> None:
 
 
 def same_steps(what, got, want, plan) -> None:
-    """Assert equal tensors after every step, equal rates, equal groups, equal returns, and gradients cleared alike."""
+    """Assert equal tensors after every step, and equal rates, groups, return values and cleared gradients."""
     assert got["calls"] == want["calls"], (
         f"{what}: in {len(want['values'])} steps the closure was called {got['calls']} times, expected {want['calls']}"
     )
@@ -201,14 +201,14 @@ def same_steps(what, got, want, plan) -> None:
 
 @harmless
 def _scheduled(changed, step) -> str:
-    """A line for steps that are right until a scheduler changes hyperparameters. changed: their names, by step."""
+    """A line if steps are right until a scheduler changes hyperparameters. changed: step → their names."""
     if not changed[step] or changed[step - 1]:
         return ""
     return f"\n{LOOKS}right until the scheduler wrote other {' and '.join(changed[step])} into param_groups"
 
 
 def _listed(off, plan) -> str:
-    """These tensors by number, and what is said of them all."""
+    """Lists these tensors by number, with the properties that all of them share."""
     kinds = {"frozen at first": plan.get("frozen", []), "transposed": plan.get("transposed", [])}
     alike = [name for name, some in kinds.items() if {*off} <= {*some}]
     names = f"tensor{'s' * (len(off) > 1)} {', '.join(map(str, off))}"
@@ -216,7 +216,7 @@ def _listed(off, plan) -> str:
 
 
 def sent_bytes(rows, rank, world) -> float:
-    """Bytes that these rows made the rank send, counted as in handout/conventions.md: a broadcast by its root."""
+    """Bytes that the rank sent for these rows, counted as in handout/conventions.md: the root sends a broadcast."""
     total = 0.0
     for row in rows:
         share = {

@@ -1,4 +1,4 @@
-"""Inputs and float64 oracles of sharded models, and what is asked of every one of them."""
+"""Inputs, float64 oracles and shared checks of sharded models."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NEEDS = {"prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"], "gathe
 
 
 def draw_plan(rng, blocks=3, **flags) -> dict:
-    """Sizes of a net; no two layers are equally large, and none divides by the number of ranks on purpose."""
+    """Sizes of a net: all layers differ in size, and need not be divisible by the number of ranks."""
     hidden = rng.shuffled(range(9, 9 + 2 * blocks, 2))
     return {"width": rng.integers(5, 7), "hidden": hidden, "vocabulary": rng.integers(11, 17), **flags}
 
 
 def draw_states(rng, plan, world) -> list[dict]:
-    """A state a rank, every value different on every rank, tied weights tied."""
+    """A state per rank, with values that differ between ranks; tied weights are equal."""
     return [gated.draw_state(rng, Net(plan), 0.4) for _ in range(world)]
 
 
 def draw_batches(rng, plan, world, orders) -> list:
-    """[rank][step][micro-batch] -> [tokens, targets, order]; orders: [step][micro-batch] -> the blocks gone through."""
+    """[rank][step][micro-batch] -> [tokens, targets, order]; orders: [step][micro-batch] -> blocks to run, in order."""
     rows = rng.integers(2, 3)
     return [
         [[[rng.tokens(rows, vocabulary=plan["vocabulary"]), rng.normal(rows, plan["vocabulary"]), o] for o in step]
@@ -50,9 +50,9 @@ def draw_numbers(rng, orders) -> dict[str, list[float]]:
 
 
 def whole_batch(plan, state, batches, optim, dtype, numbers) -> dict:
-    """One process that sees what all ranks see. dtype: of everything; "bfloat16" and "float16" with float32 masters.
+    """Train in one process on the batches of all ranks. dtype: for everything; 16-bit dtypes use float32 masters.
 
-    numbers: of the gates.
+    numbers: by which gates multiply.
     """
     with gates.answered(numbers):
         return _whole_batch(plan, state, batches, optim, dtype)
@@ -96,9 +96,10 @@ def _forward(m, tokens, order, kind):
 def trains_as_one(
     run, rng, expect, kind, plan, orders, world, optim="sgd", options=None, reduced="", hold=()
 ) -> list[dict]:
-    """Assert that ranks do what one process does on the whole batch: start, losses, outputs, weights, what they sum.
+    """Assert that ranks train like one process on the whole batch: start, losses, outputs, weights, summed gradients.
 
-    Returns what each rank gave, with "seen", what the switch saw of each step. hold: pairs of gates.
+    Returns each rank's values, with "seen": the switch's record of each step. hold: pairs of gates between which the
+    switch withholds answers.
     """
     states = draw_states(rng, plan, world)
     batches = draw_batches(rng, plan, world, orders)
@@ -184,7 +185,7 @@ def trains_as_one(
 
 
 def _own_gradients(plan, state, batch, numbers, by_parameter) -> list[torch.Tensor]:
-    """Of one rank's first micro-batch, in float64: of each parameter, or of each layer."""
+    """Gradients of one rank's first micro-batch, in float64, per parameter or per layer."""
     m = Net({**plan, "checkpoint": False})
     m.load_state_dict(state)
     m.double().begin("0.0")
@@ -198,7 +199,7 @@ def _own_gradients(plan, state, batch, numbers, by_parameter) -> list[torch.Tens
 
 
 def _scatters(who, step, own, world) -> None:
-    """Assert that what a rank hands in to be summed is its own gradients, padded, divided by W or not, in any order."""
+    """Assert that a rank reduces its own gradients, in any order, maybe padded, maybe divided by W."""
     for row, payload in zip(step["rows"], step["payloads"], strict=True):
         if row["op"] != "reduce_scatter" or payload is None:
             continue
@@ -217,9 +218,9 @@ PHASES = {"forward", "backward", "finish", "step", "no_grad", "over"}
 
 
 def seen(trace, orders) -> list[dict]:
-    """Of each step: "rows" with their phase, in the order in which they left; "no_grad", those after the step; "asked",
-    how many of the step's rows had left when a gate was asked first, by its name; "stood_still": numbers of rows
-    that were waited for while the switch kept answers back."""
+    """For each step: "rows", its messages with their phase, in order; "no_grad", the messages after the step; "asked",
+    gate → how many messages of the step had left when it was first requested; "stood_still", numbers of the rows for
+    which the rank waited while the switch withheld answers."""
     marks = [(gate.issued, gate.name) for gate in trace.gates if gate.name.split()[-1] in PHASES - {"backward"}
              or (gate.name.endswith(" backward") and "block" not in gate.name)]  # fmt: skip
     names = [
@@ -250,7 +251,7 @@ def seen(trace, orders) -> list[dict]:
 
 
 def averages_its_group(run, rng, kind, options=None):
-    """Assert that the mean is over the group that was given."""
+    """Assert that gradients are averaged over the given group."""
     order = rng.shuffled(range(5))
     groups = [sorted(order[:2]), sorted(order[2:])]
     values = [rng.normal(rng.integers(7, 7), 3) for _ in range(5)]
@@ -274,7 +275,7 @@ def survives_fp16(run, rng, kind, options=None):
 
 
 def mean_of(ranks, group, values, factor, cause, half=False):
-    """Assert that the shards of these ranks together are the mean, and what is whole is on each."""
+    """Assert that the shards of these ranks form the mean, and that each rank has the parameters that stay whole."""
     size, part = values[0].numel(), -(-values[0].numel() // len(group))
     if len(group) > 1 and all(ranks[r]["cut"].numel() == size for r in group):
         cause = (
@@ -291,20 +292,20 @@ def mean_of(ranks, group, values, factor, cause, half=False):
 
 
 def steps_of(run, rng, kind, plan, orders, world, options=None, reduced="", hold=()) -> list[dict]:
-    """What each rank gave and sent, in a training that came out right."""
+    """Train; assert right results; return each rank's values and messages."""
     return trains_as_one(run, rng, called, kind, plan, orders, world, "sgd", options, reduced, hold)
 
 
 def held_beside(run, kind, options, plan, tokens, world) -> list:
-    """(bytes held by this kind, by FSDP as it stands) of each rank: what FSDP holds is no business of this exercise."""
+    """(bytes held by this kind, bytes held by plain FSDP) per rank; this exercise is judged by the difference."""
     args = plan, tokens
     ours = run(probes_fsdp.held, kind, options, *args, world=world, replace=NEEDS[kind])
     return [*zip(ours, run(probes_fsdp.held, "gather", {}, *args, world=world, replace=NEEDS[kind]), strict=True)]
 
 
 def big_plan(blocks) -> dict:
-    """Layers that are all one size, and large beside what they compute."""
+    """Layers of equal size, large compared with their activations."""
     return {"width": 32, "hidden": [64] * blocks, "vocabulary": 128}
 
 
-BLOCK = 4 * (2 * 32 * 64 + 64 + 32)  # bytes of one block of big_plan, and nearly of its embedding and of its head
+BLOCK = 4 * (2 * 32 * 64 + 64 + 32)  # bytes of one block of big_plan; its embedding and head are nearly as large

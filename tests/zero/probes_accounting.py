@@ -1,4 +1,4 @@
-"""What a count says, and what torch's own sharded optimizer keeps and sends."""
+"""Probes of the memory counts, and of what torch's own sharded optimizer keeps and sends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def counted(impl, sizes: list, world: int, method: str, precision: str, activati
 
 
 def measured(impl, sizes: list) -> dict:
-    """A step with one all-reduce a gradient and torch's ZeroRedundancyOptimizer: bytes that are kept."""
+    """Bytes kept by a step with one all-reduce per gradient and torch's ZeroRedundancyOptimizer."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     ps = [nn.Parameter(torch.randn(n)) for n in sizes]
