@@ -87,18 +87,39 @@ def ring() -> Picture:
     return p
 
 
-def transpose() -> Picture:
-    """All-to-all: what stood in a rank's row stands in its column."""
-    p = Picture("transpose", WIDTH, 196, "All-to-all is a transpose: part r of rank s becomes part s of rank r")
-    for left, title in ((16, "before"), (240, "after")):
-        p.words(left + 30, 24, title, "ink bold")
-        for r in range(RANKS):
-            p.words(left, 54 + 34 * r, f"{r}", "soft")
-            for c in range(RANKS):
-                of, to = (r, c) if title == "before" else (c, r)
-                p.box(left + 20 + 42 * c, 36 + 34 * r, 38, 28, RANK_COLOURS[of], f"{of}→{to}")
-    p.line(210, 104, 232, 104, arrow=True)
-    p.words(16, 188, "rows: ranks; colours: the rank that a part comes from", "soft")
+def collectives() -> Picture:
+    """What each rank has before and after the five collectives. A part is (number, the rank that it comes from)."""
+    ranks = range(RANKS)
+    own = {(r, c): (c, RANK_COLOURS[r]) for r in ranks for c in ranks}  # each rank has four parts of its own
+    parts = {(r, r): (r, RANK_COLOURS[r]) for r in ranks}
+    looks = (
+        ("broadcast", {k: v for k, v in own.items() if k[0] == 0}, {(r, c): (c, BLUE) for r in ranks for c in ranks}),
+        ("all-gather", parts, {(r, c): (c, RANK_COLOURS[c]) for r in ranks for c in ranks}),
+        ("reduce-scatter", own, {(r, r): (r, GREY) for r in ranks}),
+        ("all-reduce", own, {(r, c): (c, GREY) for r in ranks for c in ranks}),
+        ("all-to-all", own, {(r, c): (r, RANK_COLOURS[c]) for r in ranks for c in ranks}),
+    )
+    p = Picture("collectives", WIDTH, 432, "Five collectives: which parts four ranks have before and after")
+    for i, (name, before, after) in enumerate(looks):
+        left, top = 16 + 214 * (i % 2), 14 + 140 * (i // 2)
+        p.words(left, top + 12, name, "ink bold")
+        for shift, held in ((0, before), (110, after)):
+            for r in ranks:
+                for c in ranks:
+                    x, y = left + shift + 21 * c, top + 22 + 25 * r
+                    if (r, c) in held:
+                        number, colour = held[r, c]
+                        p.box(x, y, 19, 23, colour)
+                        p.words(x + 9.5, y + 16.5, str(number), "in", "middle")
+                    else:
+                        p.frame(x, y, 19, 23)
+        p.line(left + 87, top + 71, left + 106, top + 71, arrow=True)
+    p.words(230, 308, "rows: ranks 0 to 3", "soft")
+    p.words(230, 328, "numbers: parts", "soft")
+    p.words(230, 348, "colours: where a part is from", "soft")
+    for r in ranks:
+        p.box(230 + 48 * r, 358, 42, 22, RANK_COLOURS[r], f"rank {r}")
+    p.box(230, 386, 42, 22, GREY, "sum")
     return p
 
 
@@ -241,7 +262,7 @@ def order() -> Picture:
     return p
 
 
-def seconds_sent(world: int, tree: bool = False, rate: float = 366e9, alpha_s: float = 5e-6) -> float:
+def seconds_sent(world: int, tree: bool = False, rate: float = 370.8e9, alpha_s: float = 5e-6) -> float:
     """Of float32 gradients of PARAMETERS, in buckets of 25 MiB. A tree pays 2 log₂ W latencies a message."""
     bucket = 25 * 2**20
     messages = 4 * PARAMETERS / bucket
@@ -263,10 +284,10 @@ def scaling() -> Picture:
         return whole_s / (whole_s / world / 3 + max(whole_s / world * 2 / 3, sent_s))
 
     looks = (
-        ("bandwidth alone", GREY, False, (False, 366e9, 0.0), (2048, "end", -12, -8)),
-        ("trees", GREEN, False, (True, 366e9, 5e-6), (4096, "end", 0, 22)),
+        ("bandwidth alone", GREY, False, (False, 370.8e9, 0.0), (2048, "end", -12, -8)),
+        ("trees", GREEN, False, (True, 370.8e9, 5e-6), (4096, "end", 0, 22)),
         ("one card a machine", BLUE, True, (False, 48.5e9, 0.0), (4096, "end", 0, 22)),
-        ("one flat ring", ORANGE, False, (False, 366e9, 5e-6), (512, "start", 8, -6)),
+        ("one flat ring", ORANGE, False, (False, 370.8e9, 5e-6), (512, "start", 8, -6)),
     )
     for name, colour, dashed, (tree, rate, alpha_s), (at, anchor, dx, dy) in looks:
         curve = [(w, speed(w, seconds_sent(w, tree, rate, alpha_s))) for w in worlds]
@@ -313,5 +334,5 @@ def critical() -> Picture:
 
 
 PICTURES = (
-    replicas, tree, ring, transpose, overlap, buckets, bucket_size, bandwidth, views, order, scaling, norm, critical,
+    replicas, collectives, tree, ring, overlap, buckets, bucket_size, bandwidth, views, order, scaling, norm, critical,
 )  # fmt: skip
