@@ -1,4 +1,4 @@
-"""What runs beside the implementation: steps whose length is known, and what `benchmark` says of them."""
+"""Probes of `benchmark`: steps of known duration, and its results for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.measure import clock
 from lab.measure.device import current
 from lab.ranks import gates
 
-COLLECT_S = 0.03  # of the host, for a collection of garbage in a process that has imported torch
+COLLECT_S = 0.03  # seconds of a garbage collection in a process that has imported torch
 
 
 def timed_steps(
@@ -22,7 +22,7 @@ def timed_steps(
 ) -> dict:
     """Time steps on the simulated GPU; call i is busy host_s[i], then queues two pieces of work and returns.
 
-    device_s[i] goes to the current stream and stream_s[i] to one of the step's own; 0 queues nothing there.
+    device_s[i] seconds go to the current stream, stream_s[i] seconds to another stream; 0 queues nothing.
     """
     gpu = current()
     side = torch.cuda.Stream()
@@ -47,15 +47,15 @@ def timed_steps(
             gpu.calls.append("gc.collect")
             gpu.sleep(COLLECT_S)
 
-    gc.disable()  # whoever collects now has asked for it
+    gc.disable()  # from here on, collections are explicit
     gc.callbacks.append(collected)
     timing = impl.benchmarking.benchmark.benchmark(step, warmup=warmup, steps=steps)
     gc.callbacks.remove(collected)
     return {
         **plain(timing),
         "calls": len(begins),
-        "order": [*gpu.calls],  # of steps, clocks by name, collections and waits for the device: the last few thousand
-        "busy": busy,  # whether the device still worked when call i began
+        "order": [*gpu.calls],  # the last few thousand: steps, clock reads, collections, waits for the device
+        "busy": busy,  # whether the device was still busy when call i began
         "pauses": [begin - end for begin, end in zip(begins[1:], ends[:-1], strict=True)],
         "busy_at_the_end": gpu.busy(),
     }
@@ -88,7 +88,7 @@ def busy_host(impl: Any, host_s: list[float], warmup: int, steps: int) -> dict:
 
 
 def refused(impl: Any, warmup: int, steps: int) -> dict:
-    """How `benchmark` answers counts that make no sense."""
+    """The error of `benchmark` for invalid counts."""
     calls = []
     benchmark = impl.benchmarking.benchmark.benchmark
     error = raised(lambda: benchmark(lambda: calls.append(1), warmup=warmup, steps=steps))

@@ -1,4 +1,4 @@
-"""What runs beside the implementation: counts on paper, and the same counted in a run of the real model."""
+"""Probes of counts on paper, and the same counts measured in a run of the real model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
 
 
 def flops(impl: Any, sizes: dict, batch: int, context: int, on_paper: bool = False) -> dict:
-    """[forward, backward] by layer. on_paper: no module can be made."""
+    """[forward, backward] by layer. on_paper: creating a module raises."""
     return _on_paper(impl.benchmarking.flops.flops, sizes, batch, context, on_paper)
 
 
@@ -49,7 +49,7 @@ def mfu(impl: Any, step_flops: float, seconds: float, peaks: tuple[float, float]
 
 
 def counted(impl: Any, sizes: dict, batch: int, context: int, dtype: str) -> dict:
-    """By layer: FLOPs and bytes of its products, [forward, backward] each, in the real model. Asks impl nothing."""
+    """By layer: FLOPs and bytes of its products, [forward, backward] each, in the real model. Does not call impl."""
     model = Transformer(Config(**sizes), attend=Attend()).to(DTYPES[dtype])
     calls: list[tuple[str, nn.Module, Any]] = []
     for name, layer in model.named_modules():
@@ -60,7 +60,7 @@ def counted(impl: Any, sizes: dict, batch: int, context: int, dtype: str) -> dic
         model(tokens)
     flops: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     bytes: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for path, layer, args in calls:  # each call again, alone: whose backward it is needs no guessing then
+    for path, layer, args in calls:  # repeat each call alone, to attribute its backward to the layer
         name = path.rpartition(".")[2]
         for direction, counter in enumerate(_forward_and_backward(layer.forward, args)):
             flops[name][direction] += counter.flops
@@ -83,7 +83,7 @@ class Product(nn.Module):
 
 
 class Attend(nn.Module):
-    """The plain attention, its two products as modules, so that they can be told apart."""
+    """Plain attention with its two products as modules, so that they are counted separately."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What runs beside the implementation: ranks of different speed, runs with every source of chance, graphs on CUDA."""
+"""Probes of the extensions: ranks of different speed, every random number generator, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.solution.wire import PerRank
 
 
 def straggler(impl: Any, samples: PerRank, members: list[int]) -> dict:
-    """Each rank has its own samples; `members` make the group that is asked, the world where it is empty."""
+    """Each rank has its own samples. members: ranks of the group; empty for the world."""
     group = dist.new_group(members) if members else None
     rank = dist.get_rank()
     if members and rank not in members:
@@ -29,7 +29,7 @@ SOURCES = ("python", "numpy", "torch", "dropout", "shuffle", *["cuda"] * torch.c
 
 
 def drawn(n: int) -> dict:
-    """Something from every source of chance."""
+    """Random numbers from every generator."""
     items = [*range(n)]
     random.shuffle(items)
     return {
@@ -43,7 +43,7 @@ def drawn(n: int) -> dict:
 
 
 def runs(impl: Any, seed: int, other: int, n: int) -> dict:
-    """Two runs of one seed with things drawn between, and one of another seed."""
+    """Two runs with the same seed, with random numbers drawn between them, and one run with another seed."""
     reproducible = impl.benchmarking.determinism.reproducible
     results = []
     for s in (seed, seed, other):
@@ -54,7 +54,7 @@ def runs(impl: Any, seed: int, other: int, n: int) -> dict:
 
 
 def around(impl: Any, seed: int, enter: bool, broken: bool) -> dict:
-    """What is drawn after the block, and the settings before, within and after; without the block where not `enter`."""
+    """Random numbers drawn after the block, and settings before, inside and after it. enter: use the block."""
     random.seed(1)
     numpy.random.seed(2)
     torch.manual_seed(3)
@@ -88,7 +88,7 @@ def settings() -> dict:
 
 
 def graphed(impl: Any, x: Tensor, weight: Tensor, more: list[Tensor]) -> dict:
-    """On CUDA: a chain of small products as a graph, called on several inputs; results, calls, how it refuses."""
+    """On CUDA: a chain of small products as a graph, called on several inputs; results, calls, errors."""
     calls = []
 
     def step(x: Tensor, weight: Tensor) -> Tensor:

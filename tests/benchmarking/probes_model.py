@@ -1,4 +1,4 @@
-"""What runs beside the implementation: a model that notices what is done to it, on a GPU whose every time is known."""
+"""Probes with a model that records how it is used, on a simulated GPU with known times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.model.transformer import Config, Transformer
 
 
 class Watched(Transformer):
-    """Notes, at each loss: the tokens, whether autograd is on, what gradients there are, and what has changed."""
+    """Records at each loss: tokens, whether autograd is on, existing gradients, and changed parameters."""
 
     def watch(self) -> None:
         self.calls: list[dict] = []
@@ -45,9 +45,9 @@ class Watched(Transformer):
 def watched(
     impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int, training: bool
 ) -> dict:
-    """Return what the model noticed, and the number of samples. training: the mode that the model is handed over in.
+    """Return the model's records, and the number of samples. training: the model's mode before the call.
 
-    apart: how far it is from a twin that AdamW trained, over all parameters and with its default arguments.
+    "apart" in the result: distance to a copy trained by AdamW on all parameters, with default arguments.
     """
     model = Watched(Config(**sizes)).train(training)
     twin = copy.deepcopy(model)
@@ -80,7 +80,7 @@ def placed(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> list[
 
 
 def timed(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> list[float]:
-    """On the simulated GPU: the samples."""
+    """The samples, on the simulated GPU."""
     timing = _benchmarked(impl, Transformer(Config(**sizes)).cuda(), batch, context, mode, warmup, steps)
     return [float(s) for s in timing.samples]
 
@@ -90,7 +90,7 @@ def _benchmarked(impl: Any, model: Transformer, batch: int, context: int, mode: 
     return benchmark_model(model, batch=batch, context=context, mode=mode, warmup=warmup, steps=steps)
 
 
-# How else a step may be written, and what is then to be said of it.
+# Other ways to write a step, and the message for each.
 OTHERWISE = {
     "backward alone": "backward is gone through again and again, and forward once: the loss belongs into each step",
     "forward alone": "there is no backward in it",
@@ -106,9 +106,9 @@ OTHERWISE = {
 def costs(
     impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int, how: str = ""
 ) -> list[float]:
-    """On the simulated GPU, what each step costs the device and the host, written out. Asks impl nothing.
+    """Expected cost of each step for device and host on the simulated GPU. Does not call impl.
 
-    how: a key of OTHERWISE, for what it costs where it is written so.
+    how: a key of OTHERWISE, for the cost of a step that is written in that way.
     """
     gpu, model = current(), Transformer(Config(**sizes)).cuda()
     tokens, targets = torch.randint(sizes["vocabulary"], (2, batch, context), device="cuda").unbind()
@@ -136,7 +136,7 @@ def costs(
 
 
 def refused(impl: Any, sizes: dict, options: dict) -> list:
-    """How it answers what makes no sense: the exception's name, and how often the model was called."""
+    """For invalid arguments: the exception's name, and how often the model was called."""
     model = Watched(Config(**sizes))
     model.watch()
     benchmark_model = impl.benchmarking.benchmark_model.benchmark_model

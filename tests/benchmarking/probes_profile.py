@@ -1,4 +1,4 @@
-"""What runs beside the implementation: profiles whose every microsecond is known, and one of a real run."""
+"""Probes of the kernel table: made-up profiles with known times, and a profile of a real run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def table(impl: Any, tree: list, on_device: bool) -> dict:
     _lay_out(tree, 0.0, events)
     if on_device:
         for node in [*events]:
-            for kernel in node.kernels:  # as the profiler does: once at their operator, once on their own
+            for kernel in node.kernels:  # like the profiler: once at the operator, once as separate events
                 events.append(_event(len(events), kernel.name, 5e6, 5e6 + kernel.duration, device=DeviceType.CUDA))
             if node.is_user_annotation:
                 again = _event(len(events), node.name, 5e6, 6e6, device=DeviceType.CUDA)
@@ -30,7 +30,7 @@ def table(impl: Any, tree: list, on_device: bool) -> dict:
 
 
 def _lay_out(tree: list, start: float, events: list[FunctionEvent]) -> float:
-    """Put nodes one after the other from `start` on; returns the end of the last."""
+    """Place nodes one after the other from `start` on; return the end of the last."""
     for name, is_range, own, kernels, children in tree:
         event = _event(len(events), name, start, start)
         event.is_user_annotation = is_range

@@ -1,4 +1,4 @@
-"""What runs beside the implementation: ranges that are opened and closed, whoever is told of them."""
+"""Probes of ranges: open and close them, with a fake nvtx package, torch.cuda.nvtx, or neither."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Interruption(Exception):
-    """What breaks off a range."""
+    """The exception that leaves a range early."""
 
 
 class Nvtx(types.ModuleType):
-    """Stands in for the nvtx package: notes what is pushed and popped."""
+    """Fake nvtx package: records pushes and pops."""
 
     def __init__(self) -> None:
         super().__init__("nvtx")
@@ -57,7 +57,7 @@ class Nvtx(types.ModuleType):
 
 
 def _told(backend: str) -> Any:
-    """Before the implementation is imported: put the package there, or make sure that it is not."""
+    """Install the fake package, or make nvtx unavailable; call before importing the implementation."""
     sys.modules["nvtx"] = Nvtx() if backend in ("package", "both") else None  # type: ignore[assignment]
     return sys.modules["nvtx"]
 
@@ -77,7 +77,7 @@ def _events(backend: str, recorder: Any) -> list[list[str]]:
 
 
 def _visit(annotate: Any, nodes: list) -> int:
-    """Open nested ranges, some of which are broken off; how often that got through."""
+    """Open nested ranges, some left by an exception; return how many exceptions were passed on."""
     caught = 0
     for name, children, broken in nodes:
         try:
@@ -92,7 +92,7 @@ def _visit(annotate: Any, nodes: list) -> int:
 
 
 def play(impl: Any, tree: list, backend: str) -> dict:
-    """What was pushed and popped, and how many interruptions got through."""
+    """The pushes and pops, and how many exceptions were passed on."""
     recorder = _told(backend)
     caught = _visit(impl.benchmarking.annotate.annotate, tree)
     return {"events": _events(backend, recorder), "caught": caught}
@@ -110,7 +110,7 @@ def decorated(impl: Any, name: str, depth: int, backend: str) -> dict:
 
 
 def profiled(impl: Any, tree: list, names: list[str], backend: str) -> list:
-    """[name, start, end] of every range of these names that torch's profiler saw, by start; some are broken off."""
+    """[name, start, end] of every range of these names that torch's profiler saw, by start; exceptions end some."""
     _told(backend)
     annotate = impl.benchmarking.annotate.annotate
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

@@ -1,4 +1,4 @@
-"""Likely causes of a wrong output of attention by tiles, found by making the mistake here too."""
+"""Finds the likely cause of a wrong output of tiled attention by making known mistakes and comparing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab.harness.diagnose import harmless
 
 from .oracles import repeated
 
-MOST_SCORES = 1 << 18  # of a head: a short case tells as much in no time
+MOST_SCORES = 1 << 18  # per head: larger cases would be slow, and tell no more
 TILES = (16, 32, 64, 128)
 FORGOTTEN = {
     "acc": "the accumulated output is not rescaled",
@@ -24,7 +24,7 @@ ROUNDED = "the error is as large as one of 16 bits: keep products and sums in fl
 
 @harmless
 def wrong_output(got: Tensor, want: Tensor, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> str:
-    """Which mistake gives this output; "" if none of those that are known here."""
+    """The known mistake that gives this output; "" if none does."""
     if q.shape[-2] * k.shape[-2] > MOST_SCORES:
         return ""
     error = (got.double() - want.double()).abs().mean()

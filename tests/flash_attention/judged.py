@@ -1,4 +1,4 @@
-"""What all three kernels must do: right numbers for any strides, one launch, tiles, and no program on another's."""
+"""Checks shared by all kernels: right numbers for any strides, one launch, tiles, and independent programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESULTS = {
 
 
 def check(kernel, run, rng, expect, drawn, is_causal, cause="", lie=None, keep=False, *, where: str) -> dict:
-    """What was seen of a run whose numbers are right. keep: loads and stores, too, of tiles that are tiles.
+    """Run a kernel, assert right numbers, return the record of the run. keep: record loads and stores, and check tiles.
 
     drawn: q, k, v and do. lie: how operands lie in memory; otherwise it is drawn.
     """
@@ -73,7 +73,7 @@ def _check(kernel, run, given, want, yardstick, is_causal, cause, keep, where, l
 
 
 def expected(expect, kernel: str, given: dict, is_causal: bool) -> tuple[dict, dict]:
-    """Results in float64, and in the inputs' dtype as a yardstick."""
+    """Results in float64, and in the inputs' dtype; the error of the latter sets the tolerance."""
     dtypes = ("float64", str(given["q"].dtype).removeprefix("torch."))
     if kernel in FORWARD:
         want, plain = (expect(attention, *(given[n] for n in "qkv"), is_causal, dtype) for dtype in dtypes)
@@ -83,7 +83,7 @@ def expected(expect, kernel: str, given: dict, is_causal: bool) -> tuple[dict, d
 
 
 def alone(got: dict) -> None:
-    """Assert that programs of one kernel did the work: torch allocates, looks at tensors in another way, and casts."""
+    """Assert that one kernel did the work: torch's own operators only allocate, make views, and cast."""
     other = sorted({*got["operators"]} - ALLOWED)
     assert not other, f"torch ran {', '.join(other)} inside the call: allocation, views and casts are its part"
     assert len(got["launches"]) == 1, f"{len(got['launches'])} launches, expected one: {got['launches']}"
@@ -103,7 +103,7 @@ def independent(kernel: str, run, rng, given: dict) -> None:
 
 
 def rows_by_program(got: dict) -> list[tuple[tuple, list, list]]:
-    """Of each program that stores: itself, and the rows of each of its stores and of each of its loads."""
+    """(program, rows per store, rows per load) of each program that stores."""
     programs = sorted({tuple(p) for p, *_ in got["stores"]})
     return [
         (program, *([rows for p, _, rows in got[what] if tuple(p) == program] for what in ("stores", "loads")))

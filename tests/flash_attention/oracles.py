@@ -1,4 +1,4 @@
-"""Attention in one matrix, in whatever dtype it is asked for: float64 is the oracle, the inputs' own the yardstick."""
+"""Attention by one whole matrix, in any dtype: float64 gives the oracle, the inputs' own dtype the tolerance."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 WHERE = ["interpret", *(["native"] if torch.cuda.is_available() else [])]
-# The interpreter multiplies the bit patterns of bfloat16: that dtype is judged where there is a GPU.
+# Triton's interpreter multiplies bit patterns of bfloat16, so this dtype is tested only on a GPU.
 PRECISIONS = ["float32", "float16", *(["bfloat16"] if torch.cuda.is_available() else [])]
-# Inside a call that launches kernels torch may make tensors, look at them in another way, and cast.
+# In a call that launches kernels, torch may only allocate, make views, and cast.
 ALLOWED = {
     "new_full", "full_like", "ones", "ones_like", "new_ones", "empty_permuted", "split_with_sizes", "_reshape_alias",
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "new_zeros", "zeros", "zeros_like",
@@ -43,7 +43,7 @@ def gradients(q, k, v, do, is_causal, dtype: str) -> dict:
 
 
 def given_to_backward(expect, q, k, v, do, is_causal) -> dict:
-    """What a backward kernel is handed: o, lse and delta are attention's, in float64 and then rounded."""
+    """Inputs of a backward kernel: o, lse and delta of attention, computed in float64 and then rounded."""
     out = expect(attention, q, k, v, is_causal, "float64")
     o = out["o"].to(q.dtype)
     delta = (do.double() * o.double()).sum(-1).float()
@@ -51,9 +51,9 @@ def given_to_backward(expect, q, k, v, do, is_causal) -> dict:
 
 
 def tiles(got: dict) -> tuple[int, int]:
-    """How many rows a store covers at most, and a load; none may cover whole rows or columns of scores.
+    """Most rows of a store, and of a load. Asserts that none covers whole rows or columns of scores.
 
-    Nor may a program hold them: a tile of tiles grows with the length, and a GPU has no room for it.
+    A program may not hold whole rows or columns either: they grow with the length, and would not fit on a GPU.
     """
     block, tile = (max((len(rows) for *_, rows in got[n]), default=0) for n in ("stores", "loads"))
     assert 0 < block <= LARGEST, f"a store covers {block} rows: a program's tile has 1 to {LARGEST}"
@@ -96,7 +96,7 @@ def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
 
 
 def rounding(got, want, dtype: torch.dtype) -> tuple[float, float]:
-    """The mean error of got, and that of rounding what is wanted, in float64, once to dtype."""
+    """(mean error of got, mean error of rounding the exact result once to dtype)."""
     errors = got.double() - want, want.to(dtype).double() - want
     return errors[0].abs().mean().item(), errors[1].abs().mean().item()
 

@@ -1,4 +1,4 @@
-"""What runs beside an attention: lay tensors out as asked, call it, say what it returned and kept."""
+"""Probe of attention: set memory layouts, call it, return its result and what it saved for backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from lab.harness.layouts import all_laid
 
 
 def attend(impl, q, k, v, is_causal, layouts: dict) -> dict:
-    """o, and what was saved for backward, an input by its name. layouts: how q, k and v lie in memory."""
+    """o, and the tensors saved for backward (inputs by name). layouts: memory layouts of q, k and v."""
     inputs = {n: t.detach().requires_grad_() for n, t in all_laid({"q": q, "k": k, "v": v}, layouts).items()}
     theirs = Theirs(**inputs)
     o = impl.flash_attention.tiled_forward.TiledAttention.apply(*inputs.values(), is_causal)

@@ -1,4 +1,4 @@
-"""What runs beside the kernels: lay tensors out, watch the launches, compile for GPUs that are not there."""
+"""Probes of the kernels: set memory layouts, record launches, compile for GPUs that are absent here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def place(where: str, *tensors: Tensor) -> list[Tensor]:
     return [t.cuda() if where == "native" else t for t in tensors]
 
 
-# Of each kernel: the function that launches it, what that is given and returns, and what its programs walk over.
+# Kernel → the function that launches it, its arguments and results, and the tensors over which programs loop.
 KERNELS: dict[str, tuple[Callable[[Any], Any], str, str, str]] = {
     "forward": (lambda impl: impl.flash_attention.triton_forward.attention_forward, "q k v", "o lse", "k"),
     "overlapped": (lambda impl: impl.flash_attention.overlap.attention_forward_overlapped, "q k v", "o lse", "k"),
@@ -40,7 +40,7 @@ KERNELS: dict[str, tuple[Callable[[Any], Any], str, str, str]] = {
 def launched(
     impl: Any, kernel: str, given: dict, is_causal: bool, layouts: dict, where: str, keep: bool = False
 ) -> dict:
-    """What one of KERNELS returns, and what was launched; backward kernels run twice. keep: and loads and stores."""
+    """Results of one of KERNELS, and its launches; backward kernels run twice. keep: also record loads and stores."""
     function, names, returned, walked = KERNELS[kernel]
     wanted = dict(zip(names.split(), place(where, *(given[n] for n in names.split())), strict=True))
     laid = all_laid(wanted, layouts)
@@ -66,7 +66,7 @@ def seen_of(seen: Watch) -> dict:
 
 
 def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
-    """[program, matrix, rows] of each load of what a kernel walks over, and of each store of what it writes first."""
+    """[program, matrix, rows] of each load of what the kernel loops over, and each store of its first result."""
     results = set().union(*(addresses(x).flatten().tolist() for x in written))
     return {
         "loads": [[[*program], matrix, sorted(rows)] for _, program, matrix, rows in seen.rows(walked, "load")],
@@ -77,7 +77,7 @@ def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
 
 
 def raced_addresses(impl: Any, kernel: str, given: dict, is_causal: bool) -> int:
-    """Addresses that one program stores and another touches."""
+    """Addresses that one program writes and another reads or writes."""
     function, names, *_ = KERNELS[kernel]
     with watching(keep=True) as seen:
         function(impl)(*(given[n] for n in names.split()), is_causal)
@@ -90,7 +90,7 @@ def _own(impl: Any) -> bool:
     return not getattr(source, "fn", source).__module__.startswith("lab.")
 
 
-# ---- key_range by itself ----
+# ---- key_range alone ----
 
 
 def ranges(impl: Any, cases: list) -> list:
@@ -112,17 +112,17 @@ def ranges(impl: Any, cases: list) -> list:
     return found
 
 
-# ---- through autograd, and ahead of time ----
+# ---- through autograd, and compiled ahead of time ----
 
 
 def _told(x: Tensor, inputs: dict[str, Tensor]) -> str:
-    """Its shape and dtype, and whose values it has."""
+    """A tensor's shape, dtype, and the input that has equal values."""
     of = [n for n, y in inputs.items() if x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=1e-2)]
     return f"{tuple(x.shape)} in {str(x.dtype)[6:]}{f', the values of {of[0]}' if of else ''}"
 
 
 class Results(TorchDispatchMode):
-    """The shape of the largest tensor that each of torch's operators returned."""
+    """Records the shape of the largest tensor that each torch operator returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Results(TorchDispatchMode):
 def autograd(
     impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, needs: str, where: str, *layouts: dict
 ) -> dict:
-    """o and the gradients that are asked for ("q", "k", "v"), by the autograd function; the kernels it launched."""
+    """o and the requested gradients ("q", "k", "v") of the autograd function, and the kernels it launched."""
     given = dict(zip(("q", "k", "v", "do"), place(where, q, k, v, do), strict=True))
     q, k, v, do = all_laid(given, *layouts or [{}]).values()
     inputs = {n: x.detach().requires_grad_(n in needs) for n, x in zip("qkv", (q, k, v), strict=True)}
@@ -161,7 +161,7 @@ def autograd(
 
 
 def overlapped(impl: Any, is_causal: bool, dtype: str) -> dict:
-    """What the kernel becomes for sm_90 at dim 128, and the share of exponentials that a wgmma covers."""
+    """The kernel compiled for sm_90 at dim 128, and the fraction of exponentials that overlap a wgmma."""
     from lab.measure.kernels import compiling, read_cubin
     from lab.measure.sass import coverage, disassemble, inner_loop
 

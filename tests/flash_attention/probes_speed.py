@@ -1,4 +1,4 @@
-"""What runs on a GPU to say how fast: attention beside PyTorch's own, on fresh inputs, every result looked at."""
+"""Probe of speed on a GPU: attention and PyTorch's own, on fresh inputs; every result is checked."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def raced(
 
 
 def part(t: Tensor) -> Tensor:
-    """The heads that are looked at."""
+    """The heads that are checked."""
     return t.detach()[:1, :2].float()

@@ -1,4 +1,4 @@
-"""What runs beside the single steps: lay tensors out as asked, call, say what came back and what was seen meanwhile."""
+"""Probes of single steps: set memory layouts, call, return results and observations."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
 
 
 def softmax_of_many(impl, seed: torch.Tensor, factors: list[float]) -> list[dict]:
-    """The same of tiles that are made when they are asked for: seed times each factor."""
+    """The same for tiles that a generator creates one by one: seed times each factor."""
     return [_statistics(impl, (seed * factor for factor in factors))]
 
 
 def softmax_memory(impl, seed: torch.Tensor, factors: list[float]) -> dict:
-    """What that allocates, as torch's dispatcher sees it."""
+    """What this allocates, as seen by torch's dispatcher."""
     with meter(inputs=(seed,)) as measured:
         _statistics(impl, (seed * factor for factor in factors))
     return measured.plain()
@@ -97,7 +97,7 @@ def _statistics(impl, tiles) -> dict:
 
 
 def softmax_of_nothing(impl) -> list[str]:
-    """What is raised for an empty list and for an empty generator."""
+    """The errors for an empty list and an empty generator."""
     function = impl.flash_attention.online_softmax.online_softmax
     return [raised(lambda: function([])), raised(lambda: function(t for t in ()))]
 
@@ -106,7 +106,7 @@ def softmax_of_nothing(impl) -> list[str]:
 
 
 def attention_gradients(impl, q, k, v, o, lse, do, is_causal, layouts: dict) -> dict:
-    """dq, dk, dv; layouts: how arguments lie in memory."""
+    """dq, dk, dv; layouts: memory layouts of the arguments."""
     laid = all_laid({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, layouts)
     theirs = Theirs(**laid)
     got = impl.flash_attention.tiled_backward.tiled_backward(*laid.values(), is_causal)
@@ -117,7 +117,7 @@ def attention_gradients(impl, q, k, v, o, lse, do, is_causal, layouts: dict) -> 
 
 
 def occupancies(impl, cases: list[dict]) -> list:
-    """What occupancy says of each case; limits: those of another multiprocessor."""
+    """Result of occupancy for each case; limits: those of another multiprocessor."""
     module = impl.flash_attention.occupancy
     found = []
     for case in cases:

@@ -1,4 +1,4 @@
-"""What both kernels of a weighted sum are judged by: y = x w, and its gradients dx = dy wᵀ and dweight = dy x."""
+"""Checks of both weighted-sum kernels: y = x w, and its gradients dx = dy wᵀ and dweight = dy x."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNWRITTEN = "NaN is what no program wrote, or lies between strided elements. Are
 
 
 def draw(rng, names: str, rows: int, columns: int, dtype=torch.float32, lie=layouts.draw) -> dict:
-    """A case. names: of what is given, "x weight" or "x weight dy"; lie: draws how these lie in memory."""
+    """Draw a case. names: the tensors, "x weight" or "x weight dy"; lie: draws their memory layouts."""
     shapes = {"x": (rows, columns), "weight": (columns,), "dy": (rows,)}
     return lying(rng, lie, **{name: rng.normal(*shapes[name], dtype=dtype) for name in names.split()})
 
@@ -28,7 +28,7 @@ def lying(rng, lie=layouts.draw, **operands: Tensor) -> dict:
 
 
 def odd_sizes(rng) -> list[tuple[int, int]]:
-    """(rows, columns) that no tile divides, fewer than one has, and one."""
+    """(rows, columns): not divisible by any tile, smaller than a tile, and 1."""
     odd = [(rng.integers(17, 150), rng.integers(65, 300)) for _ in range(3)]
     few = [(rng.integers(2, 9), rng.integers(70, 200)), (rng.integers(33, 90), rng.integers(2, 9))]
     return odd + few + [(1, 1), (1, rng.integers(3, 300)), (rng.integers(3, 90), 1)]
@@ -39,7 +39,7 @@ def sums(x: Tensor, weight: Tensor, dy: Tensor | None = None) -> dict[str, Tenso
 
 
 def check(run, cases: list[dict], strides: str, tiles: str) -> None:
-    """strides, tiles: what to ask where a value is off, and where one was never written."""
+    """strides, tiles: hints for the message if a value is wrong, or was never written."""
     for case, got in zip(cases, run(probes.weighted_sums, cases), strict=True):
         come = {str(case["layouts"]): got}
 

@@ -1,4 +1,4 @@
-"""Runs probes, and puts the messages that the switch carried beside the values that ranks returned."""
+"""Runs probes, and joins the values of ranks with the messages that the switch carried."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def asked(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = TWICE, *
 
 
 def all_send(ranks: list, want: dict[str, list], what: str = "", cause: str = "", fields=("op", "elements")) -> None:
-    """Assert that every rank sent these messages in each part, by some of their fields."""
+    """Assert that every rank sent these messages in each part; compares only these fields."""
     for rank, got in enumerate(ranks):
         for part, rows in want.items():
             sends(got["sent"][part], rows, f"{what}rank {rank}, {part}", cause, fields)
 
 
 def bytes_sent(rows: list) -> float:
-    """The bytes that a rank sends for these rows, each around a ring."""
+    """The bytes that a rank sends for these collectives, if each runs around a ring."""
     return sum(sent_bytes(row["op"], row["bytes"], len(row["group"])) for row in rows)
 
 
 def does_not_grow(
     run: Any, probe: Callable, cases: list, judge: Callable, what: str, forbidden: int, most: int, **options: Any
 ) -> None:
-    """Assert that in the last of three cases a rank holds about as much as in the one before. The kernel decides.
+    """Assert that a rank's memory in the last of three cases is about that in the second, by the kernel's counters.
 
     cases: (world, arguments) of a tiny, a small and a large case. judge(values, *arguments): asserts that the values
     are right. forbidden: the bytes of `what`, which only the large case has. most: the bytes that a rank of the small

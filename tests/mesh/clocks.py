@@ -1,4 +1,4 @@
-"""Logical clocks: when each rank did what, read off the gates, messages and waits that the switch saw."""
+"""Logical clocks: compute when each rank did what, from gates, messages and waits that the switch recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def played_back(traces: list, last: int) -> list[list]:
     happened, meets = [deque(_in_order(trace)) for trace in traces], _other_ends(traces)
 
     def ready(rank: int, what: str, which: Any) -> float | None:
-        """The earliest time that other ranks allow; None where it is not known yet."""
+        """The earliest time at which other ranks allow it; None if not known yet."""
         if what == "wait":
             return issued.get(meets.get((rank, which)))
         if what == "issue":

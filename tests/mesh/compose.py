@@ -30,8 +30,8 @@ NEEDS = [
 def train(model: nn.Module, steps: list, lr: float = 0.0, extra: Callable[[], Any] = int) -> dict:
     """Gradient descent in one process, a step for each list of micro-batches (inputs, targets).
 
-    extra: what is added to the loss of a micro-batch, after forward. Returns each step's losses, one a micro-batch, and
-    its gradients, of the mean over them.
+    extra: function of an additional loss per micro-batch, called after forward. Returns each step's losses (one per
+    micro-batch), and the gradients of their mean.
     """
     losses, gradients = [], []
     for micro_batches in steps:
@@ -59,7 +59,7 @@ def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: i
     and the next."""
     made = bare(model, state, dtype)
     mixtures = [m for m in made.modules() if isinstance(m, Mixture)]
-    # The i-th micro-batches of all ranks are one.
+    # Join the i-th micro-batches of all ranks into one.
     steps = []
     for batch in batches:
         joined = (t.unflatten(0, (shares, micro_batches, -1)).transpose(0, 1).flatten(1, 2) for t in batch)
@@ -86,7 +86,7 @@ def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: di
         def hook(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
             here = {"data": next(calls) // plan["micro_batches"] % shares, "pipe": stage}
             ranks = [r for r in range(len(masks)) if coordinate(degrees, r).items() >= here.items()]
-            kept = [next(drawn[r]) for r in ranks]  # of all tensor ranks
+            kept = [next(drawn[r]) for r in ranks]  # the masks of all tensor ranks
             whole = torch.cat(kept, 1) if plan["sequence"] else kept[0]
             return output * whole.double() / (1 - plan["dropout"])
 
@@ -115,7 +115,7 @@ def bare(model: dict, state: dict | None = None, dtype: str = "float32") -> Tran
 
 
 def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bool = False) -> dict:
-    """Draw different sizes that `tensor` ranks divide. experts: 0 for dense SwiGLUs."""
+    """Draw different sizes, divisible by `tensor`. experts: 0 for dense SwiGLUs."""
     kv_heads = tensor * rng.integers(1, 2 if tensor < 3 else 1)
     heads = 2 * kv_heads
     sizes = {
@@ -140,7 +140,7 @@ def draw_state(rng, model: dict, size: float = 0.4) -> dict:
 
 
 def drawn_like(rng, state: dict, size: float) -> dict:
-    """Draw weights so large that every part changes the result. Norms differ from 1."""
+    """Draw weights large enough that every part changes the result; norm weights differ from 1."""
     return {n: rng.normal(*t.shape) * (size if t.dim() > 1 else 0.2) + (t.dim() == 1) for n, t in state.items()}
 
 
@@ -174,7 +174,7 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
 
 
 def members(degrees: dict, rank: int, axes: tuple) -> tuple:
-    """The ranks that differ from this one along these axes alone."""
+    """The ranks that differ from this one only along these axes."""
     others = [axis for axis in AXES if axis not in axes]
     places = [coordinate(degrees, r) for r in range(math.prod(degrees.values()))]
     return tuple(r for r, place in enumerate(places) if all(place[a] == places[rank][a] for a in others))
@@ -217,7 +217,7 @@ def same_as_alone(ranks: list, want: dict, degrees: dict, what: str) -> None:
 
 
 def compare(found: list, want: dict, degrees: dict, rank: int, what: str) -> None:
-    """Assert that pieces of a rank, as `probes_compose.pieces` has them, have the numbers of the whole tensors."""
+    """Assert that a rank's pieces (see `probes_compose.pieces`) equal those parts of the whole tensors."""
     here, wrong, right = coordinate(degrees, rank), [], []
     for name, shape, start, own in found:
         part = part_of(name, want[name], here["tensor"], degrees.get("tensor", 1))
@@ -239,13 +239,13 @@ def compare(found: list, want: dict, degrees: dict, rank: int, what: str) -> Non
 
 
 def _kinds(pieces: list) -> str:
-    """Names without the numbers of blocks and experts, each once."""
+    """Distinct names, without the numbers of blocks and experts."""
     names = (re.sub(r"experts\.\d+", "experts.*", name) for name, _ in pieces)
     return ", ".join(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)) or "none"
 
 
 def covered(ranks: list, want: dict, degrees: dict, what: str) -> None:
-    """Assert that every number of every parameter is on some rank."""
+    """Assert that every element of every parameter is on some rank."""
     world = degrees.get("tensor", 1)
     missing = {(n, t): torch.ones(part_of(n, want[n], t, world).numel()) for n in want for t in range(world)}
     for rank, got in enumerate(ranks):

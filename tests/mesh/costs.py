@@ -12,8 +12,8 @@ def listed(case: dict) -> dict:
     stage, sequences = case["stage"], w["sequences"] // (d["data"] * d["expert"] * w["micro_batches"])
     first, last = stage == 0, stage == d["pipe"] - 1
     kv = c.kv_heads * c.dim
-    dense, experts = [], []  # numbers of each weight
-    products = []  # (numbers of a weight, tokens that go through it)
+    dense, experts = [], []  # elements of each weight
+    products = []  # (elements of a weight, tokens that it multiplies)
     per_micro = []  # messages of one micro-batch: (axis, operation, bytes)
     tokens = sequences * w["context"]  # of one micro-batch
     stream = 4 * tokens * c.width

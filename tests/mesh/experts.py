@@ -48,7 +48,7 @@ def draw_tokens(rng, world: int, n: int, k: int, kind: str, dtype=torch.float32)
 
 
 def in_group(run, probe: Callable, cases: list, members: Sequence = (), alone: bool = False, **options) -> list:
-    """Ask the places of a group for their cases, [place][case]; return values with messages, [case][place].
+    """Run the probe with cases[place][case]; return values with messages, [case][place].
 
     members: the group's ranks in a larger world. alone: the function gets no group.
     """
@@ -78,7 +78,7 @@ def arrivals(cases: list, place: int) -> list:
 
 
 def capped(experts: torch.Tensor, n: int, factor: float) -> tuple[torch.Tensor, list, int]:
-    """Take one choice after the other, first choices before second ones; return (kept, dropped by expert, limit)."""
+    """Apply the capacity limit to choices, all first choices first; return (kept, dropped by expert, limit)."""
     tokens, k = experts.shape
     limit, taken, dropped = math.ceil(factor * tokens * k / n), [0] * n, [0] * n
     left = experts.clone()
@@ -117,7 +117,7 @@ class Mixture(nn.Module):
         self.experts = nn.ModuleList(SwiGLU(config) for _ in range(n))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Also sets balance and lost (rows, n); adds to dropped, and to gap, how near a choice ever was to another."""
+        """Also sets balance and lost (rows, n); updates dropped, and gap: the smallest distance between two choices."""
         rows = x.flatten(0, -2)
         logits = self.router(rows)
         p, ranked = logits.softmax(-1), logits.sort(descending=True)
@@ -125,7 +125,7 @@ class Mixture(nn.Module):
         share = chosen.sum(0) / chosen.sum()
         self.balance = len(self.experts) * (share * p.mean(0)).sum()
         gaps = (ranked.values[:, :-1] - ranked.values[:, 1:]).detach()
-        near = gaps[:, self.k - 1 : self.k] if self.factor is None else gaps[:, : self.k]  # who is first, too
+        near = gaps[:, self.k - 1 : self.k] if self.factor is None else gaps[:, : self.k]  # the order counts too
         self.gap = min([self.gap, *near.flatten().tolist()])
         kept = chosen if self.factor is None else self._kept(ranked.indices[:, : self.k], x.shape[:2])
         self.lost = chosen - kept
@@ -138,7 +138,7 @@ class Mixture(nn.Module):
         shares, along = self.parts
         ranks = torch.arange(len(choices)).view(shares, shape[0] // shares, along, shape[1] // along).transpose(1, 2)
         n = len(self.experts)
-        kept = torch.zeros(len(choices), n + 1, dtype=self.router.weight.dtype)  # the last for what is dropped, −1
+        kept = torch.zeros(len(choices), n + 1, dtype=self.router.weight.dtype)  # last column: dropped choices, −1
         for rows in ranks.flatten(2).flatten(0, 1):
             kept[rows] = kept[rows].scatter(1, capped(choices[rows], n, self.factor or 1.0)[0] % (n + 1), 1.0)
         return kept[:, :n]

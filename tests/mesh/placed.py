@@ -1,4 +1,4 @@
-"""Draws a mesh, and the whole tensors of a model that is spread over it; trains them in one process."""
+"""Draws a mesh and the whole tensors of a model on it; trains them in one process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def sizes_of(layout: dict) -> dict:
-    """Shapes by name: a transformer's, as far as the axes cut it: rows, columns, not at all, experts, a vocabulary."""
+    """Shapes by name, one for each way in which axes cut a transformer: rows, columns, not cut, experts, vocabulary."""
     c = layout["config"]
     width, hidden = c["width"], c["hidden"]
     shapes = {"embedding.weight": (c["vocabulary"], width)}

@@ -19,7 +19,7 @@ from lab.ranks import gates
 from ..zero.probes_state import shared_folder, snapshot, watched
 from .probes_placed import Share
 
-BEFORE = 9.0  # what parameters are that load() is to fill
+BEFORE = 9.0  # value of parameters before load() fills them
 
 
 def start(impl, layout: dict, name: str, options: dict, values: dict) -> tuple:
@@ -97,7 +97,7 @@ def held(share: Share, optimizer: torch.optim.Optimizer) -> list:
 
 
 def _stopped(step: Callable[[], None]) -> str:
-    """What an optimizer raises on any rank that has loaded what does not fit; "" if nothing. All ranks ask."""
+    """The error of a step on any rank after loading a state that does not fit; "" if none. A collective call."""
     said: list = [None] * dist.get_world_size()
     dist.all_gather_object(said, raised(step, text=True))
     return next((text for text in said if text != "nothing"), "")
@@ -148,7 +148,7 @@ def contents(share: Share, optimizer: torch.optim.Optimizer, extra: object) -> l
 
 
 def loads_as(impl, layout: dict, options: dict, values: dict, folder: Path, states: dict) -> str:
-    """ "old", "new", or what came instead."""
+    """ "old", "new", or a text about what was loaded instead."""
     share, optimizer = start(impl, layout, "AdamW", options, {n: torch.full_like(v, 9.0) for n, v in values.items()})
     try:
         extra = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder).load(share, optimizer)
@@ -167,9 +167,9 @@ def same(one: list, other: list) -> bool:
 
 
 def refused(impl, layouts: dict, values: dict) -> dict:
-    """What loading and saving raise, by name, and whether a failed load left the model alone.
+    """The errors of loading and saving, by name, and whether a failed load left the model unchanged.
 
-    layouts, values: "saved", and by the names of what is to be refused. Has two more: "groups", "extra".
+    layouts, values: "saved", and one entry per name that must be refused. The result also has "groups", "extra".
     """
     folder, options = shared_folder(), {"lr": 0.1}
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
@@ -178,7 +178,7 @@ def refused(impl, layouts: dict, values: dict) -> dict:
     dist.barrier()
     steps(share, optimizer, [values["saved"]])
     told["extra"] = raised(lambda: checkpoint.save(share, optimizer, extra={"no JSON": object()}))
-    dist.barrier()  # where other ranks went on, it shows who waits for whom
+    dist.barrier()  # hangs if an error stopped only some ranks
     optimizer.param_groups[0]["odd"] = object()
     told["odd"] = raised(lambda: checkpoint.save(share, optimizer))
     dist.barrier()

@@ -61,7 +61,7 @@ def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: 
     place, last = own.mesh.coordinate()["pipe"], own.mesh.size("pipe") - 1
     for step, batch in enumerate(batches):
         tokens, targets = (share(t, own.mesh) for t in batch)
-        tokens = tokens if place == 0 else torch.full_like(tokens, -1)  # not to be read here
+        tokens = tokens if place == 0 else torch.full_like(tokens, -1)  # must not be read here
         targets = targets if place == last else torch.full_like(targets, -1)
         gates.mark(f"step {step}")
         losses.append(float(compose.train_step(own, optimizer, tokens, targets)))
@@ -105,7 +105,7 @@ def clipped(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: li
 
 
 def each(impl, model: dict, degrees: dict, plans: list) -> Iterator:
-    """The model that has been parallelized, for each plan on one mesh."""
+    """The parallelized model for each plan, on one mesh."""
     mesh = impl.mesh.mesh.Mesh(**degrees)
     return (parallel(impl, model, None, degrees, plan, mesh) for plan in plans)
 
@@ -121,7 +121,7 @@ def placed(impl, model: dict, degrees: dict, plans: list) -> list:
 
 
 def held(impl, model: dict, degrees: dict, plans: list) -> list:
-    """Bytes that live on this rank when the model has been parallelized, for each plan, RoPE's tables too."""
+    """Bytes on this rank after parallelizing the model, for each plan, including RoPE's tables."""
     told: list = []
     mesh = impl.mesh.mesh.Mesh(**degrees)  # one for all: each of its groups has threads on every rank
     for plan in plans:
@@ -134,7 +134,7 @@ def held(impl, model: dict, degrees: dict, plans: list) -> list:
 
 
 def drawn(impl, model: dict, degrees: dict, plans: list) -> list:
-    """Numbers that torch draws after a model has been parallelized, and after rank_seed, for each plan."""
+    """Random numbers of torch after parallelizing a model, and after rank_seed, for each plan."""
     told = []
     for own, plan in zip(each(impl, model, degrees, plans), plans, strict=True):
         first = torch.rand(4).tolist()
@@ -144,7 +144,7 @@ def drawn(impl, model: dict, degrees: dict, plans: list) -> list:
 
 
 def refused(impl, cases: list) -> list:
-    """What each raises on this rank, as text: [model, plan], and with a number of sequences what train_step does."""
+    """Errors on this rank, as text. case: [model, plan] for parallelize, plus a number of sequences for train_step."""
     told = []
     mesh = impl.mesh.mesh.Mesh(**cases[0])
     for model, plan, *sequences in cases[1:]:
@@ -166,14 +166,14 @@ def attached(impl, x: torch.Tensor, w: torch.Tensor, c: torch.Tensor, dtype: str
     with meter([x, w]) as memory:
         loss = w.square().sum()
         before = memory.saved_bytes
-        inner = x.mT  # of other strides than x
+        inner = x.mT  # strides differ from x's
         y = impl.mesh.attach.attach(inner, loss)
         saved = memory.saved_bytes - before
     seen: list = []
     loss.register_hook(lambda g: seen.append([str(g.dtype), list(g.shape), float(g)]))
     came: list = []
     inner.register_hook(came.append)
-    sent = (c.to(y.dtype).mT * 1).mT  # strides of their own
+    sent = (c.to(y.dtype).mT * 1).mT  # a gradient with unusual strides
     for _ in range(times):
         y.backward(sent, retain_graph=True)
     return {
@@ -184,7 +184,7 @@ def attached(impl, x: torch.Tensor, w: torch.Tensor, c: torch.Tensor, dtype: str
 
 
 def attached_without_gradients(impl, x: torch.Tensor) -> list:
-    """Whether the result asks for gradients: under no_grad, where nobody does, and where the loss alone does."""
+    """Whether the result requires grad: under no_grad, if no input requires grad, and if only the loss does."""
     attach, w = impl.mesh.attach.attach, torch.ones((), requires_grad=True)
     with torch.no_grad():
         off = attach(x, w * 2)

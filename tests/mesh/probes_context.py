@@ -59,7 +59,7 @@ IN_ORDER = ("forward", "forward's first product", "backward", "backward's first 
 
 
 def in_order(impl, whole: dict) -> dict:
-    """The same in the default group, through the gates of IN_ORDER."""
+    """Like `ring`, in the default group, with the gates of IN_ORDER."""
     mine = positions(whole["q"].shape[-2], dist.get_world_size(), dist.get_rank())
     q, k, v = (whole[name][..., mine, :].clone().requires_grad_() for name in "qkv")
     gates.mark(IN_ORDER[0])

@@ -18,7 +18,7 @@ from .probes_tensor import AGAIN
 
 
 def group_of(groups: list | None) -> Any:
-    """The group that this rank is in: of these, or the world where the list is empty; None for no group at all."""
+    """This rank's group among `groups`; the world if the list is empty; None if groups is None."""
     return None if groups is None else probes_tensor.group_of(groups) or dist.group.WORLD
 
 
@@ -50,12 +50,12 @@ def route(impl, cases: list, groups: list | None) -> list:
 
 
 def laid(case: dict, *names: str) -> list[torch.Tensor]:
-    """These tensors of a case, as its layouts say."""
+    """These tensors of a case, in the memory layouts that it names."""
     return [t.detach() for t in all_laid({name: case[name] for name in names}, case.get("layouts", {})).values()]
 
 
 def refused(impl, name: str, cases: list, grouped: bool = False) -> list:
-    """What a function of the chapter raises with each of some arguments, and with the world as its group."""
+    """The errors of a function for each case of arguments; grouped: pass the world as its group."""
     function, options = getattr(getattr(impl.mesh, name), name), {"group": dist.group.WORLD} if grouped else {}
     return [raised(lambda case=case: function(*case, **options)) for case in cases]
 
@@ -176,12 +176,12 @@ def layer(impl, sizes: dict, state: dict, shares: list, expert_degree: int) -> d
 
 
 def objective(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A mean over tokens that depends on every value of y."""
+    """A loss, averaged over tokens, that depends on every value of y."""
     return (y * weights + y**2).sum(-1).mean()
 
 
 def reduce(impl, cases: list, degree: int) -> dict:
-    """Gradients that are given, reduced. cases: [rank] -> dense, experts: lists of gradients, None for none."""
+    """Reduce given gradients. cases: [rank] -> dense, experts: lists of gradients, None for no gradient."""
     world, me = dist.get_world_size(), dist.get_rank()
     data_group = group_of([list(range(e, world, degree)) for e in range(degree)])
     made = {}

@@ -41,7 +41,7 @@ def _number(rank) -> int | None:
 
 
 def refused(impl, degrees: list) -> dict:
-    """What a mesh on paper raises when asked for an axis or a place that it does not have."""
+    """The errors of a mesh on paper for axes and places that it does not have."""
     make = impl.mesh.mesh.Mesh
     mesh = make(*degrees, rank=0)
     calls = {
@@ -64,12 +64,12 @@ def refused(impl, degrees: list) -> dict:
 
 
 def misfits(impl, degrees: list) -> list:
-    """What each of these degrees raises in this world, as text."""
+    """The error for each of these degrees in this world, as text."""
     return [raised(lambda case=case: impl.mesh.mesh.Mesh(*case), text=True) for case in degrees]
 
 
 def groups(impl, degrees: list, axes: list) -> dict:
-    """Sum this rank's number over each group; say how many groups this rank was put into."""
+    """Sum this rank's number over each group; return also how many groups this rank belongs to."""
     before = len(c10d._world.pg_map)
     gates.mark("mesh")
     mesh = impl.mesh.mesh.Mesh(*degrees)

@@ -1,4 +1,4 @@
-"""Cuts whole gradients as the axes of a mesh cut them, and clips them on each rank."""
+"""Shards whole gradients along the axes of a mesh, and clips them on each rank."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def clipped(impl, layout: dict, gradients: dict, limits: list, silent: list) -> 
 
 
 def refused(impl, layout: dict, gradients: dict, limits: list) -> list:
-    """What each max_norm raises, on this rank."""
+    """The error for each max_norm on this rank."""
     share = Share(impl, layout, gradients)
     return [raised(lambda limit=limit: impl.mesh.global_norm.clip_global_norm(share, limit)) for limit in limits]

@@ -33,7 +33,7 @@ def actions_of(schedule: list, rank: int) -> list[Action]:
 
 
 class Layer(nn.Module):
-    """x + tanh(x a) b, in part averaged over a group of replicas; what it returns is not contiguous."""
+    """x + tanh(x a) b, partly averaged over a group of replicas; the result is not contiguous."""
 
     def __init__(self, a: Tensor, b: Tensor, group: Any):
         super().__init__()
@@ -136,7 +136,7 @@ class Act(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, stage: GatedStage) -> Tensor:
         ctx.stage, ctx.micro_batch = stage, int(x[0, 1])
         ctx.save_for_backward(torch.ones(stage.extra))
-        ctx.graph = torch.ones(stage.extra)  # there as long as the graph is, even when backward has run
+        ctx.graph = torch.ones(stage.extra)  # lives as long as the graph, even after backward
         return stage.message(x[:, :1] + weight, "forward", ctx.micro_batch)
 
     @staticmethod
@@ -163,7 +163,7 @@ class GatedStage(nn.Module):
 
 
 class Inputs(Sequence):
-    """Of each micro-batch a message of ones, made when it is asked for: it takes no memory before."""
+    """Messages of ones, one per micro-batch, created on access, so that they use no memory before."""
 
     def __init__(self, micro_batches: int, rows: int):
         self.micro_batches, self.rows = micro_batches, rows

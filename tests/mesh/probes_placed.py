@@ -1,4 +1,4 @@
-"""Spreads a model over a mesh without `parallelize`: cuts whole tensors as the axes cut those of a transformer."""
+"""Places a model on a mesh without `parallelize`: cuts whole tensors like those of a transformer."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def part_of(name: str, whole: Tensor, place: int, ranks: int) -> Tensor:
     dim = cut_along(name, ranks)
     if dim == 0:
         whole = torch.cat([whole, whole.new_zeros(-len(whole) % ranks, *whole.shape[1:])])
-    return whole if dim is None or dim >= whole.ndim else whole.chunk(ranks, dim)[place]  # experts are whole
+    return whole if dim is None or dim >= whole.ndim else whole.chunk(ranks, dim)[place]  # experts are not cut
 
 
 def cut_along(name: str, ranks: int) -> int | None:
-    """The dim along which that many tensor ranks cut this parameter; None if they do not cut it."""
+    """The dim along which this many tensor ranks cut the parameter; None if they do not."""
     return None if ranks == 1 or ".experts." in name else CUT.get(name.rpartition(".")[0].rpartition(".")[2])
 
 
 def stage_of(layer: int, layers: int, stages: int) -> int:
-    """The stage that has a layer; the first ones take the layers that are left over."""
+    """The stage of a layer; if layers do not divide evenly, the first stages have one more."""
     return next(s for s in range(stages) if layer < -(-layers * (s + 1) // stages))
 
 
@@ -94,7 +94,7 @@ class Share(nn.Module):
         return dict(zip(self.shares, self._placed, strict=True))
 
     def cut(self, values: dict) -> list[Tensor | None]:
-        """This rank's numbers of some whole tensors: one for each of its parameters, None for what is not there."""
+        """This rank's parts of whole tensors, one per parameter of the rank; None if a tensor is missing."""
         mine: list[Tensor | None] = []
         for names, shape in self._parts:
             if names[0] not in values:

@@ -27,12 +27,12 @@ def drawn(seed: str, job: Job, plan: Plan) -> tuple[float, float, float]:
     c = job.cluster
     rates = (c.device.matmul_flops, c.device.hbm_bytes_per_s, c.inside.bytes_per_s, c.between.bytes_per_s)
     price = 0.1 + sum(part * 1e12 / rate for part, rate in zip(parts, rates, strict=False))
-    huge = 1000 if parts[6] > 2 / 3 else 1  # more than any device has
+    huge = 1000 if parts[6] > 2 / 3 else 1  # more memory than any device has
     return price * (0.5 + 0.5 * parts[4]), price, (0.2 + parts[5]) * 1e9 * huge
 
 
 def unfit(job: Job, plan: Plan) -> str:
-    """Why this is no plan where prices are drawn: the kit's reasons, and one more."""
+    """Why a plan is invalid when prices are random: the kit's reasons, and one more."""
     return jobs.unfit(job, plan) or "three of these may not meet" * (plan.zero == 3 and plan.chunks == 2)
 
 
@@ -62,7 +62,7 @@ def listed(impl, cases: list) -> list:
 
 
 def planned(impl, cases: list) -> list:
-    """Of each case: the choices as [plan, seconds, memory], and all plans that a price was asked for, in order."""
+    """For each case: the choices as [plan, seconds, memory], and all plans whose price was computed, in order."""
     told = []
     for case in cases:
         priced: list = []
@@ -72,7 +72,7 @@ def planned(impl, cases: list) -> list:
 
 
 def bound(impl, cases: list) -> list:
-    """What binds the best choice of each case."""
+    """The bottleneck of the best choice of each case."""
     told = []
     for case in cases:
         job, tools = job_of(case), _tools(impl, case, [])
@@ -82,6 +82,6 @@ def bound(impl, cases: list) -> list:
 
 
 def refused(impl, cases: list) -> list:
-    """What each case raises, as text."""
+    """The error of each case, as text."""
     plan = impl.mesh.planner.planner
     return [raised(lambda c=c: plan(job_of(c), c["keep"], _tools(impl, c, [])), text=True) for c in cases]

@@ -19,7 +19,7 @@ AGAIN = functools.partial(gates.mark, "again")
 
 
 def group_of(groups: list):
-    """The group among these ([[ranks], …]) that this rank is in; the default one where there are none."""
+    """This rank's group among [[ranks], …]; the default group if the list is empty."""
     made = [(ranks, dist.new_group(ranks)) for ranks in groups]
     return next((group for ranks, group in made if dist.get_rank() in ranks), None)
 
@@ -77,7 +77,7 @@ class Experts(nn.ModuleDict):
 
 
 def whole(kind: str, sizes: dict) -> tuple[nn.Module, tuple]:
-    """A whole layer of this kind, and what it takes beside x."""
+    """A whole layer of this kind, and its arguments besides x."""
     if kind in ("column", "row"):
         return nn.Linear(sizes["columns"], sizes["rows"], bias=sizes.get("bias", True)), ()
     if kind == "embedding":
@@ -177,7 +177,7 @@ def frozen(impl) -> dict:
 
 
 def refused(impl, cases: list) -> list:
-    """What each part raises when the ranks do not divide it, as text. case: [kind, sizes]."""
+    """The error of each layer that the number of ranks does not divide, as text. case: [kind, sizes]."""
     return [raised(lambda case=case: of_ones(impl, *case), text=True) for case in cases]
 
 
@@ -185,7 +185,7 @@ def refused(impl, cases: list) -> list:
 
 
 def partial(impl, gradients: list) -> dict:
-    """Sum given gradients, of which this rank has its own; None for none."""
+    """Sum given gradients over ranks; each rank has its own; None for no gradient."""
     own = gradients[dist.get_rank()]
     parameters = [nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in own]
     for p, g in zip(parameters, own, strict=True):
@@ -198,7 +198,7 @@ def partial(impl, gradients: list) -> dict:
 
 
 def scatter_refused(impl, lengths: list) -> list:
-    """What sequences of these lengths raise when the ranks do not divide them, as text."""
+    """The error for each sequence length that the number of ranks does not divide, as text."""
     scatter = impl.mesh.sequence_parallel.scatter_sequence
     return [raised(lambda n=n: scatter(torch.ones(1, n, 2), None), text=True) for n in lengths]
 

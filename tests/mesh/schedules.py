@@ -41,7 +41,7 @@ def _merged(stages: int, micro_batches: int, chunks: int, most: int) -> list:
 def draw_any(rng, stages: int, micro_batches: int, chunks: int) -> list:
     """Draw a valid schedule in random order: messages need not be received in the order in which they are sent."""
     last, ranks = stages * chunks - 1, [[] for _ in range(stages)]
-    ready = [["forward", i, 0] for i in range(micro_batches)]  # the last of each is its virtual stage
+    ready = [["forward", i, 0] for i in range(micro_batches)]  # the third element is the virtual stage
     while ready:
         kind, i, stage = ready.pop(rng.integers(0, len(ready) - 1))
         ranks[stage % stages].append([kind, i, stage // stages])
@@ -70,12 +70,12 @@ def draw_cases(rng, chunks: int = 0, count: int = 5) -> list:
 
 
 def listed(run, id: str, cases: list) -> Iterator[tuple[list, list]]:
-    """Of each case: itself, and the lists of all ranks by the exercise."""
+    """For each case: (case, lists of actions of all ranks, by the exercise)."""
     return zip(cases, run(probes.listed, id.partition(".")[2], cases), strict=True)
 
 
 def all_run(run, id: str, cases: list) -> None:
-    """Assert that all lists of a case together have every action once, and run to the end."""
+    """Assert that the lists of each case have every action once, and do not deadlock."""
     for case, ranks in listed(run, id, cases):
         played(ranks, *case[1:], what=title(case))
 
@@ -112,7 +112,7 @@ REFUSED = [[-1, 2, 3], [2, 2, 3], [5, 3, 1], [0, 2, 0], [1, 2, -1], [0, 0, 2]]
 
 
 def refuses(run, id: str, more: tuple = (), also: tuple = ()) -> None:
-    """Assert that arguments outside their range raise ValueError, and that others do not."""
+    """Assert that only arguments outside their range raise ValueError."""
     wrong, right = [[*a, *more] for a in REFUSED] + list(also), [[1, 2, 4, *more], [0, 1, 1, *more]]
     name = id.partition(".")[2]
     for arguments, told in zip(wrong + right, run(refused, name, wrong + right), strict=True):

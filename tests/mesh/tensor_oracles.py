@@ -23,12 +23,12 @@ def draw_groups(rng, size: int, grouped: bool = True) -> tuple[int, list]:
 
 
 def seats(world: int, groups: list) -> list[tuple[int, int, list]]:
-    """(rank, its place in its group, the group) of all ranks, by groups; [] for the one group of all."""
+    """(rank, place in its group, the group) of all ranks, group by group; group [] is the group of all ranks."""
     return [(rank, place, group) for group in groups or [[*range(world)]] for place, rank in enumerate(group)]
 
 
 def draw_sizes(rng, world: int) -> dict:
-    """Draw different sizes of a transformer that `world` ranks divide."""
+    """Draw different sizes of a transformer, divisible by `world`."""
     kv_heads = world * rng.integers(1, 2)
     heads = kv_heads * rng.integers(2, 3)
     return {
@@ -89,7 +89,7 @@ def layer_is_as_whole(run, rng, expect, kind: str, drawn: tuple, size: int, grou
     )  # fmt: skip
     want, plain = (expect(whole_layer, kind, sizes, state, x, dy, dtype) for dtype in ("float64", "float32"))
     prefix = {"column": "up.", "row": "down.", "embedding": "embedding."}.get(kind, "")  # which `part_of` knows
-    for rank, got in enumerate(ranks):  # of all ranks first: one that has another part spoils the others' sums
+    for rank, got in enumerate(ranks):  # first, since one wrong part makes the sums of all ranks wrong
         has_its_part(got["parameters"], state, f"{kind}, rank {rank} of the world", place[rank], size, prefix)
     for rank, got in enumerate(ranks):
         what = f"{kind}, place {place[rank]} of {size}, in memory: {layouts.told(lie)}"

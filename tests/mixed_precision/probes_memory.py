@@ -1,4 +1,4 @@
-"""What runs beside the implementation: graphs whose every kept byte is known, and functions that count their calls."""
+"""Probes of memory: graphs with a known number of saved bytes, and functions that count their calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .probes_precision import DTYPES, Kept
 
 
 class Cube(torch.autograd.Function):
-    """Keeps its input twice over: as it is, and as a view of it."""
+    """Saves its input twice: unchanged, and as a view."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -50,13 +50,13 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "view": lambda x, _: torch.cat([x[:, ::2].sin(), x[:, 1::2].sin()], dim=1),
     "residual": lambda x, _: x + x.tanh(),
     "function": lambda x, _: Cube.apply(x),
-    "index": lambda x, _: x[torch.arange(len(x)).flip(0)],  # a list of tensors is kept
+    "index": lambda x, _: x[torch.arange(len(x)).flip(0)],  # saves a list of tensors
     "nothing": lambda x, _: (x + x).t().t(),
 }
 
 
 def graph(kinds: list[str], x: Tensor, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """A chain of OPERATIONS on x. The weights that it uses are its parameters; all but one lie in one buffer."""
+    """A chain of OPERATIONS on x. The weights it uses are its parameters; all but one are views of one buffer."""
     x = x.clone().requires_grad_()
     buffer = torch.stack(weights)
     parameters = [w.clone().requires_grad_() for w in weights[:1]] + [w.requires_grad_() for w in buffer.unbind()[1:]]
@@ -71,7 +71,7 @@ def saved(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> dict
 
 
 def walked(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> list[dict]:
-    """All that nodes keep, a row for each tensor, as they ran. Asks impl nothing."""
+    """Everything that autograd nodes save: a row per tensor, in the order of execution. Does not call impl."""
     output, parameters = graph(kinds, x, weights)
     owned = {p.untyped_storage().data_ptr() for p in parameters}
     nodes: dict[int, Any] = {}
@@ -81,7 +81,7 @@ def walked(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> lis
         if node is not None and id(node) not in nodes:
             nodes[id(node)] = node
             todo += [n for n, _ in node.next_functions]
-    rows, kept = [], []  # kept: while a storage is alive, no other has its address
+    rows, kept = [], []  # kept: keeps storages alive, so that addresses stay unique
     for node in sorted(nodes.values(), key=lambda n: n._sequence_nr()):
         names = [n for n in dir(node) if n.startswith("_saved_")]
         values = node.saved_tensors if "CubeBackward" in node.name() else [getattr(node, n) for n in names]
@@ -94,7 +94,7 @@ def walked(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> lis
 
 
 def model_saved(impl: Any, sizes: dict, batch: int, context: int) -> dict:
-    """Of a transformer: what saved_bytes says, and what hooks saw, parameters left out."""
+    """For a transformer: the result of saved_bytes, and the bytes that hooks saw, without parameters."""
     model = Transformer(Config(**sizes))
     tokens = torch.randint(sizes["vocabulary"], (batch, context))
     kept = Kept([*model.parameters()])
@@ -112,9 +112,9 @@ def model_saved(impl: Any, sizes: dict, batch: int, context: int) -> dict:
 def norm(
     impl: Any, x: Tensor, weight: Tensor, eps: float | None, dy: Tensor, needs: tuple[bool, bool], layouts: dict
 ) -> dict:
-    """y, dx, dweight. eps None: that of the function itself. layouts: how x, weight and dy lie in memory.
+    """y, dx, dweight. eps None: the function's default. layouts: memory layouts of x, weight and dy.
 
-    given: whether backward itself returned a gradient, of x and of weight.
+    "given" in the result: whether backward itself returned a gradient for x and for weight.
     """
     x, weight, dy = (t.detach() for t in all_laid({"x": x, "weight": weight, "dy": dy}, layouts).values())
     x, weight = x.requires_grad_(needs[0]), weight.requires_grad_(needs[1])
@@ -123,12 +123,12 @@ def norm(
     wanted = {name: t for name, t in (("dx", x), ("dweight", weight)) if t.requires_grad}
     told = {"y": y, "dx": None, "dweight": None, **theirs.gradients([y], wanted, [dy]), "callers": theirs.seen()}
     node = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight).grad_fn
-    raw = node.apply(dy) if hasattr(node, "apply") else ()  # what autograd would drop, too
+    raw = node.apply(dy) if hasattr(node, "apply") else ()  # also gradients that autograd would drop
     return {**told, "given": [g is not None for g in raw]}
 
 
 def norm_memory(impl: Any, x: Tensor, weight: Tensor) -> dict:
-    """Bytes kept by hooks, and bytes of storages alive after forward beyond the result."""
+    """Saved bytes according to hooks, and bytes of storages alive after forward, besides the result."""
     x, weight = x.requires_grad_(), weight.requires_grad_()
     function = impl.mixed_precision.rms_norm.RMSNorm
     with meter(inputs=(x, weight)) as memory:
@@ -139,7 +139,7 @@ def norm_memory(impl: Any, x: Tensor, weight: Tensor) -> dict:
 
 
 def norm_weighed(impl: Any, rows: int, width: int, dtype: str, seed: int, ballast: int) -> dict:
-    """Some rows of x and of y, when the process was at its largest after forward."""
+    """Some rows of x and y; the process reaches its peak memory after forward."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, width, generator=draw, dtype=DTYPES[dtype]).requires_grad_()
     weight = torch.ones(width, dtype=x.dtype, requires_grad=True)
@@ -154,7 +154,7 @@ NAMES = ("x", "the first weight", "the second weight", "the positional tensor", 
 
 
 class Part(nn.Module):
-    """Two layers and dropout, with a count of calls, the dtype it computes in, and whether autograd was on."""
+    """Two layers and dropout; records its calls, the compute dtype, and whether autograd was on."""
 
     def __init__(self, weights: list[Tensor], rate: float):
         super().__init__()
@@ -182,7 +182,7 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
     x = x.clone().requires_grad_(options.get("x_needs", True))
     scale, shift = _leaf(options.get("scale", 1.0)), _leaf(options.get("shift"))
     theirs = Theirs(x=x, scale=scale, shift=shift)
-    kind, more = options.get("kind", "one"), torch.zeros(())  # more: of the loss, beside what the result gives
+    kind, more = options.get("kind", "one"), torch.zeros(())  # more: terms of the loss besides the result
     torch.manual_seed(7)
     autocast = torch.autocast("cpu", DTYPES.get(options.get("autocast")), enabled="autocast" in options)
     with autocast, torch.set_grad_enabled(kind != "no grad"):
@@ -199,7 +199,7 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
             rows, fixed = torch.arange(len(x)).flip(0), x.detach().clone()
             out = call(lambda a, rows, fixed: part(a[rows], shift=fixed), x, rows, fixed)
         elif kind == "history":
-            made = shift * 2  # whose own graph the loss goes through, too
+            made = shift * 2  # the loss also depends on it directly
             out, more = call(part, x, scale, shift=made), made.cos().sum()
         else:
             out = call(part, x, scale, shift=shift)
@@ -225,7 +225,7 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
 
 
 def part_memory(impl: Any, weights: list[Tensor], x: Tensor, shift: Tensor, parts: int) -> dict:
-    """A chain of checkpointed parts: bytes kept, calls, and whether what is inside is gone after forward."""
+    """A chain of checkpointed parts: saved bytes, calls, and whether inner tensors are freed after forward."""
     chain = [Part(weights, 0.1) for _ in range(parts)]
     parameters = [p for part in chain for p in part.parameters()]
     x, shift = x.clone().requires_grad_(), shift.clone()
@@ -243,7 +243,7 @@ def part_memory(impl: Any, weights: list[Tensor], x: Tensor, shift: Tensor, part
 
 
 def wide_part(impl: Any, weight: Tensor, x: Tensor, ballast: int) -> dict:
-    """Sums of a wide result of a checkpoint, and x's gradient; the process was at its largest between the two."""
+    """Sums of a checkpoint's wide result, and x's gradient; the process reaches its peak memory between them."""
     x = x.clone().requires_grad_()
     y = impl.mixed_precision.checkpoint.checkpoint(lambda a: torch.tanh(a @ weight), x)
     sums = y.detach().sum(0)
@@ -256,7 +256,7 @@ def wide_part(impl: Any, weight: Tensor, x: Tensor, ballast: int) -> dict:
 
 
 class Layer(nn.Module):
-    """Of `size` numbers a row to `following`, with `depth` operations that each keep their result."""
+    """Maps rows of `size` numbers to rows of `following`, with `depth` operations that each save their result."""
 
     def __init__(self, size: int, following: int, depth: int):
         super().__init__()
@@ -267,7 +267,7 @@ class Layer(nn.Module):
         x = x @ self.weight  # keeps its input
         for _ in range(self.depth):
             x = torch.tanh(x)
-        return x * 2.0  # keeps nothing: what the next layer keeps is not this one's
+        return x * 2.0  # saves nothing; its result is saved by the next layer
 
 
 def chain_peak(impl: Any, rows: int, sizes: list[int], depths: list[int]) -> dict:

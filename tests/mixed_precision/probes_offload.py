@@ -1,4 +1,4 @@
-"""What runs beside the implementation: layers on a GPU, simulated or real, and a log of what travels when."""
+"""Probes of offloading: layers on a simulated or real GPU, and a log of copies."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lab.measure.device import current
 from lab.measure.memory import Held
 
-OUTSIDE = 64  # numbers a row that are kept between layers, not by them; no layer keeps as many
-DEVICE = "cuda"  # where the tests put the simulated one, or there is a real one
+OUTSIDE = 64  # numbers per row that are saved between layers; no layer saves tensors of this size
+DEVICE = "cuda"  # the simulated GPU, or a real one
 
 
 class Layer(nn.Module):
-    """Keeps two activations of a size that is its own, small ones, and a parameter as it is: others as views."""
+    """Saves two activations of a size unique to this layer, small ones, one parameter itself, and others as views."""
 
     def __init__(self, width: int, size: int):
         super().__init__()
@@ -27,12 +27,12 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.sin(torch.tanh(self.into(x)))
-        scale = hidden.mean(dim=1, keepdim=True).exp()  # small, and kept
-        return self.out(hidden) * self.gain * self.fused.chunk(2)[1] * scale  # a view that begins within its parameter
+        scale = hidden.mean(dim=1, keepdim=True).exp()  # small, and saved
+        return self.out(hidden) * self.gain * self.fused.chunk(2)[1] * scale  # a view with an offset into its parameter
 
 
 class Watch(TorchDispatchMode):
-    """Notes copies between host and device: which way, of how many numbers, and of whose memory."""
+    """Records copies between host and device: direction, number of elements, and whose memory."""
 
     def __init__(self, layers: nn.ModuleList) -> None:
         super().__init__()
@@ -66,13 +66,13 @@ def on_device(tensor: Tensor) -> bool:
 
 
 def alive(held: Held, device: bool = True, but: Container[int] = ()) -> list[int]:
-    """Bytes of each storage that is alive on the simulated device, or on the host. but: keys of those left out."""
+    """Bytes of each storage alive on the simulated device, or on the host. but: keys of storages to leave out."""
     storages = [ref() for key, ref in [*held.known.items()] if key not in but]
     return [s.nbytes() for s in storages if s is not None and hasattr(s, "on_simulated_gpu") == device]
 
 
 def _travel(watch: Watch) -> Any:
-    """`.to()`, `.cpu()` and `.cuda()` of the simulated device are no operators: note them where they are done."""
+    """On the simulated device `.to()`, `.cpu()` and `.cuda()` are not operators; patch them to record copies."""
     from lab.measure import placement
 
     for name, word in (("upload", "fetch"), ("download", "send")):
@@ -99,7 +99,7 @@ def _offload(impl: Any, how: str, layers: nn.ModuleList, minimum: int) -> contex
 
 
 def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimum: int, how: str) -> dict:
-    """Forward and backward; gradients, what travelled when, and how much of what was saved stays on the device."""
+    """Forward and backward; returns gradients, the log of copies, and bytes of saved tensors still on the device."""
     layers, x = _loaded(states, sizes, x, DEVICE)
     watch, outside = Watch(layers), list[Tensor]()
     _travel(watch)
@@ -107,7 +107,7 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
     def forward() -> Tensor:
         y = x
         for i, layer in enumerate(layers):
-            if i == 1:  # between layers, and as large as what they keep
+            if i == 1:  # between layers, as large as their saved tensors
                 outside.append(torch.tanh(y.repeat(1, OUTSIDE // y.shape[1] + 1)[:, :OUTSIDE]))
                 y = y + outside[0].mean(dim=1, keepdim=True)
             y = layer(y)
@@ -166,9 +166,9 @@ class Timed(nn.Module):
 def timed(impl: Any, kept: list[int], seconds: list[float]) -> dict:
     """Layer i keeps kept[i] float32 numbers twice, and works seconds[i] each way, on the simulated device.
 
-    Backward runs twice over one graph. rows, of each time: [layer, bytes of each tensor on the device, is there what it
-    asked for] in the second half of each layer's backward. after: bytes on the device after forward and
-    after each backward.
+    Backward runs twice over one graph. The result has for each run "rows": [layer, bytes of each tensor on the device,
+    whether its saved tensors are there], observed in the second half of each layer's backward; and "after": bytes on
+    the device after forward and after each backward.
     """
     gpu, held, rows = current(), Held(), []
     layers = nn.ModuleList(

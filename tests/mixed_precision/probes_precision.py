@@ -1,4 +1,4 @@
-"""What runs beside the implementation: sums, dtypes, scaled gradients, and whole training runs in 16 bits."""
+"""Probes of precision: sums, dtypes, scaled gradients, and whole training runs in 16 bits."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def chain(layers: list[str], parameters: str) -> nn.Sequential:
 def predicted(
     impl: Any, layers: list[str], parameters: str, loss: str, autocast: str, device: str, runs: bool = True
 ) -> dict:
-    """What `dtype_table` says; runs: whether the model's layers can be run."""
+    """Result of `dtype_table`; runs: whether the model's layers can be executed."""
     model = chain(layers, parameters)
     for kind in () if runs else {type(layer) for layer in (*model.modules(), LOSSES[loss]())}:
         kind.forward = _refuse
@@ -84,7 +84,7 @@ def _refuse(*_: Any, **__: Any) -> None:
 
 
 def observed(impl: Any, layers: list[str], parameters: str, loss: str, autocast: str, device: str) -> dict:
-    """What a run says; without a GPU, one on fake tensors of a shape, a dtype and a device. Asks impl nothing."""
+    """Dtypes observed in a run; without a GPU, a run on fake CUDA tensors. Does not call impl."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     fake = device == "cuda" and not torch.cuda.is_available()
@@ -99,12 +99,12 @@ def observed(impl: Any, layers: list[str], parameters: str, loss: str, autocast:
             for name, p in list(module._parameters.items()):
                 on_fakes = torch.empty(p.shape, dtype=p.dtype, device="cuda")
                 setattr(module, name, nn.Parameter(on_fakes, requires_grad=False))
-        torch.set_autocast_enabled(device, autocast in DTYPES)  # torch.autocast wants the device to be there
+        torch.set_autocast_enabled(device, autocast in DTYPES)  # torch.autocast would require the device
         torch.set_autocast_dtype(device, DTYPES.get(autocast, torch.float16))
         activations, last = _forward(model, _input(layers, parameters, device))
         value = LOSSES[loss]()(last, _target(loss, device))
         torch.set_autocast_enabled(device, False)
-    if value.requires_grad:  # a chain may be without parameters
+    if value.requires_grad:  # a chain may have no parameters
         value.backward()
     names = {n: _name(p.dtype) for n, p in model.named_parameters()}
     gradients = names if fake else {n: _name(p.grad.dtype) for n, p in model.named_parameters() if p.grad is not None}
@@ -161,7 +161,7 @@ def scaled_loss(impl: Any, loss: Tensor, scale: float) -> Tensor:
 
 
 def unscaled(impl: Any, gradients: list, scale: float) -> dict:
-    """What `unscale` leaves in the tensors it is given, and what it says of them."""
+    """The tensors after `unscale`, and its return value."""
     scaler = impl.mixed_precision.loss_scaler.LossScaler(scale)
     finite = scaler.unscale(gradients)
     return {"finite": finite, "gradients": gradients, "scale": float(scaler.scale)}
@@ -171,7 +171,7 @@ def unscaled(impl: Any, gradients: list, scale: float) -> dict:
 
 
 class Net(Named):
-    """Two linear layers, a tanh between, and a parameter that is never used. state: by plain names."""
+    """Two linear layers with a tanh between, and an unused parameter. state: by plain names."""
 
     def __init__(self, state: dict[str, Tensor]):
         (hidden, width), (outputs, _) = state["first.weight"].shape, state["second.weight"].shape
@@ -188,12 +188,12 @@ class Net(Named):
 
 
 def squares(model: nn.Module, x: Tensor, y: Tensor, weight: float) -> Tensor:
-    """Mean squared error, in float32, times `weight`: small ones make gradients that float16 cannot hold."""
+    """Mean squared error in float32, times `weight`; a small weight makes gradients underflow in float16."""
     return (model(x).float() - y).square().mean() * weight
 
 
 def train(impl: Any, state: dict, batches: list, weights: list[float], options: dict) -> dict:
-    """A run by `mixed_step`: masters after each step, what it reported, and what could be seen beside it."""
+    """Train with `mixed_step`: masters after each step, its return values, and observations."""
     module = impl.mixed_precision.mixed_step
     model = Net(state).to(DTYPES[options["dtype"]])
     changed = modes.put(model, training=len(batches) % 2 == 0)
@@ -208,7 +208,7 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
 
     model.first.register_forward_hook(watch)
     reports, history, scales, parameters, calls = [], [], [], [], []
-    optimizer.register_step_pre_hook(lambda *_: calls.append(len(history)))  # the step in which it is called
+    optimizer.register_step_pre_hook(lambda *_: calls.append(len(history)))  # the step in which the optimizer is called
     for (x, y), weight in zip(batches, weights, strict=True):
         x = x.to(DTYPES[options["dtype"]])
         step = module.mixed_step(
@@ -240,7 +240,7 @@ OPTIMIZERS = {
 
 
 class Kept:
-    """What autograd keeps for backward, as it comes and goes; each storage once, some left out."""
+    """Tracks the bytes that autograd saves, counting each storage once; some are left out."""
 
     def __init__(self, left_out: list[Tensor]):
         self.left_out = {t.untyped_storage()._cdata for t in left_out}
@@ -277,14 +277,14 @@ class _Handle:
 def accounted(
     impl: Any, sizes: dict, batch: int, context: int, precision: str, segment: int | None, on_paper: bool = False
 ) -> dict:
-    """What `accounting` says. on_paper: no module can be made."""
+    """Result of `accounting`. on_paper: creating a module raises."""
     count, config = impl.mixed_precision.accounting.accounting, Config(**sizes)
     with without_models() if on_paper else contextlib.nullcontext():
         return plain(count(config, batch=batch, context=context, precision=precision, segment=segment))
 
 
 def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, segment: int | None) -> dict:
-    """The same, measured in a run. Asks impl nothing."""
+    """The same counts, measured in a run. Does not call impl."""
     config = Config(**sizes)
     model = Transformer(config).to(DTYPES[precision])
     masters = model if precision == "float32" else Transformer(config)

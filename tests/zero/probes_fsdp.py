@@ -1,4 +1,4 @@
-"""What runs beside sharded models: train a net on each rank, and say what was sent, when, and what was held."""
+"""Probes of sharded models: train a net on each rank; return what was sent and when, and memory held."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Net(Named):
         super().__init__(
             seed,
             embedding=nn.Embedding(vocabulary, width),
-            shift=nn.Parameter(torch.zeros(width)),  # of no layer
+            shift=nn.Parameter(torch.zeros(width)),  # belongs to no layer
             blocks=Numbered(seed, blocks),
             norm=nn.LayerNorm(width),
             head=nn.Linear(width, vocabulary, bias=False),
@@ -76,11 +76,11 @@ class Net(Named):
             self.blocks[1].requires_grad_(False)
             self.blocks[0].up.requires_grad_(False)
         self.register_buffer("scale", torch.ones(width))
-        self.register_buffer("passing", torch.zeros(width), persistent=False)  # in no state_dict()
-        self.held: list[list[list[str]]] = []  # of each backward: units that are whole before it, and after it
+        self.register_buffer("passing", torch.zeros(width), persistent=False)  # not in state_dict()
+        self.held: list[list[list[str]]] = []  # per backward: units that are whole before and after it
 
     def finish_gradient_synchronization(self) -> None:
-        """As wrappers have it; a net that is whole has nothing to finish."""
+        """Does nothing: an unsharded net needs no synchronization."""
 
     def full_state(self) -> dict:
         return nn.Module.state_dict(self)
@@ -123,7 +123,7 @@ def sharded(impl, kind: str, m: Net, optim: list, **options: Any) -> tuple:
 
 
 def optimizer(name: str, parameters: Any, lr: float, made: Any = None) -> Any:
-    """torch's optimizer; or what `made` makes of the parameters, torch's class and its options."""
+    """torch's optimizer, or made(parameters, torch's class, **options) if `made` is given."""
     cls, options = {
         "sgd": (torch.optim.SGD, {"momentum": 0.9}),
         "adamw": (torch.optim.AdamW, {"eps": 1e-3, "weight_decay": 0.1}),
@@ -181,7 +181,7 @@ def backward(wrapped: Any, m: Net, at: str, tokens: torch.Tensor, targets: torch
 
 
 def whole(wrapped: Any) -> list[str]:
-    """Units of a sharded model that hold all of their parameters now, or show them: "trained" or "frozen"."""
+    """Units of a sharded model whose parameters are all present now, as "trained" or "frozen"."""
     return [
         "trained" if unit.shard.requires_grad else "frozen" for unit in getattr(wrapped, "units", ())
         if unit.full.untyped_storage().nbytes() or any(n in vars(m) for places in unit.places for m, n in places)
@@ -189,12 +189,12 @@ def whole(wrapped: Any) -> list[str]:
 
 
 def count_layers(wrapped: Any, m: Net) -> list[int]:
-    """How many layers of a sharded model are whole whenever a block computes, forward or backward; filled later."""
+    """A list, filled during training, of how many layers are whole whenever a block computes."""
     counts: list[int] = []
 
     def count(*_: Any) -> None:
         layers = reversed([*getattr(wrapped, "units_of", {}).items()])
-        owners = {unit: layer for layer, units in layers for unit in units}  # what is tied is the first one's
+        owners = {unit: layer for layer, units in layers for unit in units}  # tied: the first layer's
         counts.append(len({layer for unit, layer in owners.items() if unit.full.untyped_storage().nbytes()}))
 
     def computes(_: nn.Module, x: tuple) -> None:
@@ -239,13 +239,13 @@ def gradients(impl, kind: str, options: dict, values: PerRank, groups: list) -> 
 
 
 def nested(impl, kind: str) -> str:
-    """What layers within each other raise."""
+    """The error for nested layers."""
     m = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Linear(3, 3))
     return raised(lambda: wrap(impl, kind, m, layers=[m[1], m[0], m[0][0]]))
 
 
 def two_names(impl, kind: str) -> list[dict]:
-    """The state of a layer that is registered twice: as it is whole, and as the wrapper gives it."""
+    """The state of a layer that is registered twice: the original's, and the wrapper's."""
     m = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     m.append(m[0])
     whole = plain(nn.Module.state_dict(m))
@@ -253,7 +253,7 @@ def two_names(impl, kind: str) -> list[dict]:
 
 
 class Keywords(nn.Module):
-    """A layer that is given tensors by place, by name and in containers, and keeps the dtypes in which they come."""
+    """A layer that takes tensors by position, by keyword and in containers, and records their dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ class Keywords(nn.Module):
 
 
 def cast_arguments(impl, dtype: str) -> list[str]:
-    """Dtypes in which a model gets what it is called with: four float32 tensors, and one of int64 last."""
+    """Dtypes of the arguments that reach a model called with four float32 tensors and an int64 tensor."""
     m = Keywords()
     wrapped = wrap(impl, "mixed", m, compute_dtype=dtype)
     ones = torch.ones(2, 3)
@@ -275,7 +275,7 @@ def cast_arguments(impl, dtype: str) -> list[str]:
 
 
 def at_rest(memory: Held) -> int:
-    """What is held when Gloo has let go: each of its threads of its last message when the next comes."""
+    """Bytes held once Gloo has freed its messages; each of its threads frees the last one when the next arrives."""
     for _ in range(8):
         dist.barrier()
     return settled(memory.now, patience_s=0.015)
@@ -351,7 +351,7 @@ def held2(impl, plan: dict, tokens: torch.Tensor) -> dict:
 
 
 def half(impl, values: PerRank, dropped: PerRank) -> dict:
-    """ZeRO2 on given float16 gradients, by one step of plain SGD with rate 1; others are dropped before."""
+    """ZeRO2 on given float16 gradients, by one step of SGD with lr 1; earlier gradients are dropped first."""
     m = Dot(values[dist.get_rank()])
     zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=0.5)
     torch.optim.lr_scheduler.LambdaLR(zero.optimizer, lambda _: 2.0)

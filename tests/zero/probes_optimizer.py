@@ -1,4 +1,4 @@
-"""What runs beside a sharded optimizer: let it take steps with given gradients, say what it holds and what was sent."""
+"""Probes of sharded optimizers: take steps with given gradients; return memory held, and what was sent."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from lab.measure.memory import meter
 from lab.measure.process import settled, weigh
 from lab.ranks import gates
 
-BALLAST = 2.25  # times all parameters: a step needs their gradients, and to pack what is sent and what comes
-OTHER_RATE = 0.77  # of an optimizer that is to load another's state_dict
+BALLAST = 2.25  # times all parameters: a step needs gradients, and buffers for sending and receiving
+OTHER_RATE = 0.77  # learning rate of an optimizer before it loads another's state_dict
 
 SCHEDULERS = {
     "none": lambda o: None,
@@ -31,7 +31,7 @@ SCHEDULERS = {
 def optimizer(impl, kind: str, params, name: str, options: dict, group=None, updated: list | None = None):
     """torch's own optimizer ("plain"), or the sharded one of this kind around it.
 
-    updated: is told of every step how many elements torch's was given a gradient of.
+    updated: list that gets, for every step, the number of elements with a gradient that torch's optimizer had.
     """
     cls = Decaying if name == "Decaying" else getattr(torch.optim, name)
     cls = cls if updated is None else counting(cls, updated)
@@ -63,7 +63,7 @@ class Decaying(torch.optim.SGD):
 
 
 def counting(cls: type, updated: list) -> type:
-    """The same optimizer, that notes what it updates."""
+    """The same optimizer class, which also records how many elements it updates."""
 
     class Counting(cls):
         def step(self, closure=None):
@@ -75,7 +75,7 @@ def counting(cls: type, updated: list) -> type:
 
 
 def parameters(plan: dict, seed: int = 0) -> list[nn.Parameter]:
-    """Those of the plan, seed added to every value; the transposed ones are not contiguous."""
+    """The plan's parameters, with seed added to every value; transposed ones are not contiguous."""
     made = []
     for i, value in enumerate(plan["values"]):
         value = (value + seed).mT.contiguous().mT if i in plan.get("transposed", []) else value + seed
@@ -148,9 +148,9 @@ def fill(ps: list, gradients: list) -> None:
 
 
 def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
-    """Bytes that making the optimizer and two steps of it left behind; elements that a step updated.
+    """Bytes that remain after creating the optimizer and taking two steps; number of elements that a step updated.
 
-    most: what is asked for.
+    most: the bytes that the test allows.
     """
     ps = parameters(plan)
     fill(ps, plan["steps"][0]["gradients"])
@@ -159,7 +159,7 @@ def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
     gc.collect()
     with meter([*ps, *(p.grad for p in ps if p.grad is not None)]) as memory:
         o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"], updated=updated)
-        del updated[:]  # what is tried first is no step
+        del updated[:]  # ignore calls before the first step
         for _ in range(2):
             o.step()
 
@@ -172,7 +172,7 @@ def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
 
 
 def moved_bytes(ps: list, first: list) -> int:
-    """Bytes of parameters that lie elsewhere now (in buckets, say), and whose first place is given up."""
+    """Bytes of parameters that moved, for example into buckets, and whose old storage is free."""
     return sum(p.nbytes for p, storage in zip(ps, first, strict=True) if storage() is None)
 
 
@@ -222,7 +222,7 @@ def resumed(impl, first: str, kind: str, plan: dict, cut: int) -> dict:
 
 
 def refused(impl, kind: str, names: list) -> dict:
-    """What each optimizer's wrapper raises for a matrix, and what bad options do."""
+    """The errors of wrapping each of these optimizers for a matrix, and of bad options."""
     p = lambda: [nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(5, 3))]  # noqa: E731
     told = {name: raised(lambda n=name: optimizer(impl, kind, p(), n, {"lr": 0.1})) for name in names}
     told["negative rate"] = raised(lambda: optimizer(impl, kind, p(), "AdamW", {"lr": -0.1}))

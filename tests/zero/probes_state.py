@@ -1,4 +1,4 @@
-"""Save, break, and go on: what runs beside a checkpoint."""
+"""Probes of checkpoints: save, interrupt, and continue."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lab.ranks import child, gates
 
 from .probes_optimizer import optimizer
 
-OPTIONS = {"lr": 0.1}  # where nothing hangs on them
+OPTIONS = {"lr": 0.1}  # for tests in which options do not matter
 
 
 class Model(nn.Module):
-    """A few layers, the last tied to the first, a parameter frozen, a buffer that training moves and one not saved."""
+    """A few layers: the last is tied to the first; one frozen parameter; one buffer that changes, one not saved."""
 
     def __init__(self, width: int, depth: int = 3):
         super().__init__()
@@ -53,7 +53,7 @@ def start(impl, width: int, name: str, options: dict, group, state: dict | None 
 
 
 def groups_of(m: nn.Module, options: dict) -> list[dict]:
-    """Matrices, and the others at half the rate."""
+    """Two parameter groups: matrices, and all others at half the learning rate."""
     matrices = [p for p in m.parameters() if p.ndim == 2]
     others = [p for p in m.parameters() if p.ndim != 2]
     return [{"params": matrices}, {"params": others, "lr": options["lr"] / 2}]
@@ -83,7 +83,7 @@ def checkpoint(impl, folder, group):
 
 
 def shared_folder() -> Path:
-    """In the one folder that all ranks have; there is none but in probes that are run with shared=True."""
+    """A path in the folder that all ranks share; only probes run with shared=True have it."""
     return Path(child.shared) / "checkpoint"
 
 
@@ -94,7 +94,7 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
     told: dict = {"losses": [], "extra": [], "files": [], "state": {}, "loaded": [], "saved": []}
     for number, ((ranks, gathered), group) in enumerate(zip(stages, groups, strict=True)):
         dist.barrier()
-        torch.manual_seed(100 * number + dist.get_rank())  # what is not loaded differs
+        torch.manual_seed(100 * number + dist.get_rank())  # so that anything not loaded differs
         losses, extra, files, loaded, whole = [], None, [], {}, {}
         if dist.get_rank() in ranks:
             m, o, scheduler = start(impl, width, name, options, group, None if number else state)
@@ -118,7 +118,7 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
 
 
 def _load(saved, m, o, where: str):
-    """What load() returns; what it raises says where it was."""
+    """Call load(); if it raises, add `where` to the error."""
     try:
         return saved.load(m, o)
     except ValueError as error:
@@ -128,7 +128,7 @@ def _load(saved, m, o, where: str):
 
 
 def listing(folder: Path) -> list:
-    """[name, bytes, what it is]: "json", "safetensors" or "other", by what is in it."""
+    """[name, bytes, type] of each file; type is "json", "safetensors" or "other", judged by content."""
     found = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         data, kind = path.read_bytes(), "other"
@@ -148,8 +148,8 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     """What could be loaded if all had been killed at some moment of the second save: [event, "old", "new" or else, and
     bytes of the folder once a run on one rank has gone on from there and saved].
 
-    Looked at are weights and buffers, this rank's part of the moments, the groups' rates, and `extra`. Rank `late` is
-    slow to begin.
+    Compares weights and buffers, this rank's part of the moments, the groups' learning rates, and `extra`. Rank `late`
+    starts late.
     """
     own = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
     folder, m, o, saved, old = saved_once(impl, width, state, batches, gathered)
@@ -170,7 +170,7 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
 
 
 def goes_on(impl, width, group, folder: Path) -> int:
-    """Bytes of the folder after a run of its own has loaded what is there, and saved."""
+    """Bytes of the folder after a new run has loaded it and saved again."""
     m, o, _ = start(impl, width, "AdamW", OPTIONS, group)
     saved = checkpoint(impl, folder, group)
     saved.load(m, o)
@@ -192,8 +192,8 @@ def saved_once(impl, width, state, batches, gathered: bool) -> tuple:
 
 @contextlib.contextmanager
 def watched(folder: Path, late: int) -> Iterator[list]:
-    """[event, copy of the folder as it was before it] of every file operation of this rank inside; the copy is None
-    where others never held still. Rank `late` is slow to begin."""
+    """[event, copy of the folder before it] of every file operation of this rank inside; the copy is None if other
+    ranks kept changing the folder. Rank `late` starts late."""
     copies: list = []
     watching = [True]
 
@@ -207,7 +207,7 @@ def watched(folder: Path, late: int) -> Iterator[list]:
         path = Path(str(args[0]))
         copies.append((f"{event} {path.name}", snapshot(folder, len(copies))))
         if opened and args[2] & os.O_TRUNC and (copy := snapshot(folder, len(copies))) is not None:
-            (copy / path.relative_to(folder)).write_bytes(b"")  # opened, and nothing written yet
+            (copy / path.relative_to(folder)).write_bytes(b"")  # opened, but nothing written yet
             copies.append((f"write to {path.name}", copy))
         watching[0] = True
 
@@ -217,7 +217,7 @@ def watched(folder: Path, late: int) -> Iterator[list]:
 
 
 def snapshot(folder: Path, number: int) -> Path | None:
-    """A copy of the folder as it was at one moment; None where it never held still."""
+    """A consistent copy of the folder; None if it kept changing."""
     copy = folder.parent / f"copy-{dist.get_rank()}-{number}"
     for _ in range(20):
         shutil.rmtree(copy, ignore_errors=True)
@@ -236,7 +236,7 @@ def stamps(folder: Path) -> list:
 
 
 def everything(m, o) -> dict[str, torch.Tensor]:
-    """What a checkpoint is to bring back: weights, buffers, what this rank has of the state, and the groups' rates."""
+    """Everything that a checkpoint must restore: weights, buffers, this rank's optimizer state, learning rates."""
     names = {p: name for name, p in m.named_parameters()}
     state = {f"{k} of {names[p]}": v for p, own in o.state.items() for k, v in own.items() if v is not None}
     rates = {f"rate {i}": g["lr"] for i, g in enumerate(o.param_groups)}
@@ -244,7 +244,7 @@ def everything(m, o) -> dict[str, torch.Tensor]:
 
 
 def loads_as(impl, width, group, folder: Path, old: dict, new: dict) -> str:
-    """ "old", "new", or what came instead."""
+    """ "old", "new", or a text about what was loaded instead."""
     m, o, _ = start(impl, width, "AdamW", OPTIONS, group)
     try:
         extra = checkpoint(impl, folder, group).load(m, o)
@@ -259,7 +259,7 @@ def loads_as(impl, width, group, folder: Path, old: dict, new: dict) -> str:
 
 
 def full_disk(impl, width, state, batches, gathered: bool) -> dict:
-    """Saves that cannot write more than so many bytes of a file, then one that can."""
+    """Saves with a limit on the size of a file, then a save without one."""
     folder, m, o, saved, old = saved_once(impl, width, state, batches, gathered)
     sizes = [size for _, size, _ in listing(folder)]
     largest, new = max(sizes), everything(m, o)
@@ -279,10 +279,10 @@ def full_disk(impl, width, state, batches, gathered: bool) -> dict:
 
 
 def refusals(impl, width) -> dict:
-    """What loading from nowhere raises, and loading into another model, and whether that was left alone."""
+    """Errors of loading a missing checkpoint, and one of another model; and whether the model stayed unchanged."""
     m, o, scheduler = start(impl, width, "AdamW", OPTIONS, None)
     saved = checkpoint(impl, shared_folder(), None)
-    steps(m, o, scheduler, [torch.ones(2, width)])  # moments, and another rate
+    steps(m, o, scheduler, [torch.ones(2, width)])  # creates moments, and changes the learning rate
     told = {"nothing saved": raised(lambda: saved.load(m, o))}
     saved.save(m, o)
     first, last, more = Model(width), Model(width), Model(width)

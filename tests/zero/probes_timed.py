@@ -1,4 +1,4 @@
-"""What runs on a link beside the clock: an optimizer that takes the time it is told to, sharded and whole."""
+"""Probes for timing on a link: an optimizer whose step takes a given time, sharded and unsharded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.measure.clock import sleep
 
 
 class Slow(torch.optim.SGD):
-    """SGD whose step takes `seconds_each` an element, and no core: ranks that share cores do not disturb each other."""
+    """SGD whose step sleeps `seconds_each` per element, so that ranks that share cores do not slow each other."""
 
     def __init__(self, params: Any, lr: float = 1e-3, seconds_each: float = 0.0):
         super().__init__(params, lr=lr)
@@ -26,9 +26,10 @@ class Slow(torch.optim.SGD):
 
 
 def against_whole(impl: Any, sizes: list, seconds_each: float, pairs: int, seed: int) -> tuple:
-    """Seconds of a step: all updated on every rank, then a blocking broadcast a tensor; and of a sharded step.
+    """Seconds of an unsharded step (every rank updates everything, then a blocking broadcast per tensor) and of a
+    sharded step; and the worst error of a parameter after a sharded step.
 
-    Every step has gradients of its own, the same on all ranks. Also the worst error of a parameter after a sharded one.
+    Gradients differ between steps, and are equal on all ranks.
     """
     ranks, ps = dist.get_world_size(), [nn.Parameter(torch.zeros(size)) for size in sizes]
     draw, wanted, worst = torch.Generator().manual_seed(seed), list[torch.Tensor](), [0.0]

@@ -199,8 +199,8 @@ def test_the_largest_tensors_are_given_out_first(run, rng):
 
 
 def shares(sizes, world) -> list[int]:
-    """Bytes of each rank, the least first, when float32 tensors of these sizes go one by one to who has the fewest."""
-    held = [0] * world  # a heap: who has least is first
+    """Bytes per rank, sorted, if each float32 tensor in turn goes to the rank with the fewest bytes."""
+    held = [0] * world  # a heap: the smallest is first
     for size in sizes:
         heapq.heapreplace(held, held[0] + 4 * size)
     return sorted(held)
@@ -263,7 +263,7 @@ def test_parameters_are_sent_once_and_gradients_not_at_all(run, rng, world):
 
 
 def sent_too_much(sent, size, frozen, ops, gradients) -> str:
-    """What it may be; "" if unknown. All bytes by W − 1; gradients: whether any was sent."""
+    """The likely cause; "" if unknown. All bytes are divided by W − 1; gradients: whether any was sent."""
     if ops == ["all_reduce"]:
         return ": an all-reduce adds zeros, and sends all of it twice: let the owner broadcast"
     if abs(sent - size - frozen) < 0.01 * size:

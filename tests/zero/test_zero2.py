@@ -101,7 +101,7 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
     for p in probes_fsdp.Net(plan).parameters():
         want["reduce_scatter", "backward", -(-p.numel() // world)] += 1
         want["all_gather", "step", -(-p.numel() // world)] += 1
-    # What leaves in backward is kept back until step(): the last of it is not to be waited for before.
+    # The switch withholds answers to messages of backward until step(), so nobody may wait for the last one before.
     hold = [(f"{step}.0 block 0 backward", f"{step} step") for step in range(2)]
     for rank, got in enumerate(steps_of(run, rng, "zero2", plan, natural(plan, 2), world, hold=hold)):
         for number, step in enumerate(got["seen"]):

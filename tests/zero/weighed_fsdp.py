@@ -1,4 +1,4 @@
-"""What a rank holds at one moment of a step of a large net, by the kernel's books: in torch or outside of it."""
+"""Checks a rank's memory at one moment of a step of a large net, by the kernel's counters, inside torch and outside."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MOMENTS = {  # by kind: a W-th of all parameters may be there so often at each, 
 
 
 def holds_a_part(run, rng, kind, moment) -> None:
-    """Assert that a rank has no more at that moment than its part, and layers that are at work; the kernel decides."""
+    """Assert that a rank then holds only its part and the layers in use, by the kernel's high-water mark."""
     world, seed, width, blocks = WORLD, rng.integers(0, 10**6), 256, 16
     plan = {"width": width, "hidden": [rng.integers(1300, 1350)] * blocks, "vocabulary": 128}
     tokens = [rng.tokens(1, vocabulary=128) for _ in range(world)]
     whole = 4 * parts(plan, world)[2]
     small = {"width": 8, "hidden": [16] * blocks, "vocabulary": 128}
-    ballast = 3 * whole // 2  # the net is whole when it is made, and cut from then on
+    ballast = 3 * whole // 2  # the net is whole only while it is created
     traces = run.trace(probes_fsdp.weighed, kind, plan, seed, tokens, moment, ballast, world=world)
     (little,) = run.trace(probes_fsdp.weighed, kind, small, seed, tokens, moment, 1 << 12, world=1)
     with torch.random.fork_rng():
