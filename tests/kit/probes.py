@@ -1,4 +1,4 @@
-"""What runs in a child when the machinery itself is tested; the implementation is tests/kit/test_ranks.py's."""
+"""Probes that test the machinery itself; tests/kit/test_ranks.py writes the implementation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.ranks.group import ledger
 
 
 def echo(impl, *values):
-    """The same values back."""
+    """Return the same values."""
     return list(values)
 
 
@@ -26,23 +26,23 @@ def environment(impl) -> dict[str, str]:
 
 
 def counter(impl) -> int:
-    """How often this process has been asked before: always never."""
+    """How many probes this process has run before; must be 0."""
     sys.asked = getattr(sys, "asked", 0) + 1
     return sys.asked
 
 
 def receive_first(impl) -> None:
-    """Each of two ranks waits for the other to send."""
+    """Deadlock: each of two ranks waits for the other to send."""
     dist.recv(torch.empty(4), src=1 - dist.get_rank())
 
 
 def receive_from_itself(impl) -> None:
-    """What Gloo, which connects no rank with itself, says in words of its own."""
+    """A rank sends to itself, which Gloo refuses with an unclear message."""
     dist.irecv(torch.zeros(1), src=dist.get_rank()).wait()
 
 
 def send_to_who_is_gone(impl) -> None:
-    """A first message, which waits until the other rank is there; it never is."""
+    """A first message waits for the other rank, which never connects."""
     if dist.get_rank() == 1:
         dist.send(torch.ones(4), dst=0)
 
@@ -56,7 +56,7 @@ def broadcast_from(impl, rank: int) -> None:
 
 
 def wait_twice(impl) -> float | None:
-    """Rank 1 receives, and waits for it twice."""
+    """Rank 1 receives a message, and waits for it twice."""
     there = torch.ones(4)
     if dist.get_rank() == 0:
         dist.send(there, dst=1)
@@ -72,7 +72,7 @@ def who(impl) -> list[int]:
 
 
 def misbehave(impl, how: str):
-    """End in the way asked for."""
+    """End this process in the given way."""
     print("said before the end")
     if how == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -100,7 +100,7 @@ def misbehave(impl, how: str):
 
 
 def work(impl, core: int, seconds: float) -> float:
-    """Compute for so many seconds on one core, however long it takes to get them. Returns how long it took."""
+    """Compute for so many seconds of CPU time. Return the elapsed seconds."""
     os.sched_setaffinity(0, {core})
     start = time.monotonic()
     while time.thread_time() < seconds:
@@ -109,7 +109,7 @@ def work(impl, core: int, seconds: float) -> float:
 
 
 def say(impl, what: str):
-    """Print it; where it is empty, which rank this is."""
+    """Print the text; if it is empty, print this rank's number."""
     print(what or f"this is {dist.get_rank()}")
 
 
@@ -119,7 +119,7 @@ def warn(impl, what: str):
 
 
 def call(impl):
-    """Whatever the implementation's function does."""
+    """Call the implementation's function."""
     return impl.ddp.naive.step()
 
 
@@ -134,7 +134,7 @@ def mismatch(impl):
 
 
 def make_groups(impl, how: str):
-    """Groups of even and of odd ranks, made by their members only, and used; or used wrongly."""
+    """Make groups of even and of odd ranks, on their members only, and use them rightly or wrongly."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if how == "not contiguous":
         works = dist.batch_isend_irecv([dist.P2POp((dist.isend, dist.irecv)[rank], torch.ones(3, 2).T, 1 - rank)])
@@ -153,7 +153,7 @@ def make_groups(impl, how: str):
 
 
 def futures(impl) -> dict[str, list]:
-    """An all-reduce waited for in each way that a future has: what came, and whether the ledger knew when."""
+    """Wait for an all-reduce in every way that a future offers. Return results, and whether the ledger has times."""
     ways = {
         "wait": lambda f: f.wait(),
         "then": lambda f: f.then(lambda done: done.value()).then(lambda done: done.value()).wait(),
@@ -172,7 +172,7 @@ def futures(impl) -> dict[str, list]:
 
 
 def litter(impl) -> list[str]:
-    """Find what is in the scratch folders, then leave some there: to be seen, and in the way."""
+    """List files in the scratch folders, then leave some there for the next probe to find."""
     found = os.listdir("/tmp") + os.listdir("/dev/shm")
     os.makedirs("/tmp/mine/closed")
     for path in ("/tmp/hoard", "/dev/shm/hoard", "/tmp/mine/closed/hoard"):
@@ -183,7 +183,7 @@ def litter(impl) -> list[str]:
 
 
 def claim(impl, reason: str, knowing: bool = True) -> None:
-    """Answer past the machinery, as a failure for a reason of one's own; knowing what an answer must hold, or not."""
+    """Forge an answer on the reply pipe, with a reason of the solution's choice; with or without the secret."""
     frame = sys._getframe()
     while "secret" not in frame.f_locals:
         frame = frame.f_back

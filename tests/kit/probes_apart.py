@@ -1,4 +1,4 @@
-"""Ways from one rank to another past the switch: rank 0 leaves a word, or changes something; rank 1 looks for it."""
+"""Channels from one rank to another past the switch: rank 0 leaves a word or a change, and rank 1 looks for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def meet(impl, way: str) -> str:
-    """What rank 1 found of what rank 0 left: "found", or why not."""
+    """Whether rank 1 found the word of rank 0: "found", or the reason why not."""
     leave, look = WAYS[way]
     rank, told = dist.get_rank(), ["", ""]
     if rank == 0:
@@ -91,7 +91,7 @@ def anonymous_memory_by_proc() -> str:
 
 
 def _pid() -> str:
-    """In the namespace whose /proc this is."""
+    """This process's id in the namespace of the visible /proc."""
     return os.readlink("/proc/self").rpartition("/")[2]
 
 
@@ -175,7 +175,7 @@ def a_record_lock_on_a_file_that_both_read() -> str:
 
 
 def _pids(told: str) -> list[str]:
-    """Whom that might be: processes near it that can be seen, except this one."""
+    """Candidates for the other rank: visible processes with near ids, except this one."""
     found = []
     for pid in {told, *(str(n) for n in range(max(1, int(told) - 3), int(told) + 3))} - {_pid(), str(os.getpid())}:
         try:
@@ -245,7 +245,7 @@ def a_terminal() -> str:
 
 
 def descriptors(impl) -> list:
-    """What lies behind each descriptor of this rank, but for standard ones."""
+    """The file behind each descriptor of this rank, except the standard ones."""
     found = []
     for fd in range(3, 256):
         try:
@@ -257,7 +257,7 @@ def descriptors(impl) -> list:
 
 
 def shared(impl) -> str:
-    """What rank 1 reads in the folder that ranks have in common."""
+    """Rank 0 writes to the shared folder; return what rank 1 reads there."""
     assert child.shared, "there is none: run it with shared=True"
     path = Path(child.shared, NAME)
     if dist.get_rank() == 0:
@@ -267,7 +267,7 @@ def shared(impl) -> str:
 
 
 def can(impl) -> dict:
-    """What a rank may do that would widen its box: the error of each."""
+    """Try calls that would weaken the sandbox, and return the error of each."""
     tried = {
         "unshare": lambda: _made(_libc.unshare(0x10000000), ""),
         "mount": lambda: _made(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None), ""),
@@ -285,7 +285,7 @@ def can(impl) -> dict:
 
 
 def kept(impl, secrets: PerRank, prefix: str) -> tuple:
-    """Return the argument of this rank, and each text behind `prefix` in the memory of its process."""
+    """Return this rank's argument, and each text that follows `prefix` in its process's memory."""
     marker, found = prefix.encode(), set()
     with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
         for line in maps:

@@ -26,7 +26,7 @@ def given(rank: int, rows: int = 8, dtype: torch.dtype = torch.float32) -> Tenso
 
 
 def cases(impl: Any, names: list[str], dtypes: list[str]) -> dict[str, Any]:
-    """What these rows of the table give on this rank, by dtype; as bytes where a dtype may not cross."""
+    """Results of these rows of the table on this rank, by dtype; as bytes if the wire does not support the dtype."""
     made = {d: given(dist.get_rank(), dtype=getattr(torch, d)) for d in dtypes}
     return {f"{name}, {d}": crossing(CASES[name][0](x)) for d, x in made.items() for name in names}
 
@@ -39,7 +39,7 @@ def crossing(value: Any) -> Any:
 
 
 def reduced(impl: Any, how: str, dtypes: list[str]) -> dict[str, list[Tensor]]:
-    """All-reduced, reduced to the last rank, and this rank's share of it."""
+    """An all_reduce, a reduce to the last rank, and a reduce_scatter."""
     op, told = dist._make_nccl_premul_sum(2.0) if how == "PREMUL_SUM" else getattr(dist.ReduceOp, how), {}
     for dtype in dtypes:
         x = given(dist.get_rank(), dtype=getattr(torch, dtype))
@@ -151,7 +151,7 @@ def _subgroups(x: Tensor) -> list[Tensor]:
 
 
 def _messages(x: Tensor) -> list[Tensor]:
-    """To the right with two tags, received in the other order; to rank 0, from anyone; in a batch, to the left."""
+    """Send right with two tags, and receive in the other order; send to rank 0, from any; send left in a batch."""
     rank, got = dist.get_rank(), [torch.zeros_like(x) for _ in range(3)]
     right, left = (rank + 1) % WORLD, (rank - 1) % WORLD
     works = [dist.isend(x, right, tag=1), dist.isend(2 * x, right, tag=2)]

@@ -9,7 +9,7 @@ from ..zero.probes_state import shared_folder
 
 
 def moved(impl, model: dict, state: dict, meshes: list, batches: list) -> list:
-    """The losses of a step for each batch. meshes: [degrees, plan, steps]; whoever comes next has other weights."""
+    """The loss of each step. meshes: [degrees, plan, steps]; each next mesh starts with other weights, then loads."""
     checkpoint, losses, taken = impl.mesh.mesh_checkpoint.MeshCheckpoint(shared_folder()), [], 0
     for number, (degrees, plan, steps) in enumerate(meshes):
         torch.manual_seed(number)

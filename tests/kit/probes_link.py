@@ -1,4 +1,4 @@
-"""What runs on a link: every operation, and what is to overlap."""
+"""Probes on a link: every operation, and overlap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .probes_backend import cases
 
 
 def every_case(impl, names: list[str]) -> dict:
-    """What ranks get of these operations of the table, and the rows."""
+    """Results of these operations of the table on this rank, and the ledger's rows."""
     first = len(ledger.rows)
     return {"values": cases(impl, names, ["float32"]), "rows": plain_since(first)}
 
@@ -25,7 +25,7 @@ def plain_since(first: int) -> list[dict]:
 
 
 def burst(impl, count: int, elements: int) -> list[dict]:
-    """Rank 1 comes late to a heap of collectives in two groups, and to messages round the ring between them."""
+    """Rank 1 comes late to many collectives in two groups, with messages around the ring between them."""
     rank, world = dist.get_rank(), dist.get_world_size()
     pairs = [dist.new_group([0, 1]), dist.new_group(list(range(2, world)))]
     first = len(ledger.rows)
@@ -42,7 +42,7 @@ def burst(impl, count: int, elements: int) -> list[dict]:
 
 
 def crossed(impl) -> list[float]:
-    """Operations that two ranks issue in different orders, as Gloo allows."""
+    """Two ranks issue operations in different orders, which Gloo allows."""
     rank = dist.get_rank()
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     tensors = [torch.ones(4), torch.ones(4)]
@@ -61,7 +61,7 @@ def crossed(impl) -> list[float]:
 
 
 def overlap(impl, count: int, compute_s: float) -> dict:
-    """Seconds of collectives and of a rest beside them, one after the other and at once."""
+    """Seconds of collectives and of a sleep, one after the other and overlapped."""
     took = {}
     for name, at_once in (("after", False), ("at once", True)):
         dist.barrier()
@@ -82,7 +82,7 @@ def overlap(impl, count: int, compute_s: float) -> dict:
 
 
 def lose_a_peer(impl) -> None:
-    """Rank 1 is gone in the middle of it; rank 0 tells what its wait raised."""
+    """Rank 1 ends during an operation; return the error of rank 0's wait."""
     dist.all_reduce(torch.ones(4))
     work = dist.all_reduce(torch.ones(4), async_op=True) if dist.get_rank() == 0 else os._exit(3)
     raise ValueError(f"the wait raised {raised(work.wait)}")

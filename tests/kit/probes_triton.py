@@ -1,4 +1,4 @@
-"""Small kernels to test the instrument on."""
+"""Small kernels to test the instrument."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def product(a, b, c, SIZE: tl.constexpr):
 
 
 def watched(impl, n: int) -> dict:
-    """double() on n numbers in programs of 16, beside one operator of torch's; rows of 4."""
+    """double() on n numbers in programs of 16, and one of torch's operators; rows of 4."""
     storage = torch.arange(float(n))
     x, y = storage.view(-1, 4), torch.zeros(n).view(-1, 4)
     with watching(keep=True) as seen:
@@ -60,7 +60,7 @@ def added(impl, atomic: bool) -> list:
 
 
 def compiled(impl, arch: int) -> list:
-    """What two kernels become for sm_`arch`; nothing runs, so y stays as it is."""
+    """Compile two kernels for sm_`arch`; nothing runs, so y does not change."""
     y = torch.full((64,), -1.0)
     a, b = (torch.ones(64, 64, dtype=torch.float16) for _ in range(2))
     with compiling(arch) as kernels:

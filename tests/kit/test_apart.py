@@ -1,4 +1,4 @@
-"""In a box, ranks have no way to each other but the switch; the same spies find each other where there is no box."""
+"""In a sandbox, ranks reach each other only through the switch; without one, the same probes find other channels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_in_a_box_a_rank_finds_nothing_of_another(boxed, way):
 
 @pytest.mark.parametrize("way", sorted(probes.WAYS.keys() - MAY_FAIL))
 def test_the_spies_find_each_other_without_a_box(runner, way):
-    """Or finding nothing would say nothing."""
+    """Check the probes themselves: without a sandbox they must find the word."""
     if way == "a file in the working folder":
         return
     try:
@@ -68,7 +68,7 @@ def test_ranks_share_no_descriptor(boxed):
 
 
 def test_no_rank_holds_the_arguments_of_another(runner):
-    """Not in any list, frame or page: the zygote, whose memory they are forked with, never had them."""
+    """Other ranks' arguments are nowhere in memory: the zygote, from which ranks are forked, never had them."""
     prefix, ends = secrets.token_hex(8), [secrets.token_hex(8) for _ in range(3)]
     for rank, (given, found) in enumerate(runner.run(probes.kept, [prefix + end for end in ends], prefix, world=3)):
         assert given == [prefix + ends[rank] if r == rank else None for r in range(3)]
@@ -88,7 +88,7 @@ def test_a_probe_that_asks_for_it_has_one_folder_in_common(boxed, runner):
 
 
 def _is_own(place: list[int]) -> bool:
-    """Not what lies behind /dev/null and its like, which is all ranks'."""
+    """Leave out /dev/null and similar files, which all ranks have."""
     return place[1] != Path("/dev/null").stat().st_ino
 
 

@@ -1,4 +1,4 @@
-"""The process group of probes serves whatever torch uses one for: numbers as one process computes them."""
+"""All of torch's uses of a process group work on that of probes, and give the numbers of a single process."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from lab.ranks.rank_status import Gate
 
 
 def drifting(n: int, step: float, scale: float, draw: numpy.random.Generator) -> numpy.ndarray:
-    """A first-order autoregression: `step` of it stays from one value to the next."""
+    """A first-order autoregression: each value keeps the share `step` of the one before."""
     values = scale * draw.standard_normal(n)
     for i in range(1, n):
         values[i] = step * values[i - 1] + math.sqrt(1 - step**2) * values[i]
@@ -46,7 +46,7 @@ def drift(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
 
 
 def bursts(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
-    """Somebody else takes half the cores for ten pairs on average, half of the time; then nothing is steady."""
+    """Another process takes half the cores, half of the time, for ten pairs on average; times are then unsteady."""
     switches = draw.random(2 * n) < 1 / 20
     busy = (numpy.cumsum(switches) + draw.integers(2)) % 2 == 1
     slow = busy * (math.log(2) + 0.3 * draw.standard_normal(2 * n))
@@ -54,12 +54,12 @@ def bursts(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
 
 
 def sided(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
-    """What disturbs a more than b, or b more than a, by 12 %, stays for some pairs: here pairs are not independent."""
+    """A disturbance of 12 % in favour of a or b lasts for several pairs, so pairs are not independent."""
     return numpy.stack([drifting(n, 0.6, 0.12, draw), numpy.zeros(n)], axis=1) + spikes(n, draw)
 
 
 def heavy(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
-    """Student's t with two degrees of freedom: no variance at all."""
+    """Student's t with two degrees of freedom, which has infinite variance."""
     return numpy.stack([0.1 * draw.standard_t(2, n), numpy.zeros(n)], axis=1)
 
 
@@ -67,7 +67,7 @@ NOISES = [drift, bursts, sided, heavy]
 
 
 def verdicts(noise, ratio: float, times: int, bar: float = 1.3, at_once: int = 1) -> Counter:
-    """Verdicts of `times` comparisons where a takes bar · ratio times as long as b."""
+    """Verdicts of `times` comparisons in which a takes bar · ratio times as long as b."""
     found: Counter = Counter()
     for seed in range(times):
         draw = numpy.random.default_rng([seed, *noise.__name__.encode()])
@@ -198,7 +198,7 @@ def test_where_there_is_a_switch_its_clock_counts():
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count")
 def test_a_thread_without_a_core_is_counted():
-    """Two threads that compute on one core wait for it in turn."""
+    """Two threads that compute on one core must wait for each other."""
     code = (
         "import os, threading, time\n"
         "from lab.measure import clock\n"
@@ -249,7 +249,7 @@ def course(tmp_path):
 
 
 def shown(course: Path) -> tuple[str, dict[str, list[str]]]:
-    """What a student's pytest prints, and the rows of its table."""
+    """The output of a student's pytest, and the rows of its table."""
     command = [sys.executable, "-m", "pytest", "tests", "--impl", str(ROOT / "reference")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     out = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=120, env=environment).stdout

@@ -1,4 +1,4 @@
-"""Code that ranks share: never another than the file's, and never compiled where it could do harm."""
+"""Compiled code that ranks share: always that of the file, and compiled only where it can do no harm."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_second_rank_compiles_nothing(runner, tmp_path):
 
 
 def test_only_files_of_the_solution_are_compiled(tmp_path):
-    """A rank says which, and it may lie."""
+    """A rank names the files to compile, and may lie."""
     inside, outside = tmp_path / "impl", tmp_path / "other.py"
     inside.mkdir()
     outside.write_text("x = 1")

@@ -1,4 +1,4 @@
-"""The simulated GPU: virtual time is exact, torch is undisturbed, and everything is given back."""
+"""The simulated GPU: virtual time is exact, torch still works, and uninstall restores everything."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ PLACES = (
 
 
 def installed() -> list[object]:
-    """All that a simulated device may change."""
+    """Everything that a simulated device may change."""
     defaults = [f.__defaults__ for f in (timeit.timeit, timeit.repeat, timeit.Timer.__init__)]
     return [*defaults, *(dict(vars(place)) for place in PLACES)]
 

@@ -1,4 +1,4 @@
-"""What operators cost on the simulated GPU: the roofline, training, autocast."""
+"""The cost of operators on the simulated GPU: roofline, training, autocast."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_flops_and_bytes_are_those_of_the_accounting(runner):
 
 
 def test_memory_on_paper_is_of_the_kind_that_a_dry_run_holds(runner):
-    """FSDP gathers a layer at a time here and there: what a rank holds is far from a whole model."""
+    """FSDP gathers one layer at a time, dry or real, so a rank holds much less than the whole model."""
     config = Config(layers=8, width=256, heads=4, kv_heads=2, hidden=768, vocabulary=1024, context=64)
     got = account(runner, Step(config, {"data": 64}, fsdp=True), 0)
     recipe = Recipe(element=4, gradient=4, optimizer=8, sequence=False)
@@ -140,7 +140,7 @@ KNOWN = {mutant.name: mutant for mutant in read("mutant", "mesh")}
 
 @pytest.fixture
 def edited(runner, tmp_path, request):
-    """The runner, turned to the reference with one place changed, or to a mutant of the grader's."""
+    """The runner, on the reference with one change, or on one of the grader's mutants."""
     name, room = request.param, runner.executor
     runner.executor = Executor(apply(KNOWN.get(name) or Edited(name, "", "", "", (EDITS[name],)), tmp_path))
     yield runner

@@ -1,4 +1,4 @@
-"""Remedies: each is for something that torch still says in these words."""
+"""Remedies: torch still uses the words of each message that has one."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_zero(runner):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner, world):
-    """Gloo's sends look incomplete until somebody waits for them."""
+    """Gloo's sends look incomplete until the code waits for them."""
     elements, grew = 500_000, {}
     for micro_batches in (4, 16):
         args = one_forward_one_backward(world, micro_batches), micro_batches, elements

@@ -1,4 +1,4 @@
-"""What the judge keeps of a bound, and what its message says of values that differ."""
+"""The judge: which measurement of a bound it keeps, and its messages about values that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The instrument for Triton kernels: what they touch in the interpreter, what they compile to for a GPU."""
+"""The instrument for Triton kernels: their memory accesses in the interpreter, their machine code for a GPU."""
 
 from __future__ import annotations
 

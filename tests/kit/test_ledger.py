@@ -1,4 +1,4 @@
-"""The ledger's diff: the first thing on which two ranks disagree, told in one line, and nothing where they agree."""
+"""The ledger's diff: one line about the first operation on which two ranks disagree; "" if they agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lab.ranks.ledger import Row
 
 
 def rows(rank: int, told: list[tuple]) -> list[dict]:
-    """Rows of one rank, from (op, bytes) and what else is not as usual."""
+    """Rows of one rank, from (op, bytes) and other fields that differ from the defaults."""
     made = []
     for number, (op, size, *more) in enumerate(told):
         other = {"dtype": "float32", "peer": -1, "group": [0, 1], **(more[0] if more else {})}

@@ -87,7 +87,7 @@ def test_every_operation_moves_its_data_and_none_is_sooner_than_it_costs(runner,
 
 
 def nothing_is_sooner(ranks: list[list[dict]], link: Link) -> None:
-    """Assert that what these rows tell, each rank's, took at least what it costs, one after the other."""
+    """Assert that the operations of each rank's rows took at least their cost, one after the other."""
     for rows in ranks:
         for row in rows:
             said = f"rank {row['rank']}, {row['op']} #{row['number']}: {row}"
@@ -107,7 +107,7 @@ def nothing_is_sooner(ranks: list[list[dict]], link: Link) -> None:
 
 
 def counterparts(row: dict, rows: list[dict], ranks: list[list[dict]]) -> list[dict]:
-    """The rows that must be there before it can start: its own, those of its collective, the send of a recv."""
+    """The rows that must be issued before an operation can start: its own, its collective's, or a recv's send."""
     if row["op"] == "send":
         return [row]
     if row["op"] == "recv":

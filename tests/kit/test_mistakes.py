@@ -1,4 +1,4 @@
-"""Known mistakes are named by the messages that mutants get, and by those alone."""
+"""A known mistake is named for the messages that its mutant gets, and for no others."""
 
 from __future__ import annotations
 

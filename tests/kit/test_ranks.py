@@ -1,4 +1,4 @@
-"""The machinery that runs probes: fresh children, ranks, the ledger, and honest words for every way to end."""
+"""The machinery that runs probes: fresh children, ranks, the ledger, and a clear message for every way to end."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_what_never_ends_is_stopped_and_its_stack_shown(runner, how):
 
 @pytest.fixture
 def crowded():
-    """crowded(n) takes a core up with n other processes; returns which core."""
+    """crowded(n) keeps a core busy with n other processes, and returns the core's number."""
     if not os.path.exists("/proc/self/schedstat"):
         pytest.skip("this system does not say how long a process waited for a core")
     core, others = max(os.sched_getaffinity(0)), []
@@ -246,7 +246,7 @@ def test_a_group_that_its_members_make_locally_is_no_mismatch(runner):
 
 
 def test_nothing_that_the_zygote_imports_starts_a_thread():
-    """A fork has only the thread that forked: what waits for another would wait for ever."""
+    """A forked child has only one thread: code that waits for another thread would wait for ever."""
     probes = [
         p.relative_to(ROOT).with_suffix("") for p in (*ROOT.glob("tests/*/probes*.py"), *ROOT.glob("lab/standins/*.py"))
     ]

@@ -1,4 +1,4 @@
-"""What the host reads is seen, however it reads; what stays on the device is not."""
+"""Every way in which the host reads a tensor is seen; operators that stay on the device are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: the checker's clock is right, it says what is missing, and the picture shows what it played."""
+"""Schedules: the checker's clock is right, its errors name what is missing, and the plot shows the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands at the end of a student's `pytest tests/`, and what a session leaves to the next."""
+"""The summary at the end of a student's `pytest tests/`, and the results that a session keeps for the next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def said(id: str, outcome: str = "passed", **more) -> Result:
 
 
 def written() -> tuple[list[str], SimpleNamespace]:
-    """Lines, and a terminal that writes to them."""
+    """A list of lines, and a terminal that writes to it."""
     lines: list[str] = []
     return lines, SimpleNamespace(write_line=lambda line, **colour: lines.append(line), verbosity=-1)
 

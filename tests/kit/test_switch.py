@@ -18,7 +18,7 @@ from lab.ranks.switch import Switch
 
 
 class Wired:
-    """A switch in a thread, and its ranks' ends; everything in the world group "0"."""
+    """A switch in a thread, and its ranks' ends of the connections. All operations use the world group "0"."""
 
     def __init__(self, world: int, **options):
         self.switch, self.world = Switch(world, **options), world
@@ -48,7 +48,7 @@ class Wired:
         self.ends[rank].sendall(frames.pack(header, len(payload)) + payload)
 
     def issue(self, rank: int, op: str, payload: bytes = b"", elements: int = 0, wait: bool = False, **more) -> int:
-        """Issue an operation on float32 elements; its number."""
+        """Issue an operation on float32 elements, and return its number."""
         number = self.issued[rank]
         self.issued[rank] += 1
         segments = [["float32", elements or len(payload) // 4]] if payload or elements else []

@@ -1,4 +1,4 @@
-"""Timelines: what is drawn, said and traced is what the ranks did."""
+"""Timelines: plot, description and table show what the ranks did."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab.plots.timeline import Span, hidden, timeline, timelines
 
 
 def two_ranks() -> list[list[Span]]:
-    """Rank 0 hides 2 of 3 ms of messages, rank 1 none of 2 ms."""
+    """Rank 0 hides 2 of 3 ms of messages behind compute, rank 1 none of 2 ms."""
     first = [
         Span("forward", "forward", 0.000, 0.004), Span("backward", "backward", 0.004, 0.010),
         Span("message", "all_reduce #0", 0.008, 0.0095, 1 << 20),

@@ -1,4 +1,4 @@
-"""What crosses between rooms: exact values, or one clear refusal; never code."""
+"""The wire between probe and judge: exact values, or one clear error; never code."""
 
 from __future__ import annotations
 
