@@ -47,7 +47,7 @@ def draw_steps(rng, warmup: int, steps: int) -> dict:
 
 
 def measure(run, drawn: dict) -> dict:
-    """What the probe says, once step() is known to have run as often as was asked for."""
+    """The probe's result, after asserting that step() ran as often as requested."""
     (trace,) = run.trace(probes.timed_steps, *drawn.values(), device="simulated", world=1)
     got, warmup, steps = trace.values, drawn["warmup"], drawn["steps"]
     none = ": there was no warm-up" if got["calls"] == steps else ""
@@ -72,7 +72,7 @@ def measure(run, drawn: dict) -> dict:
 def check(
     run, drawn: dict, where: str = "", cause: Callable[[dict], str] = lambda got: "", first: int | None = None
 ) -> None:
-    """Assert that its samples, or the `first` of them, are what their steps took."""
+    """Assert that the samples, or the `first` ones, are the durations of their steps."""
     got = measure(run, drawn)
     samples, expected = got["samples"][:first], expected_samples(drawn)[:first]
     why = cause(got) or collects(got, drawn)
@@ -80,7 +80,7 @@ def check(
 
 
 def collects(got: dict, drawn: dict) -> str:
-    """That garbage is collected once steps are measured; "" where it is not."""
+    """A line if garbage is collected during measurement; else ""."""
     steps = [i for i, what in enumerate(got["order"]) if what == "step"]
     measured_from = steps[min(drawn["warmup"], len(steps) - 1)]
     return "gc.collect() takes longer than many a step: call it before the loop, if at all" * (
@@ -89,7 +89,7 @@ def collects(got: dict, drawn: dict) -> str:
 
 
 def called(got: dict, drawn: dict, index: int) -> str:
-    """What was called around the measured steps, in order; "" if it is not known."""
+    """The calls around the measured steps, in order; "" if unknown."""
     order, warmup = got["order"], drawn["warmup"]
     steps = [i for i, what in enumerate(order) if what == "step"]
     if len(steps) != got["calls"]:

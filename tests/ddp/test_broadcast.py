@@ -20,7 +20,7 @@ BROADCAST = "ddp.broadcast"
 
 
 def sent(run, rng, world, sources, shapes, members=()) -> tuple:
-    """What each rank has and sent, and its cases, one for each source."""
+    """Each rank's results and messages, and its cases, one per source."""
     dtypes = collectives.draw_dtypes(rng, len(shapes))
     cases = collectives.draw(rng, "broadcast", world, world, shapes, dtypes, sources)
     return collectives.by_hand(run, "broadcast", cases, world, members), cases
@@ -33,7 +33,7 @@ def draw_shapes(rng, count):
 
 @harmless
 def began(ranks, members, i, src) -> str:
-    """Who sent without having received, where that is not src alone."""
+    """Ranks that sent before they had received, if these are not only src."""
     first = [
         place for place, rank in enumerate(members)
         if (ops := [r["op"] for r in ranks[rank][i]["rows"]]) and ops[0] == "send"
@@ -54,7 +54,7 @@ def judge(ranks, cases, members):
 
 
 def rounds(told, members, src) -> int:
-    """How many rounds the messages take, if a rank sends one a round and not before it has received."""
+    """Number of rounds, if a rank sends one message per round, and only after it has received."""
     out = [[members.index(r["peer"]) for r in sends(rows, f"rank {i}")] for i, rows in enumerate(told)]
     has = {src: 0}
     queue = [src]

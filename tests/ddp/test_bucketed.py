@@ -31,7 +31,7 @@ NEEDS = ["ddp.naive"]
 
 
 def sizes(chain) -> list:
-    """(name, elements, bytes, dtype) of every parameter that wants a gradient, in reverse order."""
+    """(name, elements, bytes, dtype) of every parameter that requires grad, in reverse order."""
     m = probes_wrappers.Chain(*chain[:2])
     named = [(n, p) for n, p in m.named_parameters() if p.requires_grad]
     return [(n, p.numel(), p.numel() * p.element_size(), p.dtype) for n, p in reversed(named)]
@@ -43,7 +43,7 @@ def packing(chain, limit) -> list[list]:
 
 
 def filled(entries: list, fits: Callable[[int, int], bool]) -> list[list]:
-    """Entries one after the other; a new bucket where one does not fit beside the bytes before it."""
+    """Pack entries in order; start a new bucket if an entry does not fit."""
     buckets: list[list] = []
     for entry in entries:
         if not buckets or dtype(buckets[-1]) != dtype([entry]) or not fits(sum(e[2] for e in buckets[-1]), entry[2]):
@@ -59,7 +59,7 @@ def messages(rows: list) -> str:
 
 
 def ways(chain: tuple, limit: int) -> dict[str, list[list]]:
-    """Buckets that are filled by other rules."""
+    """Buckets by other (wrong) packing rules."""
     entries = sizes(chain)
 
     def counting(each: int) -> list:
@@ -77,20 +77,20 @@ def ways(chain: tuple, limit: int) -> dict[str, list[list]]:
 
 
 def counted(buckets: list[list], rows: list, by_dtype: bool = False) -> Counter:
-    """How often as many elements, of a dtype, are sent for these buckets."""
+    """Counter of the sizes (and dtypes) of messages for these buckets."""
     found = [(dtype(b), filled_up(sum(e[1] for e in b), rows, 2)) for b in buckets]
     return Counter(found if by_dtype else [elements for _, elements in found])
 
 
 @harmless
 def likely(sent: Counter, chain: tuple, limit: int, rows: list, by_dtype: bool = False) -> str:
-    """Which other ways of filling buckets give what was sent, if any does."""
+    """Other packing rules that explain the messages, if any."""
     met = [way for way, buckets in ways(chain, limit).items() if counted(buckets, rows, by_dtype) == sent]
     return f"; these are buckets filled {', or '.join(met)}" if met else ""
 
 
 def apart(chain: tuple, limit: int) -> set:
-    """The elements of buckets that rules make, each once."""
+    """The distinct packings, by elements, that the rules give."""
     return {tuple(sorted(sum(e[1] for e in b) for b in buckets)) for buckets in ways(chain, limit).values()}
 
 
@@ -99,7 +99,7 @@ def dtype(bucket) -> str:
 
 
 def draw_limit(rng, chain) -> int:
-    """So that there are a few buckets of a few parameters."""
+    """Draw a limit that gives a few buckets of a few parameters."""
     total = sum(e[2] for e in sizes(chain))
     return rng.integers(total // 5, total // 2)
 
@@ -268,7 +268,7 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
         what = f"rank {rank}, step {step}, layers in order {orders[step][0]}"
         rows = reductions(told["rows"], 2, what)
         sent = Counter((r["elements"], r["phase"]) for r in rows)
-        # One that could not fill up may be sent with zeros for what is missing, or without it.
+        # A bucket that could not fill up may be sent with zeros for missing gradients, or without them.
         want, padded = (
             Counter(
                 (filled_up(n, rows, 2), "finish" if r else "backward")
@@ -296,7 +296,7 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
 @exercise(BUCKETED, kind="numerics")
 @pytest.mark.parametrize("bucket", ["full", "not full"])
 def test_a_second_backward_is_refused(run, rng, bucket):
-    """A bucket that did not fill up is not under way, and what is divided already lies in it."""
+    """The unfilled bucket was not sent yet, but may already hold divided gradients."""
     values = [[rng.normal(n) for n in (40, 3)] for _ in range(2)]
     options = {"bucket_bytes": 4 * 40} if bucket == "full" else {}
     for rank, got in enumerate(run(probes.twice, "bucketed", values, options, world=2, replace=NEEDS)):

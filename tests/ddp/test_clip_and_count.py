@@ -37,7 +37,7 @@ def draw(rng, scale: float = 1.0, dtype: torch.dtype = torch.float32, parameters
 
 
 def check(got: dict, gradients: list, max_norm: float, what: str, whole: list | None = None, cause: str = "") -> None:
-    """whole: what the norm is of, where that is more than `gradients`."""
+    """whole: all gradients that the norm covers, if more than `gradients`."""
     norm = norm_of(gradients if whole is None else whole)
     assert got["returned"] == "torch.float64 ()", f"{what}: returned {got['returned']}, expected a float64 tensor ()"
     assert abs(float(got["norm"]) - norm) <= 1e-6 * norm, (
@@ -154,7 +154,7 @@ def test_a_max_norm_that_is_not_above_0_is_refused(run):
 
 
 def shards(rng, world: int) -> tuple[list, list]:
-    """A whole gradient, and pieces of each rank; with more than two ranks one of them has none."""
+    """A whole gradient, and each rank's pieces; with more than two ranks, one rank has none."""
     whole = draw(rng, parameters=2)
     pieces = [draw(rng, scale=rank + 1.0, parameters=rng.integers(1, 3)) for rank in range(world)]
     if world > 2:
@@ -312,7 +312,7 @@ def test_a_step_is_counted_over_micro_batches_and_ranks(run, rng, world, groups)
 
 @exercise(CLIP, kind="numerics")
 def test_counts_are_exact_beyond_what_float32_counts(run, rng):
-    """One number, seen as a matrix of more than 2²⁴; beyond that float32 knows even numbers only."""
+    """One number expanded to more than 2²⁴ elements; beyond that, float32 has only even integers."""
     side = 4097 + 2 * rng.integers(0, 20)
     one = torch.ones(1, 1, dtype=torch.int64)
     told = [
@@ -329,7 +329,7 @@ def test_counts_are_exact_beyond_what_float32_counts(run, rng):
 
 @exercise(CLIP, kind="property")
 def test_a_count_is_one_all_reduce_of_two_numbers(run, rng):
-    for several in ((3, 3), (1, 4)):  # where ranks have as many, one for each is not yet a hang
+    for several in ((3, 3), (1, 4)):  # with equal numbers, a collective per micro-batch would not hang
         cases = [[{"targets": targets(rng, -100, m), "ignore_index": None}] for m in several]
         numbers = [len(case[0]["targets"]) for case in cases]
         traces = run.trace(probes.count, cases, [], world=2)

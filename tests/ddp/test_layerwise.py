@@ -163,13 +163,13 @@ def test_the_ratio_is_1_where_a_norm_is_0(run, rng, kind):
 @exercise(LAYERWISE, kind="numerics")
 @pytest.mark.parametrize("kind", KINDS)
 def test_norms_are_not_taken_in_float16(run, rng, kind):
-    """Squares of 300 overflow in it."""
+    """In float16, the square of 300 overflows."""
     weights = [rng.normal(30, 30).clamp(-3, 3).half() * 100]
     gradients = [[(rng.normal(30, 30) * 0.01).half()]]
     options = {"LARS": {"lr": 1.0, "trust": 0.1}, "LAMB": {"lr": 0.1}}[kind]
     (got,) = run(probes.steps, kind, weights, [], options, gradients)["weights"]
     share = float((got[0].double() - weights[0].double()).norm() / weights[0].double().norm())
-    # The step is rounded to float16, and so is each weight: some 2⁻¹¹ of a weight beside a tenth of it.
+    # Step and weights are rounded to float16: errors of about 2⁻¹¹ of a weight, beside a step of a tenth of it.
     assert abs(share - 0.1) < 0.002, (
         f"{kind}, float16: the step is {share:.4g} of the weights, expected 0.1: norms are taken in float32"
     )
@@ -178,7 +178,7 @@ def test_norms_are_not_taken_in_float16(run, rng, kind):
 @exercise(LAYERWISE, kind="numerics")
 @pytest.mark.parametrize("scale", [300.0, 1e-4])
 def test_moments_are_not_kept_in_float16(run, rng, scale):
-    """Squares of 300 overflow in it, those of 10⁻⁴ vanish: either is another direction."""
+    """In float16, the square of 300 overflows and that of 10⁻⁴ underflows; both change the step's direction."""
     weights = [rng.normal(6, 5).half()]
     gradients = [[(rng.normal(6, 5).clamp(-3, 3) * scale).half()] for _ in range(2)]
     options = {"lr": 0.25, "eps": 1e-8, "betas": (0.5, 0.75)}
@@ -224,7 +224,7 @@ def test_bad_hyperparameters_are_refused(run, kind):
 @exercise(LAYERWISE, kind="property")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layers_step_is_as_long_as_its_share_of_the_layer(run, rng, kind):
-    """Whatever the length of the gradient: that is what makes large batches train."""
+    """The step must not depend on the gradient's length: this is why large batches train."""
     for scale in (1e-4, 1.0, 1e4):
         weights = [rng.normal(3, 4, dtype=torch.float64) * 10 ** rng.uniform(-1, 1) for _ in range(3)]
         gradients = [[rng.normal(3, 4, dtype=torch.float64) * scale for _ in weights]]

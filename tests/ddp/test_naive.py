@@ -77,7 +77,7 @@ def test_only_the_ranks_of_its_group_are_averaged(run, rng):
 
 
 def all_reduces(width, depth) -> Counter:
-    """(elements, dtype) of every gradient there will be: the tied weight once, frozen and unused not at all."""
+    """(elements, dtype) of every expected gradient: the tied weight once, no frozen or unused parameters."""
     m = probes.Model(width, depth)
     return Counter(p.numel() for n, p in m.named_parameters() if n not in ("frozen", "unused"))
 

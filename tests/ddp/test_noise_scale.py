@@ -55,7 +55,7 @@ def draw(rng, world: int, steps: int = 4) -> list:
 
 
 def check(told: list, values: list, samples: int, decay: float, who: str) -> None:
-    """told: of each step; values: [rank][step][parameter], of the ranks that are meant."""
+    """told: results of each step; values: [rank][step][parameter], for the ranks of the group."""
     g, trace, weight = 0.0, 0.0, 0.0
     for step, (got, share) in enumerate(zip(told, zip(*values, strict=True), strict=True)):
         more = estimates(share, samples)
@@ -141,7 +141,7 @@ def test_on_a_known_problem_the_true_numbers_are_found(run, rng):
     world, samples, steps, dim = rng.integers(2, 3), rng.integers(2, 4), 120, 8
     spread = torch.tensor([rng.uniform(0.5, 2.0) for _ in range(dim)])
     start = rng.normal(dim) * 0.5
-    points = [rng.normal(steps * samples, dim) * spread for _ in range(world)]  # their mean is 0, so G is w
+    points = [rng.normal(steps * samples, dim) * spread for _ in range(world)]  # points have mean 0, so G is w
     ranks = run(probes.train, samples, points, start, world=world)
     per_step = []
     for step in range(steps):

@@ -21,7 +21,7 @@ OP = "ring_all_gather"
 
 
 def gathered(run, rng, world, members=()) -> tuple:
-    """What each rank of the world has and sent, and its cases; members: of the group, where it is not the world."""
+    """Each rank's results, messages and cases. members: the group's ranks, if it is not the world."""
     parts, dtypes = collectives.draw_parts(rng), collectives.draw_dtypes(rng, 5)
     cases = collectives.draw(rng, OP, world, len(members) or world, parts, dtypes)
     return collectives.by_hand(run, OP, cases, world, members), cases

@@ -21,7 +21,7 @@ RING = "ddp.ring_all_reduce"
 
 
 def reduced(run, rng, world, shapes, dtypes=None, members=()) -> tuple:
-    """What each rank has and sent, and its cases. dtypes: drawn where they are not given."""
+    """Each rank's results, messages and cases. dtypes: drawn if not given."""
     dtypes = dtypes or collectives.draw_dtypes(rng, len(shapes), SUMMED)
     cases = collectives.draw(rng, "ring_all_reduce", world, world, shapes, dtypes)
     return collectives.by_hand(run, "ring_all_reduce", cases, world, members), cases

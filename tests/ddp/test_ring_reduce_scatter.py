@@ -20,7 +20,7 @@ OP = "ring_reduce_scatter"
 
 
 def scattered(run, rng, world, members=()) -> tuple:
-    """What each rank of the world has and sent, and its cases; members: of the group, where it is not the world."""
+    """Each rank's results, messages and cases. members: the group's ranks, if it is not the world."""
     parts, dtypes = collectives.draw_parts(rng), collectives.draw_dtypes(rng, 5, collectives.SUMMED)
     cases = collectives.draw(rng, OP, world, len(members) or world, parts, dtypes)
     return collectives.by_hand(run, OP, cases, world, members), cases
@@ -36,7 +36,7 @@ def part_of(told, parts) -> str:
 
 @harmless
 def overwritten(now, rank, parts) -> str:
-    """A line that says which of this rank's parts have changed, and what lies there. parts: all ranks' of each."""
+    """A line about which of this rank's parts changed, and their content. parts: [part] -> all ranks' summands."""
     world, told = len(parts), []
     for place, part in enumerate(now):
         if torch.equal(part, parts[place][rank]):

@@ -90,7 +90,7 @@ def test_layers_at_work_take_half_the_bytes(run, rng):
     world, plan, tokens = rng.integers(2, 3), oracles.big_plan(4), rng.tokens(1, vocabulary=128)
     ranks = oracles.held_beside(run, "mixed", {"compute_dtype": "bfloat16"}, plan, tokens, world)
     for rank, (got, base) in enumerate(ranks):
-        # Messages are let go of when Gloo's threads come to it: a few of half a layer may be alive.
+        # Gloo's threads free messages late: a few messages of half a layer may still be alive.
         for moment, slack in (("between", 2 * BLOCK), ("forward", BLOCK)):
             more, whole = got[moment] - got["rest"], base[moment] - base["rest"]
             measured(f"held beside the masters, {moment}", more, whole / 2 + slack, "bytes", at_most=True)

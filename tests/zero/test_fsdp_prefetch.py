@@ -68,8 +68,9 @@ def by_layer(plan, world, rows, op, phase) -> dict:
 def watched(run, rng, blocks=4):
     """(what, step, plan, world, order) of the steps in which the order is known: the second in each of two orders.
 
-    The first order is not that of registration. In the second its first block is the last: a backward in it fetches a
-    single block in vain. Answers to what leaves before a block computes are kept back until it has computed.
+    The first order is not that of registration. In the second order, the first block moves to the end, so that a
+    backward prefetches one block in vain. The switch withholds answers to a message until the block that computes next
+    is done.
     """
     plan, world = draw_plan(rng, blocks), rng.integers(2, 3)
     order = [*rng.choice([*itertools.permutations(range(blocks))][1:])]

@@ -58,7 +58,7 @@ def test_2_ranks_then_4_then_3_go_on_as_one_did(run, rng, name, gathered):
 
 
 def not_as_saved(told, stages, rank, number) -> str:
-    """What load() has brought back otherwise than save() found it, by kinds."""
+    """The kinds of state that load() restored differently from what was saved."""
     if not number:
         return "this is before anything was saved"
     saved = {name: t for r in stages[number - 1][0] for name, t in told[r]["saved"][number - 1].items()}

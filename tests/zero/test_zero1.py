@@ -134,7 +134,7 @@ def test_only_the_ranks_of_its_group_take_part(run, rng):
 
 
 def lopsided(rng, world) -> dict:
-    """Tensors of very different sizes, the large ones where round robin puts them all on one rank."""
+    """Tensors of very different sizes; round robin would put all large ones on one rank."""
     sizes = []
     for _ in range(rng.integers(3, 4)):
         sizes += [rng.integers(2500, 4000)] + [rng.integers(1, 300) for _ in range(world - 1)]
@@ -165,7 +165,7 @@ def test_shares_stay_fair_when_groups_are_added(run, rng):
 
 
 def fair_share(run, plan, world) -> None:
-    """Assert that what a rank updates, and sends to the others, is within one tensor of its share."""
+    """Assert that the bytes that a rank updates and sends are within one tensor of its share."""
     sizes = [v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"]]
     total, largest = sum(sizes), max(sizes)
     (steps,) = zip(*steps_as_the_whole(run, plan, "zero1", world), strict=True)
@@ -182,7 +182,7 @@ def fair_share(run, plan, world) -> None:
 
 @exercise(ZERO1, kind="property")
 def test_the_largest_tensors_are_given_out_first(run, rng):
-    """What each rank sends says what it owns; the small tensors come first, in which order they are no fair share."""
+    """A rank's messages show which tensors it owns. Small tensors come first; dealing in this order is unfair."""
     world = 3
     sizes = sorted(rng.shuffled(range(300, 4000))[:10])
     want, as_they_come = shares(sizes[::-1], world), shares(sizes, world)
