@@ -48,7 +48,7 @@ def home() -> Page:
     if not current_user.staff:
         if current_user.slug in now.rows:
             return redirect(url_for("pages.student", slug=current_user.slug))
-        return render_template("error.html", says="Nothing of yours is graded yet.")
+        return render_template("error.html", says="Your submission is not graded yet.")
     if not now.table:
         for row in now.rows.values():
             row.line = row.line or render_template("row.html", row=row)
