@@ -9,7 +9,7 @@ from itertools import accumulate as sums
 
 import torch
 
-from lab.model.transformer import SIZES
+from lab.model.transformer import MODELS, SIZES
 from reference.mixed_precision.accounting import Account, accounting
 from reference.mixed_precision.checkpoint_plan import checkpoint_plan
 from reference.mixed_precision.loss_scaler import LossScaler
@@ -260,6 +260,33 @@ def account() -> Picture:
     return p
 
 
+def activations() -> Picture:
+    """The share of activations in a step's memory over the context, for two models, whole and checkpointed."""
+    p = Picture("activations", WIDTH, 330, "The share of activations in the memory of a step, over the context")
+    c = Chart(p, (1024, 16384), (0, 1), log_y=False)
+    c.bottom -= 26
+    lengths = [2**i for i in range(10, 15)]
+    c.axes(
+        "context, tokens", "activations, share of a step's bytes", {n: f"{n // 1024}k" for n in lengths},
+        {y / 4: f"{y * 25} %" for y in range(5)},
+    )  # fmt: skip
+    left, half = c.at(1024, 0.5)
+    p.line(left, half, c.right, half)
+    for name, colour in (("small", ORANGE), ("7b", BLUE)):
+        for segment in (None, 1):
+            points = []
+            for n in (2 ** (10 + i / 8) for i in range(33)):
+                of_step = accounting(MODELS[name], batch=1, context=round(n), precision="bfloat16", segment=segment)
+                points.append((n, of_step.activations / of_step.total))
+            c.curve(points, colour, dashed=segment is not None)
+            for at in (points[i] for i in (0, 8, 16, 24, 32) if segment is None):
+                c.dot(*at, colour)
+    c.say(2048, 0.62, "0.16 billion", "end", dx=10, dy=-4)
+    c.say(8192, 0.66, "7 billion", "end", dx=-12, dy=0)
+    p.words(16, 320, "dashed: with a checkpoint per block", "soft")
+    return p
+
+
 def segments() -> Picture:
     """What exists at three moments of a checkpointed chain of eight layers."""
     p = Picture("segments", WIDTH, 262, "A chain of eight layers in segments of 2: what is kept at three moments")
@@ -356,4 +383,4 @@ def offload() -> Picture:
     return p
 
 
-PICTURES = (bits, range_, gaps, stuck, scales, step, account, segments, chain, stairs, offload)
+PICTURES = (bits, range_, gaps, stuck, scales, step, account, activations, segments, chain, stairs, offload)
