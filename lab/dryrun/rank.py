@@ -94,8 +94,8 @@ def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
     tally = Tally(lambda: ledger.now() or "forward")
     DryGroup.events = tally.events  # one list, so that messages and kernels are in order
     with tally:
-        whole = Transformer(replace(step.config, context=step.context), fused_attention if step.fused else attention)
-        parallel, optimizer, train_step = (_replicated if step.replicated else _built)(impl, step, whole)
+        build = _replicated if step.replicated else _built
+        parallel, optimizer, train_step = build(impl, step, _model(step))  # whoever kept the model kept its weights
         own = list(dict.fromkeys(parallel.parameters()))
         tally.name("parameters", own)
         tally.name("buffers", parallel.buffers())
@@ -124,6 +124,10 @@ def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
     parameters = sum(p.numel() for p in own)
     account = Account(ledger.rank, rows, tally.flops, parameters, resting, peak, trace, segments)
     return json.dumps(vars(account), separators=(",", ":"))
+
+
+def _model(step: Step) -> Transformer:
+    return Transformer(replace(step.config, context=step.context), fused_attention if step.fused else attention)
 
 
 Built = tuple[Any, torch.optim.Optimizer, Callable[..., object]]

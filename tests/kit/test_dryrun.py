@@ -73,6 +73,7 @@ def test_a_dry_run_sends_computes_and_holds_what_real_ranks_do(runner, name):
         assert got.flops == told.flops > 0, f"{name}, rank {rank}: {told.flops} FLOPs on Gloo, {got.flops} dry"
         assert got.parameters == told.parameters
         assert got.resting == told.resting, f"{name}, rank {rank}: bytes behind the step"
+        assert got.resting["buffers"] < 0.1 * got.resting["parameters"], f"{name}: layers of other ranks are kept"
         if "pipe" not in mesh:  # there a real rank keeps what it sends until somebody has taken it
             assert got.peak == told.peak, f"{name}, rank {rank}: bytes at most"
 
