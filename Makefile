@@ -43,7 +43,7 @@ grade: env sandbox
 # The reference on all stages, beside it form, stubs in step, one mutant and variant a stage; then the kit's own tests.
 test: env sandbox
 	@$(MAKE) --no-print-directory -j 2 stages checks
-	$(PY) -m pytest tests/kit -n 3 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest tests/kit -n 3 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 3
 
 stages: env
 	$(PY) -m pytest tests --impl reference --profile full
