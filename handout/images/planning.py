@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from lab.cluster.hardware import cluster
+from lab.cluster.jobs import MODELS
+from lab.cluster.prices import group_s
 from lab.model.scaling import compute_optimal
 
 from .picture import BLUE, GREEN, GREY, HERE, ORANGE, WIDTH, YELLOW, Chart, Picture
@@ -31,17 +33,24 @@ def planner() -> Picture:
 
 
 def network_roofs() -> Picture:
-    """Share of the peak that sharded data parallelism allows, over the tokens of a rank, on two links."""
-    p = Picture("network_roofs", WIDTH, 300, "The roof of the network over the tokens of a data rank, on two links")
-    tokens = [2.0 ** (9 + i / 4) for i in range(29)]
+    """Share of the peak that sharded data parallelism allows, over the tokens of a rank, by where its ranks lie."""
+    p = Picture("network_roofs", WIDTH, 300, "The roof of the network over the tokens of a data rank, by place")
+    tokens, world = [2.0 ** (9 + i / 4) for i in range(29)], 128 * 8
+    part = 2 * MODELS["70b"].layer_parameters / world  # bytes of a rank's part of a layer
+    seconds = group_s("all_gather", part, 128, 8, H100)
+    peak = H100.device.peak_flops
     c = Chart(p, (tokens[0], tokens[-1]), (0, 1.15), log_y=False)
     named = {2**i: f"{2**i // 1024}k" if i >= 10 else "512" for i in range(9, 17)}
     c.axes("tokens of a rank", "share of an H100's peak, at most", named, {y / 4: f"{25 * y} %" for y in range(5)})
-    for link, colour, name in ((H100.inside, BLUE, "NVLink"), (H100.between, ORANGE, "InfiniBand")):
-        needed = H100.device.peak_flops / link.bytes_per_s
-        c.curve([(n, min(1, n / needed)) for n in sorted([*tokens, needed])], colour, dashed=colour == ORANGE)
+    roofs = (
+        (peak / H100.inside.bytes_per_s, BLUE, "NVLink", -76, -12),
+        (peak * seconds / (part * (world - 1)), GREEN, "eight a node, 128 nodes", -54, -32),
+        (peak / H100.between.bytes_per_s, ORANGE, "one a node", 0, -12),
+    )
+    for needed, colour, name, dx, dy in roofs:
+        c.curve([(n, min(1, n / needed)) for n in sorted([*tokens, needed])], colour, dashed=colour != BLUE)
         c.dot(needed, 1, colour)
-        c.say(needed, 1, f"{name}: {needed:,.0f}", "middle", dy=-12)
+        c.say(needed, 1, f"{name}: {needed:,.0f}", "middle" if dx == 0 else "start", dx=dx, dy=dy)
     return p
 
 
