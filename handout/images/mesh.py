@@ -107,22 +107,40 @@ def conjugates() -> Picture:
 
 
 def sequence() -> Picture:
-    """What a rank holds between two regions, without and with sequence parallelism."""
-    p = Picture("sequence", WIDTH, 262, "Between two regions: all tokens on both ranks, or half of them on each")
-    for row, cut in enumerate((False, True)):
-        top = 44 + 112 * row
-        p.words(16, top - 14, "sequence parallelism" if cut else "tensor parallelism", "ink bold")
-        for r in range(2):
-            y = top + 36 * r
-            p.words(16, y + 20, f"rank {r}", "soft small")
-            for i in range(4):
-                if not cut or i // 2 == r:
-                    p.box(186 + 32 * i, y, 29, 28, COLOURS[i // 2], f"{i}")
-                else:
-                    p.frame(186 + 32 * i, y, 29, 28)
-        p.box(64, top, 112, 64, GREY, "reduce-scatter" if cut else "all-reduce")
-        p.box(322, top, 102, 64, GREY, "all-gather" if cut else "copy")
-    p.words(16, 242, "boxes: the tokens on which each rank computes norm and residual", "soft small")
+    """The mlp with sequence parallelism on two ranks: shapes forward, and the collectives of both directions."""
+    p = Picture("sequence", WIDTH, 304, "The mlp with sequence parallelism on two ranks, and its collectives both ways")
+    columns = ((16, 34, "s/T × w"), (138, 34, "s × w"), (196, 56, "s × h/T"), (276, 34, "s × w"), (398, 34, "s/T × w"))
+    names, high = ("norm", "X", "φ(X A)", "summand", "next"), 40
+    for (x, wide, shape), name in zip(columns, names, strict=True):
+        inner = min(max(x + wide / 2, 38), WIDTH - 38)
+        p.words(inner, 24, name, "ink", "middle")
+        p.words(inner, 42, shape, "soft small", "middle")
+    for r in range(2):
+        top = 76 + 112 * r
+        p.words(16, top - 8, f"rank {r}", "ink small")
+        for place, (x, wide, _) in enumerate(columns):
+            if place in (0, 4):
+                p.box(x, top + high * r, wide, high, COLOURS[r])
+                p.frame(x, top + high * (1 - r), wide, high)
+            elif place == 2:
+                p.box(x, top, wide, 2 * high, COLOURS[2 + r])
+            else:
+                for part in range(2):
+                    p.box(x, top + high * part, wide, high - 1, COLOURS[part], hatched=place == 3)
+        for left, said in ((173, "A"), (255, "B")):
+            p.line(left + 1, top + 54, left + 18, top + 54, arrow=True)
+            p.words(left + 9, top + 46, said, "soft small", "middle")
+    for x, forward, backward in ((56, "all-gather", "reduce-scatter"), (316, "reduce-scatter", "all-gather")):
+        p.box(x, 76, 76, 192, GREY)
+        for y, said, way in ((112, forward, 1), (204, backward, -1)):
+            first, dash, second = said.partition("-")
+            p.words(x + 38, y, first + dash, "in", "middle")
+            p.words(x + 38, y + 17, second, "in", "middle")
+            ends = (x + 16, x + 60)[::way]
+            p.parts.append(f'<path d="M{ends[0]} {y + 32} H{ends[1]}" stroke="#101418" stroke-width="1.5"/>')
+            tip = 7 * way
+            p.parts.append(f'<path d="M{ends[1] + tip} {y + 32} l{-tip} -4 v8 Z" fill="#101418"/>')
+    p.words(16, 294, "grey: forward above, backward below; hatched: not summed yet", "soft small")
     return p
 
 
