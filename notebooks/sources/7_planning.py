@@ -51,21 +51,27 @@ for pipe, tensor in ((1, 1), (1, 8), (2, 8), (4, 8), (8, 8)):
 # - **Pipe** leaves a bubble: idle / busy is (pipe − 1) / m, with m micro-batches.
 # - **Data** reduces the gradients once a step. We count it whole, as if nothing were hidden.
 #
-# The cell below has the times of tensor and data. A ring inside a node uses NVLink, and any other uses InfiniBand.
+# The cell below has the times of tensor and data. A ring inside a node uses NVLink. A ring across nodes uses the InfiniBand
+# card of each of its ranks in a node: one card if one rank is there, and eight, as fast as NVLink, if all are.
 
 # %%
 def ring_s(size, ranks, rate):
     """Seconds of an all-reduce of `size` bytes."""
     return 2 * (ranks - 1) * (ALPHA + size / ranks / rate)
 
+def rate(ranks, apart):
+    """Bytes per second of a ring whose neighbours' numbers differ by `apart`."""
+    in_a_node = max(1, 8 // apart)
+    return NVLINK if ranks <= in_a_node else min(NVLINK, in_a_node * INFINIBAND)
+
 def parts(data, pipe, tensor):
     """Of one step: seconds of arithmetic, of tensor messages, of data messages, and the micro-batches of a data rank."""
     m = SEQUENCES // data  # one sequence each
     arithmetic = flops / (data * pipe * tensor) / RATE
     activations = 2 * CONTEXT * WIDTH  # bytes, in bfloat16
-    messages = m * 4 * LAYERS / pipe * ring_s(activations, tensor, NVLINK if tensor <= 8 else INFINIBAND)
+    messages = m * 4 * LAYERS / pipe * ring_s(activations, tensor, rate(tensor, 1))
     gradients = 4 * P / (pipe * tensor)  # bytes, in float32
-    return arithmetic, messages, ring_s(gradients, data, INFINIBAND), m
+    return arithmetic, messages, ring_s(gradients, data, rate(data, pipe * tensor)), m
 
 for plan in ((1024 // 64, 8, 8), (1024 // 16, 2, 8), (1024 // 16, 16, 1)):
     arithmetic, messages, reduction, m = parts(*plan)
@@ -135,7 +141,8 @@ for speed, (pipe, tensor) in best[:5]:
 
 # %% [markdown]
 # **Figure 1.** Speed by pipe and tensor (your model; hatched: does not fit, or has more data ranks than sequences). Look at the
-# top row: tensor 16 leaves the node, and every layer waits for InfiniBand. In the lower left corner the parameters do not fit.
+# top row: with tensor 16 each GPU has half the arithmetic of tensor 8 between its messages, and sends as many bytes in twice
+# as many pieces. In the lower left corner the parameters do not fit.
 # Just above that corner each GPU reduces the gradients of many parameters. A deep pipe looks nearly free: with fewer data
 # ranks, each has more micro-batches, so pipe 16 with tensor 8 has m = 64.
 #
