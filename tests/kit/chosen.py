@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 
 from lab.course.assignment import ROOT, default
 from lab.harness.test_index import Mark, marks
@@ -13,6 +14,12 @@ def all_marks() -> tuple[Mark, ...]:
     """The marks of all exercises, in the order of the assignment."""
     files = (ROOT / "tests" / f"{id.replace('.', '/test_')}.py" for id in default().exercises)
     return tuple(mark for file in files for mark in marks(file))
+
+
+def first_of_each_kind(ids: Collection[str]) -> set[str]:
+    """The first test of each kind but timing."""
+    found = {(m.id, m.kind): m.test for m in reversed(all_marks()) if m.id in ids and m.kind != "timing"}
+    return {*found.values()}
 
 
 class Cases:

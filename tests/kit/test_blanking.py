@@ -15,7 +15,7 @@ from lab.course.scoring import score
 from lab.harness.runner import Executor
 from lab.solution.forbidden import reachable
 
-from .chosen import Cases, all_marks
+from .chosen import Cases, all_marks, first_of_each_kind
 
 IMPL = ROOT / "reference"
 
@@ -78,8 +78,9 @@ def test_an_exercise_that_needs_many_stands_on_all_their_stand_ins(runner, cache
     full_points_without(runner, cache, list(default().exercise(id).needs), [id])
 
 
-# Of a numeric test a case on one rank and one on several; of a property one. A stand-in's speed is nobody's property.
-CASES = {mark.test: 2 if mark.kind == "numerics" else 1 for mark in all_marks() if mark.kind != "timing"}
+# Of each exercise a numeric test, on one rank and on several, and a property. A stand-in's speed is nobody's property.
+FIRST = first_of_each_kind(default().exercises)
+CASES = {mark.test: 2 if mark.kind == "numerics" else 1 for mark in all_marks() if mark.test in FIRST}
 
 
 def full_points_without(runner, cache, blank: list[str], asked: list[str]) -> None:

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection
 
 import pytest
 
@@ -19,7 +18,7 @@ from grader.sandbox import Sandbox, available
 from lab.course.assignment import ROOT, default
 from lab.harness.runner import Runner
 
-from .chosen import Cases, all_marks
+from .chosen import Cases, first_of_each_kind
 
 CANARY = "a-secret-of-the-graders-environment"
 EXPECTED = json.loads((ROOT / "examples" / "expected.json").read_text(encoding="utf-8"))
@@ -90,12 +89,6 @@ def test_the_reference_earns_everything_in_the_sandbox(tmp_path):
     assert {r.exercise for r in results} == {*ids} - {"flash_attention.speed"}, "all but the one of a GPU alone"
     assert not [(r.test, r.message) for r in results if r.outcome == "failed"]
     assert not list(_flags(results, ""))
-
-
-def first_of_each_kind(ids: Collection[str]) -> set[str]:
-    """The first test of each kind but timing."""
-    found = {(m.id, m.kind): m.test for m in reversed(all_marks()) if m.id in ids and m.kind != "timing"}
-    return {*found.values()}
 
 
 def one_of_each_file_of_probes() -> tuple[str, ...]:
