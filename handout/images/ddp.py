@@ -88,7 +88,7 @@ def ring() -> Picture:
 
 
 def collectives() -> Picture:
-    """What each rank has before and after the five collectives. A part is (number, the rank that it comes from)."""
+    """The parts of each rank before and after the five collectives: number and colour, by (rank, column)."""
     ranks = range(RANKS)
     own = {(r, c): (c, RANK_COLOURS[r]) for r in ranks for c in ranks}  # each rank has four parts of its own
     parts = {(r, r): (r, RANK_COLOURS[r]) for r in ranks}
@@ -263,7 +263,7 @@ def order() -> Picture:
 
 
 def seconds_sent(world: int, tree: bool = False, rate: float = 370.8e9, alpha_s: float = 5e-6) -> float:
-    """Of float32 gradients of PARAMETERS, in buckets of 25 MiB. A tree pays 2 log₂ W latencies a message."""
+    """Seconds to all-reduce float32 gradients in buckets of 25 MiB. A tree pays 2 log₂ W latencies per message."""
     bucket = 25 * 2**20
     messages = 4 * PARAMETERS / bucket
     if tree:

@@ -21,12 +21,16 @@ from handout.images import (  # noqa: E402
     mesh,
     mesh_costs,
     mixed_precision,
+    mixed_precision_memory,
     planning,
     zero,
 )  # fmt: skip
 from handout.images.moving import MOVING  # noqa: E402
 
-CHAPTERS = (journey, benchmarking, mixed_precision, flash_attention, ddp, zero, mesh, mesh_costs, planning)
+CHAPTERS = (
+    journey, benchmarking, mixed_precision, mixed_precision_memory, flash_attention, ddp, zero, mesh, mesh_costs,
+    planning,
+)  # fmt: skip
 PICTURES = tuple(draw for chapter in CHAPTERS for draw in chapter.PICTURES)
 
 if __name__ == "__main__":

@@ -185,55 +185,6 @@ def interleaved() -> Picture:
     return p
 
 
-def halves(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[list[tuple[str, int, int]]]:
-    """Of each rank: (what, micro-batch, start), each a unit long, with backward cut into dX and dW.
-
-    Forwards and dX follow 1F1B's order, as soon as they can. A rank does a dW where it would wait, or where it keeps
-    as many micro-batches as there are stages.
-    """
-    orders = [schedule_1f1b(r, stages, micro_batches) for r in range(stages)]
-    ranks = [list[tuple[str, int, int]]() for _ in range(stages)]
-    ended: dict[tuple[str, int, int], int] = {}  # by (kind, micro-batch, rank)
-    now = 0
-    while any(len(rank) < 3 * micro_batches for rank in ranks):
-        begun = []
-        for r, rank in enumerate(ranks):
-            done = [[i for what, i, _ in rank if what == kind] for kind in ("forward", "dX", "dW")]
-            place = len(done[0]) + len(done[1])
-            if place < len(orders[r]):
-                action = orders[r][place]
-                needs = (action.kind, action.micro_batch, r + (-1 if action.kind == "forward" else 1))
-                ready = not 0 <= needs[2] < stages or ended.get(needs, now + 1) <= now
-                if ready and (action.kind == "backward" or len(done[0]) - len(done[2]) < stages):
-                    rank.append(("forward" if action.kind == "forward" else "dX", action.micro_batch, now))
-                    begun.append((action.kind, action.micro_batch, r))
-                    continue
-            if len(done[2]) < len(done[1]):
-                rank.append(("dW", done[1][len(done[2])], now))
-        now += 1
-        ended |= dict.fromkeys(begun, now)
-    return ranks
-
-
-def zero_bubble() -> Picture:
-    """The work of the worked example with backward in two halves."""
-    ranks = halves()
-    length = max(start + 1 for rank in ranks for _, _, start in rank)
-    p = Picture("zero_bubble", WIDTH, 176, "Four stages and six micro-batches with backward cut in two halves")
-    p.words(16, 24, f"backward in two halves: {length}; 1F1B: {played('1f1b').length:g}", "ink bold")
-    unit, colours = 18.6, {"forward": BLUE, "dX": ORANGE, "dW": YELLOW}
-    for r, rank in enumerate(ranks):
-        y = 32 + 28 * r
-        p.words(16, y + 17, str(r), "soft small")
-        p.frame(30, y, unit * length, 25, kind="faint")
-        for what, micro_batch, start in rank:
-            x, w = 30 + unit * start, unit - 1
-            p.box(x, y, w, 25, colours[what], hatched=what == "dW")
-            p.words(x + w / 2, y + 17, str(micro_batch), "in small", "middle")
-    p.words(16, 166, "rows: ranks; blue: forward, orange: dX, hatched: dW", "soft small")
-    return p
-
-
 def alive(run: Simulation, rank: int) -> list[int]:
     """Activations that a rank keeps in each unit of time: forwards that have begun, less backwards that have ended."""
     rows = list(zip(run.ranks[rank], run.starts[rank], run.ends[rank], strict=True))
@@ -360,6 +311,6 @@ def pieces() -> Picture:
 
 
 PICTURES = (
-    grid, groups, matrices, conjugates, sequence, schedules, live, interleaved, zero_bubble, routing, exchanged,
+    grid, groups, matrices, conjugates, sequence, schedules, live, interleaved, routing, exchanged,
     ring_keys, balance, pieces,
 )  # fmt: skip

@@ -1,0 +1,113 @@
+"""Pictures of the chapter on mixed precision: the memory of a step, by the exercise accounting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lab.model.transformer import MODELS, SIZES
+from reference.mixed_precision.accounting import Account, accounting
+
+from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, Chart, Picture
+
+Moment = tuple[float, float, float, float, float]  # time; bytes of parameters, moments, gradients, activations
+
+
+def two_steps() -> list[Moment]:
+    """Memory over the first two float32 steps of GPT-2's size at batch 8, by `accounting`, without temporaries.
+
+    A block's forward takes 1, its backward 2, and both ends and AdamW 1 each.
+    """
+
+    def of(layers: int) -> Account:
+        config = replace(SIZES["small"], layers=layers)
+        return accounting(config, batch=8, context=1024, precision="float32")
+
+    layers = SIZES["small"].layers
+    whole, ends = of(layers), of(0)
+    block = (whole.activations - ends.activations) / layers
+    of_block = (whole.gradients - ends.gradients) / layers
+    half = ends.gradients / 2  # the head's, nearly; the embedding's come last
+    now = moments = gradients = kept = 0.0
+    points = list[Moment]()
+
+    def spend(time: float, more_kept: float = 0, more_gradients: float = 0, more_moments: float = 0) -> None:
+        nonlocal now, moments, gradients, kept
+        moments, gradients, kept = moments + more_moments, gradients + more_gradients, kept + more_kept
+        now += time
+        points.append((now, whole.parameters, moments, gradients, kept))
+
+    for first in (True, False):
+        spend(0)
+        for _ in range(layers):
+            spend(1, block)
+        spend(1, ends.activations)
+        spend(1, -ends.activations, half)
+        for _ in range(layers):
+            spend(2, -block, of_block)
+        spend(0, 0, half)
+        spend(0, 0, 0, whole.optimizer if first else 0)
+        spend(1)
+        spend(0, 0, -gradients)
+    return points
+
+
+def account() -> Picture:
+    """The memory of two steps over time, stacked."""
+    p = Picture("account", WIDTH, 372, "Memory of the first two steps of GPT-2's size at batch 8 over time, stacked")
+    points = two_steps()
+    last = points[-1][0]
+    c = Chart(p, (0, last), (0, 16), log_x=False, log_y=False)
+    c.bottom -= 46
+    c.axes("", "GiB, float32", {}, {y: str(y) for y in range(0, 17, 4)})
+    below = [0.0] * len(points)
+    for part, colour in ((1, BLUE), (2, ORANGE), (3, GREEN), (4, GREY)):
+        above = [low + point[part] / 2**30 for low, point in zip(below, points, strict=True)]
+        rim = [c.at(point[0], y) for point, y in zip(points, above, strict=True)]
+        rim += [c.at(point[0], y) for point, y in zip(reversed(points), reversed(below), strict=True)]
+        path = " L".join(f"{x:.1f} {y:.1f}" for x, y in rim)
+        for fill in (colour, "url(#hatch)")[: 1 + (part == 4)]:
+            p.parts.append(f'<path d="M{path}Z" fill="{fill}"/>')
+        below = above
+    for step, start in (("first step", 0.0), ("second step", last / 2)):
+        at, peak = max(((point[0], sum(point[1:])) for point in points if start <= point[0] <= start + last / 2),
+                       key=lambda found: found[1])  # fmt: skip
+        c.say(at, peak / 2**30, f"{peak / 2**30:.1f}", "middle", dy=-8)
+        x, y = c.at(start + last / 4, 0)
+        p.words(x, y + 38, step, "ink bold", "middle")
+        for name, middle in (("forward", start + 6), ("backward", start + 26)):
+            p.words(c.at(middle, 0)[0], y + 18, name, "soft small", "middle")
+    x, _ = c.at(last / 2, 0)
+    p.line(x, c.top, x, c.bottom, dashed=True)
+    p.words(16, 342, "blue: parameters; orange: moments; green: gradients", "soft")
+    p.words(16, 362, "hatched: what backward needs", "soft")
+    return p
+
+
+def activations() -> Picture:
+    """The share of activations in a step's memory over the context, for two models, whole and checkpointed."""
+    p = Picture("activations", WIDTH, 330, "The share of activations in the memory of a step, over the context")
+    c = Chart(p, (1024, 16384), (0, 1), log_y=False)
+    c.bottom -= 26
+    lengths = [2**i for i in range(10, 15)]
+    c.axes(
+        "context, tokens", "activations, share of a step's bytes", {n: f"{n // 1024}k" for n in lengths},
+        {y / 4: f"{y * 25} %" for y in range(5)},
+    )  # fmt: skip
+    left, half = c.at(1024, 0.5)
+    p.line(left, half, c.right, half)
+    for name, colour in (("small", ORANGE), ("7b", BLUE)):
+        for segment in (None, 1):
+            points = []
+            for n in (2 ** (10 + i / 8) for i in range(33)):
+                of_step = accounting(MODELS[name], batch=1, context=round(n), precision="bfloat16", segment=segment)
+                points.append((n, of_step.activations / of_step.total))
+            c.curve(points, colour, dashed=segment is not None)
+            for at in (points[i] for i in (0, 8, 16, 24, 32) if segment is None):
+                c.dot(*at, colour)
+    c.say(2048, 0.62, "0.16 billion", "end", dx=10, dy=-4)
+    c.say(8192, 0.66, "7 billion", "end", dx=-12, dy=0)
+    p.words(16, 320, "dashed: with a checkpoint per block", "soft")
+    return p
+
+
+PICTURES = (account, activations)
