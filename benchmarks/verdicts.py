@@ -78,9 +78,8 @@ def main() -> None:
                     "load": f"{sum(loads) / len(loads):.1f}",
                     "minutes": f"{(time.monotonic() - start) / 60:.1f}", "commit": commit()[:12],
                 }  # fmt: skip
-                if options.first:
-                    row = added(row, options.first)
-                table = keep([*rows, row])  # a run that is stopped has told what it saw
+                row = added(row, options.first)
+                table = keep([*rows, row])  # a run that is stopped keeps its seeds so far
                 print(row, flush=True)
             rows.append(row)
     runner.close()
@@ -89,7 +88,7 @@ def main() -> None:
 
 
 def added(row: dict, first: int) -> dict:
-    """This row and the one that was kept of its first seeds, as they were when this run began; else the row alone."""
+    """Add the counts of an earlier run that ended just before seed `first`, if there is one."""
     before = _BEFORE.get(row["stage"], {})
     if before.get("seeds") != first:
         return row

@@ -142,7 +142,7 @@ def standing(decisions: Iterable[Decision]) -> list[Decision]:
 
 
 def in_force(decisions: Iterable[Decision], assignment: Assignment) -> Policy | None:
-    """The policy in force; None if there is none yet."""
+    """Return the policy in force, or None before the first one."""
     texts = [str(d.value) for d in standing(decisions) if d.kind == "policy"]
     return read(texts[-1], assignment) if texts else None
 

@@ -47,7 +47,7 @@ def affected(runs: Collection[Run], graded: AllGraded, ids: Collection[str]) -> 
 
 
 def plan(why: Why) -> list[str]:
-    """What will be judged again: one line per reason, with the exercises that share it."""
+    """List the reasons for judging again, one line per reason, with the exercises that share it."""
     shared: dict[tuple[str, int], list[str]] = defaultdict(list)
     for (id, reason), count in Counter(item for exercises in why.values() for item in exercises.items()).items():
         shared[reason, count].append(id)

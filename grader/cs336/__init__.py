@@ -153,7 +153,7 @@ def own(root: Path) -> list[str]:
 
 
 def _lacks(message: str) -> str:
-    """What this machine lacks for the test, or "" if the test failed for another reason."""
+    """Name the thing that this machine lacks for the test; "" if the test failed for another reason."""
     if _NEEDS_CUDA.search(message):
         return "needs CUDA: the code asks for a GPU, and there is none in the sandbox"
     if found := _NEEDS_PYTHON.search(message):

@@ -118,7 +118,7 @@ def _pid_namespace() -> str:
 
 
 def _started(pid: int) -> str:
-    """The start time of a process, which differs for a later process with the same pid; "gone" if there is none."""
+    """Return a process's start time, which tells it from a later one with the same pid; "gone" without a process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

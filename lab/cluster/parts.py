@@ -15,7 +15,7 @@ DATA, PIPE = "data", "pipe"
 
 @dataclass(frozen=True)
 class Unit:
-    """What the data axis gathers and reduces in one collective: the embedding, one of `times` layers, or the head."""
+    """Parameters that the data axis gathers in one collective: the embedding, one of `times` layers, or the head."""
 
     forward: Block
     backward: Block

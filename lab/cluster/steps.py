@@ -113,7 +113,7 @@ def _by_units(job: Job, plan: Plan, group: range, part: Part, backward: bool, th
     """A forward or backward unit by unit. With ZeRO 3, each unit is gathered while the unit before it computes. After
     each unit's backward, its gradients are reduced.
 
-    then: parameters of the first unit of the next action; 0 if there is none.
+    then: parameters of the first unit of the next action, or 0 at the end.
     """
     units = part.units[::-1] if backward else part.units
     events = part.arrived(backward)

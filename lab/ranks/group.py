@@ -78,10 +78,7 @@ def gate(name: str) -> Tensor:
 
 
 def _always_ours(make: Any) -> Any:
-    """Wrap torch's function that makes groups: use our backend instead of Gloo, and report each group to the switch.
-
-    torch calls this function on every rank for every group.
-    """
+    """Wrap the function that torch calls on every rank for every group: use our backend, and report to the switch."""
 
     def call(size: int, rank: int, ranks: list, backend: Any, store: Any, name: str, *args: Any, **more: Any) -> Any:
         backend = BACKEND if "gloo" in str(backend) and not _plain else backend
@@ -180,8 +177,7 @@ class LedgerGroup(dist.ProcessGroup):
         """Write a row to the ledger, send `sends`, and return a Work; the answer is written to `into`.
 
         of: tensors whose size the row counts, by default `sends`. peer: rank within the group. gets: number of
-        elements to receive. opts: torch's options; they show whether the caller waits at once. details: further
-        entries of the header.
+        elements to receive. opts: torch's, which show whether the caller waits at once. details: more header entries.
         """
         counted, ranks = list(sends if of is None else of), self.ranks()
         if peer >= len(ranks):

@@ -1,14 +1,12 @@
 """The switch carries all messages between ranks, and runs in the process that judges them.
 
-A rank sends a frame to the switch for every operation it issues, every wait it begins, every poll of an unfinished
-operation, and when it has finished. The switch matches operations, reduces in rank order (so the bits are the same
-each time), and answers when the link would have carried the data. It records every message in the ledger; ranks cannot
-write there. Its queues show deadlocks and mismatches exactly.
+A rank sends a frame for every operation it issues, every wait it begins and every poll of an unfinished operation, and
+when it has finished. The switch matches operations, reduces in rank order (the same bits each time), and answers when
+the link would have carried the data. It alone writes the ledger. Its queues show deadlocks and mismatches exactly.
 
 Gates prove the order of work: a layer of a probe's model multiplies by numbers that only the switch knows, so a rank
-must request them to compute past that layer. `hold` delays answers: an operation issued between two gates is answered
-only when the rank requests the second gate. If the rank waits or polls before that, it stalls, and the switch records
-it in `stood_still`.
+must request them to compute past that layer. `hold` delays the answers to operations issued between two gates until the
+rank requests the second. If the rank waits or polls before that, it stalls, and `stood_still` records it.
 """
 
 from __future__ import annotations
@@ -44,11 +42,8 @@ class Switch:
         hold: Sequence[tuple[str, str]] = (),
         args: Sequence[bytes] = (),
     ):
-        """gates: numbers of each gate, by name. hold: pairs of gates between which answers are delayed.
-
-        args: packed arguments of each rank's probe, sent to it as the first frame. No other process of the sandbox
-        has them.
-        """
+        """gates: numbers of each gate, by name. hold: pairs of gates between which answers are delayed. args: packed
+        arguments of each rank's probe, sent to it as the first frame; no other process of the sandbox has them."""
         self.link = None if link is None or link.free else link
         self.factors, self.hold, self.args = dict(gates or {}), list(hold), args
         self.hang = ""  # explanation of a deadlock
@@ -76,10 +71,7 @@ class Switch:
             end.close()
 
     def serve(self, done: int, deadline: float, stop: Callable[[], None]) -> None:
-        """Carry messages until `done` is readable, or until `deadline` (time.monotonic()).
-
-        stop: called once, at a deadlock.
-        """
+        """Carry messages until `done` is readable or time.monotonic() is `deadline`. stop: called at a deadlock."""
         for end in self.ends:  # the ranks have their own copies now
             end.close()
         self._selector.register(done, selectors.EVENT_READ, None)
@@ -253,8 +245,7 @@ class Switch:
         """Keep the links of these ranks busy for `cost` seconds, then answer."""
         end = 0.0
         if self.link and len(parts) > 1:
-            ranks = [p.rank for p in parts]
-            start = self._begin(parts[0].row, ranks)
+            start = self._begin(parts[0].row, [p.rank for p in parts])
             end = start + cost
             for part in parts:
                 part.row.started_s, self._busy[part.rank] = start, end
