@@ -49,7 +49,7 @@ def dispatch(x: Tensor, experts: Tensor, n: int, *, group: dist.ProcessGroup | N
     rows, by one all-to-all with one row for each choice that was not dropped. Backward has one more, with a gradient
     for each row that arrived. Rows leave ordered by expert, then by assignment. The result is ordered by expert, then
     by source rank, then as sent, so it has the same bits every time. A rank may send nothing, and an expert may receive
-    nothing. Read counts by `lab.dryrun.host`, once: a dry run has none, and takes those of `balanced`.
+    nothing. If you read counts by `lab.dryrun.host`, once, `lab dryrun` can run this function with those of `balanced`.
 
     Raises ValueError unless E divides n.
     Source: Lepikhin et al. 2020, "GShard"; dropless: Gale et al. 2022, "MegaBlocks".

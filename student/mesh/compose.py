@@ -65,7 +65,7 @@ def train_step(
     micro-batches. Drop gradients of earlier steps first. Afterwards .grad is the gradient of this loss for every
     parameter on every rank. clip: called with `parallel` when gradients are complete, before optimizer.step().
 
-    Returns the mean cross entropy of the whole batch before the step, the same on every rank. Read it by
-    `lab.dryrun.host`: a dry run has none. Raises ValueError if the part does not divide into micro-batches.
+    Returns the mean cross entropy of the whole batch before the step, the same on every rank. If you read it by
+    `lab.dryrun.host`, `lab dryrun` can run this step. Raises ValueError if the part does not divide into micro-batches.
     """
     raise NotImplementedError("mesh.compose: Take one step on the whole batch")

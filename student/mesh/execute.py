@@ -35,8 +35,6 @@ def execute(
     rank send each other the tied gradient, directly and once. Drop input, output and graph of a micro-batch when
     backward no longer needs them. Chunks may have collectives of their own.
 
-    On Gloo and two ranks a step takes as long as one of torch's Schedule1F1B (1.00, spread 2 %), which joins each send
-    to the next receive, waits for both, and so needs no thread.
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2; for the
     tied weight Shoeybi et al. 2019, "Megatron-LM".
     """

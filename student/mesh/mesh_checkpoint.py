@@ -13,11 +13,12 @@ class MeshCheckpoint:
     """A folder with the state of a training run on a mesh, as it was last saved.
 
     Each number is saved once, by one of the ranks that hold it, under its place in the whole model. So a mesh of other
-    degrees, with another plan, finds it: on 4 ranks or on 16, sharded along data or not. Tensors are in one safetensors
-    file per rank, everything else is JSON, nothing is pickled, and no tensor is sent. `index.json` names the files of
-    the checkpoint. It is replaced atomically (os.replace) once all of them are on the disk (os.fsync), so a process
-    that is killed while saving, at any moment, leaves the previous checkpoint intact. All ranks of the mesh call save
-    and load together, on a folder that all of them see. When save returns on any rank, the new checkpoint is in place.
+    degrees, with another plan, finds it: on 4 ranks or on 16, sharded along data or not. Each rank writes its tensors
+    as safetensors, everything else is JSON, nothing is pickled, and no tensor is sent. One file, such as `index.json`,
+    names the files of the checkpoint. It is replaced atomically (os.replace) once all of them are on the disk
+    (os.fsync), so a process that is killed while saving, at any moment, leaves the previous checkpoint intact. All
+    ranks of the mesh call save and load together, on a folder that all of them see. When save returns on any rank, the
+    new checkpoint is in place.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
