@@ -22,8 +22,8 @@ from .chosen import Cases, first_of_each_kind
 
 CANARY = "a-secret-of-the-graders-environment"
 EXPECTED = json.loads((ROOT / "examples" / "expected.json").read_text(encoding="utf-8"))
-# Graded by test_gradescope.py; what these bombs meet, test_sandbox_limits.py tries.
-ELSEWHERE = ("half-done", "hostile-fork-bomb", "hostile-memory")
+# Graded by test_gradescope.py; what these bombs meet, test_sandbox_limits.py tries; `make hostile` has the last two.
+ELSEWHERE = ("half-done", "hostile-fork-bomb", "hostile-memory", "hostile-equal-to-everything", "hostile-library")
 GRADED = [name for name in EXPECTED if name not in ELSEWHERE]
 
 

@@ -1,6 +1,6 @@
 """The hostile corpus is well formed, and a grader that is fooled is told on.
 
-`make hostile` grades all of it; `test_examples.py` grades six attacks in a class.
+`make hostile` grades all of it; `test_examples.py` grades four attacks in a class.
 """
 
 from __future__ import annotations
