@@ -32,7 +32,7 @@ class LossScaler:
         self.finite_steps = 0  # in a row, since the scale last changed
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """Return loss · scale in float32: a float16 loss times 2¹⁶ would be infinite before backward begins."""
+        """Return loss · scale in float32: in float16 a loss of 1 or more times 2¹⁶ is infinite, before backward."""
         return loss.float() * self.scale
 
     def unscale(self, gradients: Iterable[Tensor | None]) -> bool:

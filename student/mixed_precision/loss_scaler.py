@@ -24,7 +24,7 @@ class LossScaler:
         raise NotImplementedError("mixed_precision.loss_scaler: write LossScaler.__init__")
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """Return loss · scale in float32: a float16 loss times 2¹⁶ would be infinite before backward begins."""
+        """Return loss · scale in float32: in float16 a loss of 1 or more times 2¹⁶ is infinite, before backward."""
         raise NotImplementedError("mixed_precision.loss_scaler: Return loss · scale in float32")
 
     def unscale(self, gradients: Iterable[Tensor | None]) -> bool:
