@@ -97,10 +97,12 @@ PARALLEL = {
     "embedding": ("vocab_parallel", "VocabParallelEmbedding"),
     "experts": ("expert_tensor", "TensorParallelExperts"),
 }
+DEFAULTS = {"enter": "copy_to", "leave": "reduce_from"}
+TAKES = {"column": ["enter"], "row": ["leave"], "mlp": [*DEFAULTS], "attention": [*DEFAULTS], "embedding": ["leave"]}
 
 
-def parallel(impl, kind: str, layer: nn.Module, group, sequence: bool = False) -> nn.Module:
-    """This rank's part of a whole layer."""
+def parallel(impl, kind: str, layer: nn.Module, group, sequence: bool = False, **given) -> nn.Module:
+    """This rank's part of a whole layer. given: its enter and leave."""
     if sequence:
         return impl.mesh.tensor_parallel.tensor_parallel_block(layer, group, sequence=True)
     if kind == "block":
@@ -108,20 +110,28 @@ def parallel(impl, kind: str, layer: nn.Module, group, sequence: bool = False) -
         layer.mlp = parallel(impl, "mlp", layer.mlp, group)
         return layer
     module, name = PARALLEL[kind]
-    return getattr(getattr(impl.mesh, module), name)(layer, group)
+    return getattr(getattr(impl.mesh, module), name)(layer, group, **given)
 
 
 def part(impl, kind: str, sizes: dict, state: dict, x: list, dy: list, groups: list, layouts: dict,
          sequence: bool = False) -> dict:  # fmt: skip
-    """A rank's part of a layer, forward and backward. x, dy: by rank; layouts: of both."""
-    group, rank = group_of(groups), dist.get_rank()
+    """A rank's part of a layer, forward and backward. x, dy: by rank; layouts: of both.
+
+    In a group the part is given its enter and leave. "unused": those that forward did not call once.
+    """
+    group, rank, used = group_of(groups), dist.get_rank(), []
+
+    def noted(name: str):
+        return lambda x, group: used.append(name) or function(impl, DEFAULTS[name])(x, group)
+
+    given = {name: noted(name) for name in TAKES.get(kind, []) if groups}
     layer, around = whole(kind, sizes)
     layer.load_state_dict(state)
     attended: list = []
     if kind == "attention":
         attend, config = layer.attend, layer.config
         layer.attend = lambda *args: attended.append(1) or attend(*args)
-    own = parallel(impl, kind, layer, group, sequence)
+    own = parallel(impl, kind, layer, group, sequence, **given)
     norms: list = []
     for name, module in own.named_modules():
         if name.endswith("_norm"):
@@ -132,18 +142,18 @@ def part(impl, kind: str, sizes: dict, state: dict, x: list, dy: list, groups: l
     theirs = Theirs(x=x, dy=dy, **parameters)
     gates.mark("forward")
     y = own(x, *around)
+    unused = [name for name in given if used.count(name) != 1]
     gates.mark("backward")
     wanted = {f"gradient of {name}": p for name, p in parameters.items()} | ({"dx": x} if x.requires_grad else {})
     found = theirs.gradients([y], wanted, [dy], again=AGAIN)
     gates.mark("finish")
     for name, p in parameters.items():
         p.grad = found[f"gradient of {name}"]
-    before = {name: p.grad.clone() for name, p in parameters.items() if sequence}
     if sequence:
         partial = impl.mesh.tensor_parallel.partial_parameters(own)
         impl.mesh.sequence_parallel.sum_partial_gradients(partial, group)
     return {
-        "y": y.detach(), "dx": found.get("dx"), "callers": theirs.seen(), "before": before, "norms": norms,
+        "y": y.detach(), "dx": found.get("dx"), "callers": theirs.seen(), "norms": norms, "unused": unused,
         "parameters": {name: p.detach() for name, p in parameters.items()},
         "gradients": {name: p.grad for name, p in parameters.items()},
         "attended": len(attended), "whole": kind == "attention" and own.config == config,

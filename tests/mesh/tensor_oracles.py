@@ -93,6 +93,7 @@ def layer_is_as_whole(run, rng, expect, kind: str, drawn: tuple, size: int, grou
         has_its_part(got["parameters"], state, f"{kind}, rank {rank} of the world", place[rank], size, prefix)
     for rank, got in enumerate(ranks):
         what = f"{kind}, place {place[rank]} of {size}, in memory: {layouts.told(lie)}"
+        assert not got["unused"], f"{what}: the given {got['unused']} is not called just once in forward"
         for name, like in (("y", "y"), ("dx", "x")):
             if want[name] is not None:
                 close(
@@ -168,23 +169,13 @@ WAYS = {  # forward and backward
     "gather_sequence": ("gather", "scatter"),
     "scatter_sequence": ("scatter", "gather"),
 }
-OPERATIONS = {"sum": "all_reduce", "gather": "all_gather", "scatter": "reduce_scatter"}
-EXPECTED = {
-    "same": "what came in",
-    "sum": "the sum over the group",
-    "gather": "all ranks' tokens, in the order of the ranks",
-    "scatter": "the sum over ranks, of this rank's tokens",
-}
-
-
-def moved(way: str, tensors: list, place: int) -> torch.Tensor:
-    """What the rank at this place of a group gets."""
-    if way == "same":
-        return tensors[place]
-    if way == "gather":
-        return torch.cat(tensors, dim=1)
-    total = torch.stack(tensors).sum(0)
-    return total if way == "sum" else total.chunk(len(tensors), 1)[place]
+MOVES = {  # the operation, its result in words, and the result of the rank at this place of a group
+    "same": ("", "what came in", lambda tensors, place: tensors[place]),
+    "sum": ("all_reduce", "the sum over the group", lambda tensors, _: sum(tensors)),
+    "gather": ("all_gather", "all ranks' tokens, in the order of the ranks", lambda tensors, _: torch.cat(tensors, 1)),
+    "scatter": ("reduce_scatter", "the sum over ranks, of this rank's tokens",
+                lambda tensors, place: sum(tensors).chunk(len(tensors), 1)[place]),
+}  # fmt: skip
 
 
 def conjugate_is_right(run, rng, name: str, size: int, grouped: bool = False, dtype=torch.float32) -> list:
@@ -201,11 +192,11 @@ def conjugate_is_right(run, rng, name: str, size: int, grouped: bool = False, dt
     for rank, place, group in seats(world, groups):
         for (given, lie), got in zip(cases, ranks[rank], strict=True):
             for way, came, went in zip(WAYS[name], ("x", "dy"), ("y", "dx"), strict=True):
-                tensors = [given[came][r] for r in group]
+                tensors, (_, words, moved) = [given[came][r] for r in group], MOVES[way]
                 close(
-                    got[went], moved(way, [t.double() for t in tensors], place), moved(way, tensors, place),
+                    got[went], moved([t.double() for t in tensors], place), moved(tensors, place),
                     f"{name}, {went} of rank {rank} of {group}, in memory: {layouts.told(lie)}", factor=4,
-                    dims="batch, token, width", cause=f"expected {EXPECTED[way]}",
+                    dims="batch, token, width", cause=f"expected {words}",
                 )  # fmt: skip
     return [(rank, group, batch * tokens * width, ranks[rank]) for rank, _, group in seats(world, groups)]
 
@@ -215,10 +206,11 @@ def conjugate_sends_once(run, rng, name: str, size: int, grouped: bool = False, 
     for rank, group, elements, cases in conjugate_is_right(run, rng, name, size, grouped, dtype):
         for got in cases:
             for way, part in zip(WAYS[name], BOTH, strict=True):
-                want = [OPERATIONS[way], elements, group, str(dtype).removeprefix("torch.")] if way != "same" else None
+                operation, words, _ = MOVES[way]
+                want = [[operation, elements, group, str(dtype).removeprefix("torch.")]] if operation else []
                 sends(
-                    got["sent"][part], [want] if want else [], f"{name}, rank {rank}, {part}",
-                    f"expected {EXPECTED[way]} in one message", ("op", "elements", "group", "dtype"),
+                    got["sent"][part], want, f"{name}, rank {rank}, {part}", f"expected {words} in one message",
+                    ("op", "elements", "group", "dtype"),
                 )  # fmt: skip
 
 

@@ -14,23 +14,25 @@ import pytest
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from .carried import BOTH, all_send
+from .carried import all_send
 from .tensor_oracles import draw_block, draw_sizes, draw_state, keeps_its_share, layer_is_as_whole
 
 LINEAR = "mesh.parallel_linear"
 NEEDS = ["mesh.conjugates"]
 
 
-def draw(rng, kind: str, size: int, bias: bool) -> tuple:
+def draw(rng, kind: str, size: int, bias: bool = True) -> tuple:
     """Draw sizes, state, x and dy of a whole layer."""
+    if kind == "mlp":
+        return draw_block(rng, kind, size)
     sizes = {"rows": size * rng.integers(2, 3), "columns": size * rng.integers(4, 5), "bias": bias}
-    tokens = 2, rng.integers(1, 3)
+    tokens = [rng.integers(1, 3) for _ in range(rng.integers(1, 2))]
     x, dy = rng.normal(*tokens, sizes["columns"]), rng.normal(*tokens, sizes["rows"])
     return sizes, draw_state(rng, kind, sizes), x, dy
 
 
 @exercise(LINEAR, kind="numerics")
-@pytest.mark.parametrize("kind", ["column", "row"])
+@pytest.mark.parametrize("kind", ["column", "row", "mlp"])
 @pytest.mark.parametrize(("world", "bias"), [(1, True), (2, False), (3, True), ("groups", True)])
 def test_the_parts_together_are_the_whole_layer(run, rng, expect, kind, world, bias):
     size = 2 if world == "groups" else world
@@ -42,12 +44,6 @@ def test_parts_keep_dtype_and_whether_they_are_trained(run):
     for rank, got in enumerate(run(probes.frozen, world=2, replace=NEEDS)):
         odd = {name: told for name, told in got.items() if told != ["torch.bfloat16", False]}
         assert not odd, f"rank {rank}: of a frozen layer in bfloat16, (dtype, requires_grad) of parts are {odd}"
-
-
-@exercise(LINEAR, kind="numerics")
-@pytest.mark.parametrize(("size", "grouped"), [(1, False), (3, False), (2, True)])
-def test_swiglu_is_as_the_whole(run, rng, expect, size, grouped):
-    layer_is_as_whole(run, rng, expect, "mlp", draw_block(rng, "mlp", size), size, grouped, needs=NEEDS)
 
 
 @exercise(LINEAR, kind="numerics")
@@ -80,16 +76,11 @@ def test_each_rank_keeps_its_share_of_the_weights(run, rng, kind):
 
 
 @exercise(LINEAR, kind="property")
-@pytest.mark.parametrize(("kind", "forward"), [("column", 0), ("row", 1)])
-def test_a_column_sends_backward_and_a_row_forward(run, rng, expect, kind, forward):
-    drawn = _, _, x, dy = draw(rng, kind, 2, bias=True)
+@pytest.mark.parametrize(("kind", "forward", "backward"), [("column", 0, 1), ("row", 1, 0), ("mlp", 1, 1)])
+def test_a_column_sends_backward_a_row_forward_and_an_mlp_both(run, rng, expect, kind, forward, backward):
+    drawn = _, _, x, dy = draw(rng, kind, 2)
     one = [["all_reduce", (dy if kind == "row" else x).numel()]]
     ranks = layer_is_as_whole(run, rng, expect, kind, drawn, 2, needs=NEEDS)
-    all_send(ranks, {"forward": one * forward, "backward": one * (1 - forward)}, f"{kind}-parallel, ")
-
-
-@exercise(LINEAR, kind="property")
-def test_an_mlp_is_one_all_reduce_forward_and_one_backward(run, rng, expect):
-    drawn = _, _, x, _ = draw_block(rng, "mlp", 2)
-    ranks = layer_is_as_whole(run, rng, expect, "mlp", drawn, 2, needs=NEEDS)
-    all_send(ranks, {part: [["all_reduce", x.numel()]] for part in BOTH}, cause="gate and up share one entrance")
+    all_send(
+        ranks, {"forward": one * forward, "backward": one * backward}, f"{kind}, ", "gate and up share one entrance"
+    )

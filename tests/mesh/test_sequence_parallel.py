@@ -13,13 +13,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
 
 from . import probes_tensor as probes
 from .carried import BOTH as DIRECTIONS
-from .carried import all_send, asked, bytes_sent
+from .carried import asked
 from .tensor_oracles import (
     conjugate_is_right,
     conjugate_sends_once,
@@ -41,9 +40,9 @@ def test_one_direction_gathers_tokens_and_the_other_sums_and_cuts(run, rng, name
 
 
 def block_is_as_whole(run, rng, expect, size: int, grouped: bool = False) -> tuple:
-    """Judge a block of which each rank has its tokens; return sizes, x, and each rank's values and messages."""
-    drawn = sizes, _, x, _ = draw_block(rng, "block", size)
-    return sizes, x, layer_is_as_whole(run, rng, expect, "block", drawn, size, grouped, sequence=True, needs=NEEDS)
+    """Judge a block of which each rank has its tokens; return x, and each rank's values and messages."""
+    drawn = _, _, x, _ = draw_block(rng, "block", size)
+    return x, layer_is_as_whole(run, rng, expect, "block", drawn, size, grouped, sequence=True, needs=NEEDS)
 
 
 @exercise(SEQUENCE, kind="numerics")
@@ -89,32 +88,15 @@ def test_partial_gradients_are_summed_in_place_by_dtype(run, rng):
 @exercise(SEQUENCE, kind="property")
 def test_as_many_bytes_as_with_all_reduces_and_a_share_of_the_activations(run, rng, expect):
     size = rng.integers(2, 3)
-    _, x, ranks = block_is_as_whole(run, rng, expect, size)
+    x, ranks = block_is_as_whole(run, rng, expect, size)
     share = [len(x), x.shape[1] // size, x.shape[2]]
-    want = 4 * 2 * 2 * (size - 1) / size * x.numel()  # two all-reduces of x in float32
+    part_bytes = 4 * x.numel() // size  # by a ring, one of each sends as many bytes as an all-reduce of x
+    want = [["all_gather", part_bytes]] * 2 + [["reduce_scatter", part_bytes]] * 2
     for rank, got in enumerate(ranks):
         for part in DIRECTIONS:
             rows = sorted(got["sent"][part], key=lambda row: row["op"])
-            sent = bytes_sent(rows)
-            sends(rows, [["all_gather"]] * 2 + [["reduce_scatter"]] * 2, f"rank {rank}, {part}", fields=["op"])
-            measured(f"bytes that a rank of {size} sends, {part}", sent, want, "bytes")
-            assert sent == pytest.approx(want), (
-                f"rank {rank}, {part}: {sent:.0f} bytes by a ring, expected {want:.0f}, those of two all-reduces"
-            )
+            sends(rows, want, f"rank {rank} of {size}, {part}", "one pair for each half of the block", ["op", "bytes"])
         assert got["norms"] == [[share, share]] * 2, (
             f"rank {rank} of {size}: the norms' inputs and outputs are {got['norms']}, expected {share}, a share of "
             "the tokens: gather behind the norm, not before it"
         )
-
-
-@exercise(SEQUENCE, kind="property")
-def test_gradients_of_all_norms_are_summed_in_one_message(run, rng, expect):
-    sizes, _, ranks = block_is_as_whole(run, rng, expect, rng.integers(2, 3))
-    all_send(ranks, {"finish": [["all_reduce", 2 * sizes["width"]]]}, cause="sum both norms' gradients in one message")
-    for rank, got in enumerate(ranks):
-        for name in [name for name in got["gradients"] if "norm" in name]:
-            total = torch.stack([r["before"][name] for r in ranks]).double().sum(0)
-            close(got["gradients"][name], total, total.float(), f"rank {rank}, {name}", cause="the sum over ranks")
-            assert torch.equal(got["gradients"][name], ranks[0]["gradients"][name]), (
-                f"{name} has another gradient on rank {rank} than on rank 0: the replicas of a norm drift apart"
-            )

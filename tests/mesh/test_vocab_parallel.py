@@ -77,7 +77,6 @@ def loss_is_as_whole(run, rng, expect, logits: torch.Tensor, targets: torch.Tens
     for rank, got in enumerate(told):
         what = f"rank {rank}, place {place[rank]} of {size}, logits of up to {height:.3g}, {logits.dtype}, in memory: "
         what += layouts.told(lie)
-        assert got["loss"].shape == (), f"{what}: a loss of shape {tuple(got['loss'].shape)}, expected ()"
         assert got["loss"].dtype == torch.float32, f"{what}: the loss is {got['loss'].dtype}, expected float32"
         close(
             got["loss"], want["loss"], plain["loss"], f"{what}, loss", factor=10,
