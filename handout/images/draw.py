@@ -15,6 +15,7 @@ sys.path.insert(0, str(HERE.parent.parent))
 
 from handout.images import (  # noqa: E402
     benchmarking,
+    benchmarking_costs,
     ddp,
     flash_attention,
     journey,
@@ -28,8 +29,8 @@ from handout.images import (  # noqa: E402
 from handout.images.moving import MOVING  # noqa: E402
 
 CHAPTERS = (
-    journey, benchmarking, mixed_precision, mixed_precision_memory, flash_attention, ddp, zero, mesh, mesh_costs,
-    planning,
+    journey, benchmarking, benchmarking_costs, mixed_precision, mixed_precision_memory, flash_attention, ddp, zero,
+    mesh, mesh_costs, planning,
 )  # fmt: skip
 PICTURES = tuple(draw for chapter in CHAPTERS for draw in chapter.PICTURES)
 

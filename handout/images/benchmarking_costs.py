@@ -1,0 +1,110 @@
+"""Pictures of the chapter on benchmarking: what layers should cost, and what one block took (MEASURED, on a CPU)."""
+
+from __future__ import annotations
+
+from lab.cluster.hardware import cluster
+
+from .picture import BLUE, GREY, ORANGE, WIDTH, Chart, Picture
+
+A100 = cluster("dgx-a100", 8).device
+ASK = 10e-6  # seconds that the host needs to ask for a kernel, as in Figure 1
+
+# Measured in float32 on one core of a busy CPU, medians of 21 runs, each operator of a block of SIZES["small"] alone on
+# 1,024 tokens: ms of CPU time into fresh memory, and into memory used before (masked_fill_ for masked_fill); FLOPs of
+# products, and bytes that move.
+PEAK, BANDWIDTH = 71.0e9, 13.8e9  # of the same core, in the same run: a product of 2,048³, and a scaled copy of 50 MB
+SCORES = 12 * 1024**2
+MEASURED = (
+    ("q_proj", 18.4, 16.9, 2 * 1024 * 768**2, 4 * (2 * 1024 * 768 + 768**2)),
+    ("q kᵀ", 66.0, 28.0, 2 * SCORES * 64, 4 * (2 * 12 * 1024 * 64 + SCORES)),
+    ("div", 40.5, 7.1, 0, 8 * SCORES),
+    ("masked_fill", 66.1, 23.9, 0, 8 * SCORES + 1024**2),
+    ("softmax", 55.5, 20.1, 0, 8 * SCORES),
+    ("p v", 28.8, 29.0, 2 * SCORES * 64, 4 * (2 * 12 * 1024 * 64 + SCORES)),
+    ("gate_proj", 46.2, 45.5, 2 * 1024 * 768 * 2048, 4 * (1024 * (768 + 2048) + 768 * 2048)),
+)
+
+
+def layer(width: int, tokens: float) -> float:
+    """The least seconds of one linear layer of a long chain, in 16 bits: asking, bytes or arithmetic."""
+    flops, moved = 2 * tokens * width**2, 2 * (width**2 + 2 * tokens * width)
+    return max(ASK, flops / A100.peak_flops, moved / A100.hbm_bytes_per_s)
+
+
+def doubling() -> Picture:
+    p = Picture("doubling", WIDTH, 340, "Time of a linear layer over the number of tokens: flat at first, then rising")
+    c = Chart(p, (1, 16384), (5, 2000))
+    c.bottom, c.right = c.bottom - 4, c.right - 6
+    c.axes(
+        "tokens in a batch", "µs a layer, at least; A100, bfloat16",
+        {4**i: f"{4**i:,}" for i in range(8)}, {y: f"{y:,}" for y in (10, 100, 1000)},
+    )  # fmt: skip
+    for width, colour, dashed in ((4096, BLUE, False), (1024, ORANGE, True)):
+        c.curve([(2 ** (i / 8), 1e6 * layer(width, 2 ** (i / 8))) for i in range(8 * 14 + 1)], colour, dashed)
+        for tokens in (8, 4096) if width == 4096 else ():
+            (x, y), (right, above) = (c.at(n, 1e6 * layer(width, n)) for n in (tokens, 2 * tokens))
+            p.line(x, y, right, y)
+            p.line(right, y, right, above, arrow=y - above > 8)
+            for n in (tokens, 2 * tokens):
+                c.dot(n, 1e6 * layer(width, n), colour)
+            times = layer(width, 2 * tokens) / layer(width, tokens)
+            p.words((x + right) / 2 - (0 if tokens == 8 else 30), above - 14, f"× {times:.2f}", "ink bold",
+                    "middle" if tokens == 8 else "end")  # fmt: skip
+    c.say(1.3, 1e6 * layer(4096, 1), "width 4,096: weights' bytes", dy=-34)
+    c.say(1.3, 10, "width 1,024: the host asks, 10 µs", dy=20)
+    c.say(1300, 300, "arithmetic", "end", dx=-8, dy=-26)
+    return p
+
+
+def fused() -> Picture:
+    """The traffic of silu(g) · u between memory and kernels, in two kernels and in one."""
+    p = Picture("fused", WIDTH, 256, "silu(g) · u: two kernels move five numbers of memory, one kernel moves three")
+    rows = (  # left edge, name, numbers in memory, kernels as (left, width, name), moves as (number, shift, read)
+        (16, "two kernels", ("g", "silu(g)", "u", "out"), ((0, 84, "silu"), (94, 144, "multiply")),
+         ((0, 0, True), (1, -16, False), (1, 16, True), (2, 0, True), (3, 0, False))),
+        (286, "one kernel", ("g", "u", "out"), ((0, 140, "silu, multiply"),),
+         ((0, 0, True), (1, 0, True), (2, 0, False))),
+    )  # fmt: skip
+    for left, name, memory, kernels, moves in rows:
+        cell = 61 if len(memory) == 4 else 48
+        p.words(left, 24, name, "ink bold")
+        for i, words in enumerate(memory):
+            p.box(left + cell * i, 36, cell - 6, 34, BLUE, words)
+        for start, wide, words in kernels:
+            p.box(left + start, 136, wide, 34, ORANGE, words)
+        for i, shift, read in moves:
+            x = left + cell * i + (cell - 6) / 2 + shift
+            p.line(x, *(73, x, 132) if read else (133, x, 74), arrow=True)
+        moved = 2 * 8192 * 2048 * len(moves)
+        took = moved / A100.hbm_bytes_per_s
+        p.words(left, 194, f"{len(moves)} moves: {moved / 1e6:.0f} MB", "ink")
+        p.words(left, 214, f"{1e6 * took:.0f} µs", "ink bold")
+    p.line(268, 14, 268, 216, dashed=True)
+    p.words(16, 242, "an arrow: a number of 2 bytes, 16.8 million times", "soft")
+    return p
+
+
+def measured() -> Picture:
+    """Operators of a block: the bound, what more they take, and what fresh memory adds."""
+    p = Picture(
+        "measured", WIDTH, 296, "Seven operators of a block: bound and measured time, and the cost of fresh pages"
+    )
+    ms = 2.9
+    p.words(16, 24, "one core of a CPU, ms", "soft")
+    p.words(424, 24, "bound / measured", "soft", "end")
+    for i, (name, fresh, old, flops, moved) in enumerate(MEASURED):
+        y = 38 + 31 * i
+        bound = 1e3 * max(flops / PEAK, moved / BANDWIDTH)
+        p.words(104, y + 17, name, "ink", "end")
+        known = max(bound, min(old, fresh))
+        p.box(112, y, fresh * ms, 24, GREY)
+        if fresh - known > 2:
+            p.box(112 + known * ms, y, (fresh - known) * ms, 24, ORANGE, hatched=True)
+        p.box(112, y, bound * ms, 24, BLUE)
+        p.words(424, y + 17, f"{bound:.0f} / {fresh:.0f}: {bound / fresh:.0%}".replace("%", " %"), "ink", "end")
+    p.words(16, 272, "blue: the bound; grey: what more it takes; hatched:", "soft")
+    p.words(16, 290, "what fresh pages of memory add", "soft")
+    return p
+
+
+PICTURES = (doubling, fused, measured)
