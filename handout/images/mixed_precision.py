@@ -13,7 +13,10 @@ from reference.mixed_precision.loss_scaler import LossScaler
 
 from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Chart, Picture
 
-FORMATS = (("float32", 8, 23), ("bfloat16", 8, 7), ("float16", 5, 10))
+FORMATS = (  # bits of exponent and of fraction, and the largest number
+    ("float32", 8, 23, 2.0**128), ("bfloat16", 8, 7, 2.0**128), ("float16", 5, 10, 65504.0), ("E5M2", 5, 2, 57344.0),
+    ("E4M3", 4, 3, 448.0),
+)  # fmt: skip
 LAYERS, INPUT, SAVED = 8, 1, 4  # the worked chain: layers, and what each has for input and keeps
 
 # Measured on a CPU in float32: gradients of the outputs of all linear layers of SIZES["tiny"], after 100 steps of AdamW
@@ -26,18 +29,37 @@ GRADIENTS = dict(enumerate((
 ), start=-45))  # fmt: skip
 
 
-def bits() -> Picture:
-    p = Picture("bits", WIDTH, 226, "The bits of float32, bfloat16 and float16: sign, exponent, fraction")
-    said = ("", "the range of float32, coarse steps", "finer steps, but nothing above 65,504")
-    for i, (name, exponent, fraction) in enumerate(FORMATS):
-        y, bit = 30 + 70 * i, 12.5
-        p.words(16, y - 6, name, "ink bold")
-        p.words(100, y - 6, said[i], "soft small")
-        p.box(16, y, bit - 2, 32, GREY, "±")
-        p.box(
-            16 + bit, y, exponent * bit - 2, 32, ORANGE, f"{exponent} exp." if exponent < 8 else f"{exponent} exponent"
-        )
-        p.box(16 + (1 + exponent) * bit, y, fraction * bit - 2, 32, BLUE, f"{fraction} fraction")
+def formats() -> Picture:
+    """The range of each dtype on a logarithmic axis, and its numbers from 1 to 2."""
+    p = Picture("formats", WIDTH, 420, "Five dtypes: their ranges on a logarithmic axis, and their numbers from 1 to 2")
+    left, right = 112.0, 424.0
+
+    def across(exponent: float) -> float:
+        return left + (exponent + 150) * (right - left) / 280
+
+    p.words(16, 22, "exponent + fraction", "soft")
+    p.words(right, 22, "range: powers of two", "soft", "end")
+    for i, (name, exponent, fraction, largest) in enumerate(FORMATS):
+        y, normal = 34 + 35 * i, 2 - 2 ** (exponent - 1)
+        p.words(16, y + 11, name, "ink bold")
+        p.words(16, y + 25, f"{exponent} + {fraction} bits", "soft small")
+        p.box(across(normal - fraction), y, across(normal) - across(normal - fraction), 22, YELLOW, hatched=True)
+        p.box(across(normal), y, across(math.log2(largest)) - across(normal), 22, ORANGE)
+    for at in (-126, -64, -14, 16, 64, 128):
+        p.words(across(at), 222, power(at), "soft small", "middle" if at < 128 else "end")
+    p.words(16, 246, "hatched: subnormal, with fewer digits", "soft")
+    p.words(right, 272, "numbers from 1 to 2", "soft", "end")
+    for i, (name, _, fraction, _) in enumerate(FORMATS):
+        y = 280 + 24 * i
+        p.words(16, y + 14, name, "ink bold")
+        if fraction > 8:
+            p.box(left, y, right - left, 18, BLUE, f"a number each {power(-fraction)}")
+            continue
+        for step in range(2**fraction + 1):
+            x = left + step * (right - left) / 2**fraction
+            p.line(x, y + 1, x, y + 17)
+    for at, anchor in ((1, "start"), (1.5, "middle"), (2, "end")):
+        p.words(left + (at - 1) * (right - left), 414, f"{at:g}", "soft small", anchor)
     return p
 
 
@@ -279,4 +301,4 @@ def offload() -> Picture:
     return p
 
 
-PICTURES = (bits, range_, gaps, stuck, scales, step, segments, chain, stairs, offload)
+PICTURES = (formats, range_, gaps, stuck, scales, step, segments, chain, stairs, offload)
