@@ -32,6 +32,31 @@ def planner() -> Picture:
     return p
 
 
+def rings() -> Picture:
+    """One of the eight rings of a group over two nodes: on NVLink in a node, and on a card of its own between them."""
+    p = Picture("rings", WIDTH, 326, "One of eight rings over two nodes of eight devices")
+    for node, (words, devices, cards, back) in enumerate(((22, 56, 112, 40), (310, 240, 192, 288))):
+        p.words(16, words, f"node {node}", "ink bold")
+        edge, to_card = (devices, 88) if node == 0 else (devices + 32, 238)
+        for i in range(8):
+            x = 16 + 52 * i
+            p.box(x, devices, 40, 32, BLUE, str(i))
+            p.box(x, cards, 40, 22, ORANGE if i == 0 else GREY, str(i))
+            if i < 7:
+                p.line(x + 40, devices + 16, x + 52, devices + 16, arrow=True)
+        p.parts.append(f'<path d="M400 {edge} V{back} H36 V{edge}" class="line" marker-end="url(#tip)"/>')
+        ends = (to_card, cards) if node == 0 else (cards + 22, devices)
+        p.line(28, ends[1], 28, ends[0], arrow=True)
+        p.line(44, ends[0], 44, ends[1], arrow=True)
+    p.line(28, 192, 28, 136, arrow=True)
+    p.line(44, 134, 44, 190, arrow=True)
+    inside, cards = H100.inside.bytes_per_s / 1e9, 8 * H100.between.bytes_per_s / 1e9
+    p.words(60, 158, f"border: eight rings, eight cards: {cards:.0f} GB/s", "soft")
+    p.words(60, 176, "orange: card 0, of ring 0; grey: those of rings 1 to 7", "soft small")
+    p.words(424, 310, f"NVLink of a device, all rings: {inside:.0f} GB/s", "soft", "end")
+    return p
+
+
 def network_roofs() -> Picture:
     """Share of the peak that sharded data parallelism allows, over the tokens of a rank, by where its ranks lie."""
     p = Picture("network_roofs", WIDTH, 300, "The roof of the network over the tokens of a data rank, by place")
@@ -121,4 +146,4 @@ def published() -> Picture:
     return p
 
 
-PICTURES = (planner, network_roofs, optimal, in_flight, bubble, published)
+PICTURES = (planner, rings, network_roofs, optimal, in_flight, bubble, published)
