@@ -9,6 +9,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lab.harness.calls import plain
 from lab.model.transformer import SIZES, Transformer
 
 
@@ -26,7 +27,7 @@ def table(impl: Any, tree: list, on_device: bool) -> dict:
                 events.append(again)
     listed = EventList(events, use_device="cuda" if on_device else None)
     listed._build_tree()
-    return _plain(impl.benchmarking.kernel_table.kernel_table(listed))
+    return plain(impl.benchmarking.kernel_table.kernel_table(listed))
 
 
 def _lay_out(tree: list, start: float, events: list[FunctionEvent]) -> float:
@@ -62,12 +63,4 @@ def real(impl: Any, ranges: list[str]) -> dict:
          bool(e.is_user_annotation)]
         for e in events
     ]  # fmt: skip
-    return {"events": raw, **_plain(impl.benchmarking.kernel_table.kernel_table(profiled.events()))}
-
-
-def _plain(table: Any) -> dict:
-    return {
-        "rows": [[str(r.range), str(r.name), int(r.calls), float(r.seconds)] for r in table.rows],
-        "share": float(table.product_share),
-        "shares": {str(name): float(share) for name, share in table.product_share_by_range.items()},
-    }
+    return {"events": raw, **plain(impl.benchmarking.kernel_table.kernel_table(profiled.events()))}

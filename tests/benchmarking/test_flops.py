@@ -59,43 +59,29 @@ def test_each_layer_forward_and_backward(run, rng, case):
             f"{name}, {DIRECTIONS[i]}: got {got[name][i]:,}, a run counts {expected[first]:,.0f} "
             f"({off[first] - 1:+.1%}); {len(off)} of {len(ratios)} counts are off (of {sizes}, batch {batch}, "
             f"context {context})",
-            why(off, sizes["layers"], batch, context),
+            why(off),
         )
+
+
+# Layers whose counts are off, how many times as much was counted if that is one number, and the likely cause.
+CAUSES = [
+    ({*NAMES}, 1 / 2, "a product of (m, k) and (k, n) is 2·m·k·n, and backward is two of them for each of forward's"),
+    ({*NAMES} - {*SQUARES}, 1 / 2, "each multiply-add is two operations: a product of (m, k) and (k, n) is 2·m·k·n"),
+    ({*SQUARES}, 2, "causal attention counts half of its matrix"),
+    ({*SQUARES}, None, "scores and values each count 2·batch·heads·context²·dim / 2: causal attention counts half"),
+    ({"k_proj", "v_proj"}, None, "the width of keys and values is kv_heads·dim"),
+    ({"head"}, None, "the head is 2·batch·context·width·vocabulary, once, not per block"),
+]
 
 
 @harmless
-def why(off: dict[tuple[str, int], float], layers: int, batch: int, context: int) -> str:
+def why(off: dict[tuple[str, int], float]) -> str:
     """One cause for all counts that are off. off: how many times as much was counted, by layer and direction."""
     names, ratio = {name for name, _ in off}, next(iter(off.values()))
-    both, alike = len(off) == 2 * len(names), max(off.values()) <= min(off.values()) * (1 + WITHIN)
-    is_ratio = lambda of: alike and abs(ratio / of - 1) <= WITHIN  # noqa: E731
-    if not any(off.values()):
-        return f"nothing is counted for {', '.join(n for n in NAMES if n in names)}: each is a product of matrices"
-    if {i for _, i in off} == {1} and names == {*NAMES} and is_ratio(1 / 2):
-        return "only backward is half: it is two products for each of forward's, one for each factor's gradient"
-    if {i for _, i in off} == {1} and names == {*NAMES}:
-        return "only backward is off: it is two products of the same size for each of forward's"
-    if both and {*NAMES} - {*SQUARES} <= names and is_ratio(1 / 2):
-        return "each multiply-add is two operations: a product of (m, k) and (k, n) is 2·m·k·n"
-    if names == {*SQUARES} and context % 2 and any(abs(ratio - 1 + 1 / c) < 1e-9 for c in (context, context**2)):
-        return f"as where the context, {context}, or its square, both odd, is halved with rounding: multiply first"
-    if names == {*SQUARES} and is_ratio(2):
-        return "scores and values are twice as much: causal attention counts half of its matrix"
-    if names == {*SQUARES} and is_ratio(1 / context):
-        return "scores and values are short by the context: they grow with its square"
-    if names == {*SQUARES}:
-        return "scores and values each count 2·batch·heads·context²·dim / 2, since causal attention counts half"
-    if names == {"k_proj", "v_proj"}:
-        return "only keys and values are off: their width is kv_heads·dim"
-    if names == {"head"}:
-        once = (
-            f"it is counted {layers} times, but is there once, not per block" if layers > 1 and is_ratio(layers) else ""
-        )
-        return f"only the head is off: {once or 'it is 2·batch·context·width·vocabulary, once, not per block'}"
-    if names == {*NAMES} - {"head"} and layers > 1 and is_ratio(1 / layers):
-        return f"this is one block's: there are {layers}, and one head"
-    if batch > 1 and both and is_ratio(1 / batch):
-        return "the batch is left out: batch·context tokens are the rows of each linear layer"
+    alike = max(off.values()) <= min(off.values()) * (1 + WITHIN)
+    for layers, times, cause in CAUSES:
+        if layers == names and (times is None or (alike and abs(ratio / times - 1) <= WITHIN)):
+            return cause
     return "a product of (m, k) and (k, n) is 2·m·k·n, in every block; what are m, k and n here?"
 
 
@@ -110,10 +96,10 @@ def test_a_million_layers_are_counted_without_a_model(run, rng):
     )
     measured("layers that were counted", many, many)
     for name in NAMES:
-        square = name in SQUARES
+        square, blocks = name in SQUARES, (1, 1) if name == "head" else (many, few)
         for direction in (0, 1):
             one = want[name][direction] // (2 if square else 1)  # causal: by the conventions
-            expected = (16 if square else 4) * one * (1 if name == "head" else many) // (1 if name == "head" else few)
+            expected = (16 if square else 4) * one * blocks[0] // blocks[1]
             assert got[name][direction] == expected, (
                 f"{name}, {DIRECTIONS[direction]}, of {many:,} layers: got {got[name][direction]:,}, "
                 f"expected {expected:,}, exactly: a run of {few} counts {one:,} at a fourth of the context, so "

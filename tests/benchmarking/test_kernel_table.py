@@ -21,7 +21,7 @@ from . import probes_profile as probes
 
 TABLE = "benchmarking.kernel_table"
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::_scaled_mm")
-OTHERS = ("aten::softmax", "aten::add", "aten::mul", "aten::copy_", "aten::matmul")
+OPERATORS = (*PRODUCTS, "aten::softmax", "aten::add", "aten::mul", "aten::copy_", "aten::matmul")
 RANGES = ("forward", "backward", "attention", "gemm")  # a range is no product, whatever it is called
 KERNELS = ("sm90_xmma_gemm", "elementwise_kernel", "cutlass_tile", "reduce_kernel", "triton_fused")
 
@@ -31,7 +31,7 @@ def draw(rng, depth: int, on_device: bool, inside: str = "") -> list:
     nodes = []
     for _ in range(rng.integers(2, 3)):
         is_range = depth > 1 and rng.uniform(0, 1) < 0.5
-        names = RANGES if is_range else PRODUCTS + OTHERS
+        names = RANGES if is_range else OPERATORS
         name = rng.choice([n for n in names if n != inside])
         kernels = []
         if on_device and not is_range:
@@ -39,20 +39,6 @@ def draw(rng, depth: int, on_device: bool, inside: str = "") -> list:
         children = draw(rng, depth - 1, on_device, name) if depth else []
         nodes.append([name, is_range, float(2 * rng.integers(3, 400)), kernels, children])
     return nodes
-
-
-def is_product(operator: str, kernel: str) -> bool:
-    return operator in PRODUCTS
-
-
-# What else may be taken for a product.
-OTHERWISE = {
-    "aten::matmul counts too, which leaves the work to those in MATRIX_PRODUCTS": lambda operator, kernel: (
-        operator in (*PRODUCTS, "aten::matmul")
-    ),
-    "a kernel counts by its own name, not by the operator that launched it": lambda operator, kernel: "gemm" in kernel,
-    "everything counts": lambda operator, kernel: True,
-}
 
 
 def pieces(nodes: list, on_device: bool, inside: str = "") -> Iterator[tuple[str, str, str, float]]:
@@ -63,31 +49,26 @@ def pieces(nodes: list, on_device: bool, inside: str = "") -> Iterator[tuple[str
         yield from pieces(children, on_device, name if is_range else inside)
 
 
-def tabulate(pieces: Iterable[tuple[str, str, str, float]], counts=is_product) -> tuple[dict, dict, dict]:
+def tabulate(pieces: Iterable[tuple[str, str, str, float]]) -> tuple[dict, dict, dict]:
     """{(range, name): [calls, seconds]}, {range: seconds}, {range: seconds of products}."""
     rows, total, products = defaultdict(lambda: [0, 0.0]), defaultdict(float), defaultdict(float)
     for inside, operator, what, microseconds in pieces:
         rows[inside, what][0] += 1
         rows[inside, what][1] += microseconds / 1e6
         total[inside] += microseconds / 1e6
-        products[inside] += microseconds / 1e6 * counts(operator, what)
+        products[inside] += microseconds / 1e6 * (operator in PRODUCTS)
     return rows, total, products
 
 
-def check(got: dict, rows: dict, total: dict, products: dict, others: dict[str, dict] | None = None) -> None:
-    """others: seconds of products by range, by what would have been taken for one."""
-    mine = {(r, n): [calls, seconds] for r, n, calls, seconds in got["rows"]}
+def check(got: dict, rows: dict, total: dict, products: dict) -> None:
+    mine = {(row["range"], row["name"]): (row["calls"], row["seconds"]) for row in got["rows"]}
     assert len(mine) == len(got["rows"]), "two rows of one range and name"
-    missing, extra = sorted(set(rows) - set(mine)), sorted(set(mine) - set(rows))
-    for inside, name in missing:
+    for inside, name in sorted(set(rows) - set(mine)):
         others = ", ".join(repr(r) for r, n in sorted(mine) if n == name) or "none"
         raise AssertionError(f"no row for {name!r} in range {inside!r}; ranges that have one: {others}")
-    if extra:
-        inside, name = extra[0]
-        kernels = name in PRODUCTS + OTHERS and not {n for _, n in rows} & {*PRODUCTS, *OTHERS}
-        why = "this profile has kernels, so rows are kernels, and " if kernels else ""
-        why += "an operator that launched none has no row" if kernels else "no such kernel or operator ran there"
-        raise AssertionError(f"a row for {name!r} in range {inside!r}: {why}")
+    for inside, name in sorted(set(mine) - set(rows)):
+        kernels = ", and rows are kernels" if name in OPERATORS and not {n for _, n in rows} & {*OPERATORS} else ""
+        raise AssertionError(f"a row for {name!r} in range {inside!r}: no such kernel or operator ran there{kernels}")
     for (inside, name), (calls, seconds) in rows.items():
         c, s = mine[inside, name]
         assert c == calls, f"{name!r} in range {inside!r}: {c} calls, expected {calls}"
@@ -95,27 +76,16 @@ def check(got: dict, rows: dict, total: dict, products: dict, others: dict[str, 
             f"{name!r} in range {inside!r}: {s * 1e6:.1f} µs, expected {seconds * 1e6:.1f}: each piece of time once, "
             "without what was called from there"
         )
-    orders = {
-        "seconds, the shortest first": [s for *_, s in got["rows"]],
-        "how often each was called": [-c for _, _, c, _ in got["rows"]],
-        "names": [n for _, n, *_ in got["rows"]], "ranges": [r for r, *_ in got["rows"]],
-    }  # fmt: skip
-    told = next((f"they are in the order of {o}" for o, v in orders.items() if v == sorted(v)), "they are in no order")
-    times = [seconds for *_, seconds in got["rows"]]
-    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(times)), f"rows: the longest first; {told}"
-    everything = sum(total.values())
-    shares = {"everything": (got["share"], sum(products.values()) / everything if everything else 0.0)}
-    assert set(got["shares"]) == set(total), f"shares of ranges {sorted(got['shares'])}, expected {sorted(total)}"
-    shares |= {f"range {r!r}": (got["shares"][r], products[r] / total[r] if total[r] else 0.0) for r in total}
-    for where, (share, expected) in shares.items():
+    times = [row["seconds"] for row in got["rows"]]
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(times)), f"rows: the longest first, these take {times} s"
+    by_range = got["product_share_by_range"]
+    assert set(by_range) == set(total), f"shares of ranges {sorted(by_range)}, expected {sorted(total)}"
+    shares = {f"range {r!r}": (by_range[r], products[r], total[r]) for r in total}
+    shares["everything"] = got["product_share"], sum(products.values()), sum(total.values())
+    for where, (share, of_products, of_all) in shares.items():
+        expected = of_products / of_all if of_all else 0.0
         measured("share of matrix products in a profile", share, expected)
-        met = [
-            cause for cause, seconds in (others or {}).items()
-            if where == "everything" and everything and abs(share - sum(seconds.values()) / everything) <= 1e-6
-        ]  # fmt: skip
-        assert abs(share - expected) <= 1e-6, (
-            f"matrix products take {expected:.4f} of {where}, got {share:.4f}{': as if ' + met[0] if met else ''}"
-        )
+        assert abs(share - expected) <= 1e-6, f"matrix products take {expected:.4f} of {where}, got {share:.4f}"
 
 
 @exercise(TABLE, kind="numerics")
@@ -128,15 +98,13 @@ def test_every_microsecond_is_counted_once_and_in_its_range(run, rng, case, wher
         tree.append(["aten::mm", False, 10.0, [["a_kernel_of_no_name", 77.0]], []])
     tree.append(["idle", True, 2.0, [], [["aten::mm", False, 0.0, [["instant", 0.0]] * on_device, []]]])  # share: 0
     tree.append(["empty", True, 4.0, [], []])  # no share
-    taken = [*pieces(tree, on_device)]
-    others = {cause: tabulate(taken, counts)[2] for cause, counts in OTHERWISE.items()}
-    check(run(probes.table, tree, on_device), *tabulate(taken), others)
+    check(run(probes.table, tree, on_device), *tabulate(pieces(tree, on_device)))
 
 
 @exercise(TABLE, kind="numerics")
 def test_a_profile_of_nothing_is_an_empty_table(run):
     got = run(probes.table, [], False)
-    assert got == {"rows": [], "share": 0.0, "shares": {}}, f"no events: {got}"
+    assert got == {"rows": [], "product_share": 0.0, "product_share_by_range": {}}, f"no events: {got}"
 
 
 @exercise(TABLE, kind="property")
