@@ -19,8 +19,7 @@ class SplitOptimizer(torch.optim.Optimizer):
     update of a number depends only on that number, its gradient and its state. Then the step equals that of
     `optimizer_cls` bit for bit; with fused implementations, whose vectors start at other offsets in a piece, to within
     1 ulp per step. `param_groups` have the whole tensors, and no gradient is kept. `state` and state_dict() are by
-    piece, so they fit only a group of the same size. On Gloo a step takes 1.1 (2 ranks) to 1.5 (4 ranks) times as long
-    as that of torch's fastest ZeroRedundancyOptimizer, since W pieces per tensor are up to W times as many messages.
+    piece, so they fit only a group of the same size.
     Source: Rajbhandari et al. 2019, "ZeRO", section 5.1.
     """
 
@@ -78,7 +77,7 @@ class SplitOptimizer(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state_dict of the pieces, in the form of `ShardedOptimizer`."""
+        """Return the state_dict of the pieces."""
         assert self.sharded is not None
         return self.sharded.state_dict()
 

@@ -24,8 +24,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
     `param_groups` hold the tensors of all ranks, as those of `optimizer_cls` do, so zero_grad() clears every gradient
     and a scheduler reaches every hyperparameter. `state` has this rank's tensors only, and no gradient is kept. The
     step equals that of `optimizer_cls` bit for bit, if `optimizer_cls` treats each tensor by itself (LBFGS does not).
-    On Gloo a step takes 1.0 to 1.2 times as long as torch's with `parameters_as_bucket_view`, which moves the
-    parameters into one buffer per owner and sends that in one message; here the parameters stay where they are.
     Source: Rajbhandari et al. 2019, "ZeRO", section 5.1; tensors stay whole, as in torch's ZeroRedundancyOptimizer.
     """
 

@@ -92,8 +92,8 @@ class FSDP(nn.Module):
     storage of `full`, and gathering fills the same storage again.
 
     Each use of a layer all-gathers a unit twice and reduce-scatters it once, with n elements per rank each time: 1.5
-    times the bytes of data parallelism. Without gradients (eval, no_grad, frozen) there is no reduce-scatter, and
-    without backward only one gather. At most two layers are whole at once. A layer may be used several times in a step,
+    times the bytes of data parallelism. Without gradients (no_grad, frozen) there is no reduce-scatter, and without
+    backward only one gather. At most two layers are whole at once. A layer may be used several times in a step,
     also under torch.utils.checkpoint. Gradients add up over several backwards before a step. Parameters are attributes
     of their modules only while their layer computes.
 

@@ -33,7 +33,7 @@ class Checkpoint:
         """Save `module` and an `optimizer` of its parameters, whose `state` on each rank has that rank's tensors only.
 
         gathered=False: every rank writes one file with its own state and a part of the parameters; no tensor is sent.
-        gathered=True: rank 0 receives all tensors and writes one file. extra: anything else that load() should return
+        gathered=True: one rank receives all tensors and writes one file. extra: anything else that load() should return
         and JSON can express, such as a scheduler's state_dict. Files of earlier saves, failed ones too, are removed at
         the end.
         """
