@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 
 import torch
 
-from lab.harness.diagnose import LOOKS, harmless
-from lab.harness.judge import Judged, never_holds
+from lab.harness.judge import measured, never_holds
 from lab.harness.trace import Trace
 
 from . import probes_optimizer as probes
@@ -90,23 +90,9 @@ def steps_as_the_whole(run, plan, kind, world, needs=(), hold=()) -> list[list[d
         rank: {**traces[rank].values, "rows": [step["rows"] for step in seen(traces[rank], len(plan["steps"]))]}
         for rank in plan.get("only") or range(world)
     }
-    try:
-        for rank, got in told.items():
-            same_steps(f"rank {rank} of {world}, {plan['optimizer']}", got, want, plan)
-    except AssertionError as error:
-        if cause := plan.get("only") and _right_where_the_group_is_the_world(run, plan, kind, needs):
-            raise Judged(str(error), cause) from None
-        raise
+    for rank, got in told.items():
+        same_steps(f"rank {rank} of {world}, {plan['optimizer']}", got, want, plan)
     return [seen(trace, len(plan["steps"])) for trace in traces] if len(told) == world else []
-
-
-@harmless
-def _right_where_the_group_is_the_world(run, plan, kind, needs) -> str:
-    steps_as_the_whole(run, {**plan, "only": []}, kind, len(plan["only"]), needs)
-    return (
-        "the same steps are right where the group is the world, so a rank of the world is taken for one of the group: "
-        "dist.get_rank() without group gives the world's"
-    )
 
 
 def seen(trace: Trace, steps: int) -> list[dict]:
@@ -183,7 +169,6 @@ def same_steps(what, got, want, plan) -> None:
                 f"worst in tensor {off[0]} of shape {tuple(tensors[off[0]].shape)} at flat index {worst}: got "
                 f"{float(his[worst]):.9g}, the unsharded optimizer has {float(tensor[worst]):.9g}: each tensor is "
                 "updated by its owner, by its own group's hyperparameters of this moment, and sent to all the others"
-                f"{_scheduled(want['changed'], step)}"
             )
         assert got["returned"][step] == want["returned"][step], (
             f"{what}: step {step} returned {got['returned'][step]}, expected {want['returned'][step]}: what the "
@@ -197,14 +182,6 @@ def same_steps(what, got, want, plan) -> None:
     assert got["listed"] == want["listed"], (
         f"{what}: tensors by group {got['listed']}, expected {want['listed']}: param_groups has those of all ranks"
     )
-
-
-@harmless
-def _scheduled(changed, step) -> str:
-    """A line if steps are right until a scheduler changes hyperparameters. changed: step → their names."""
-    if not changed[step] or changed[step - 1]:
-        return ""
-    return f"\n{LOOKS}right until the scheduler wrote other {' and '.join(changed[step])} into param_groups"
 
 
 def _listed(off, plan) -> str:
@@ -224,9 +201,36 @@ def sent_bytes(rows, rank, world) -> float:
             "all_gather": (world - 1) * row["bytes"],
             "all_reduce": 2 * (world - 1) / world * row["bytes"],
             "reduce_scatter": (world - 1) / world * row["bytes"],
-            "send": row["bytes"],
             "recv": 0,
             "barrier": 0,
         }
         total += share.get(row["op"], row["bytes"])
     return total
+
+
+def owned(run, plan, kind, world, needs=()) -> list[float]:
+    """Bytes of the tensors that each rank owns: those that it sends to each other rank in the plan's one step."""
+    (steps,) = zip(*steps_as_the_whole(run, plan, kind, world, needs), strict=True)
+    return [sent_bytes(step["rows"], rank, world) / (world - 1) for rank, step in enumerate(steps)]
+
+
+def sends_parameters_once(run, plan, kind, world, padding, needs=()) -> None:
+    """Assert that in each step all ranks send no more than their own tensors. padding: bytes that may be added."""
+    size = sum(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
+    for step, told in enumerate(zip(*steps_as_the_whole(run, plan, kind, world, needs), strict=True)):
+        sent = sum(sent_bytes(got["rows"], rank, world) for rank, got in enumerate(told))
+        measured(f"bytes that {world} ranks send in a step", sent, (world - 1) * (size + padding), "bytes", True)
+        ops = sorted({r["op"] for got in told for r in got["rows"]})
+        assert sent <= (world - 1) * (size + padding), (
+            f"step {step}: {world} ranks sent {sent:,.0f} bytes ({', '.join(ops)}); parameters of {size:,} bytes, each "
+            f"sent by its owner to {world - 1} others, take {(world - 1) * size:,}: gradients and frozen tensors are "
+            "equal already, and an all-reduce sends everything twice"
+        )
+
+
+def shares(amounts, world) -> list[int]:
+    """Sums per rank, sorted, if each amount in turn goes to the rank with the least."""
+    held = [0] * world  # a heap: the smallest is first
+    for amount in amounts:
+        heapq.heapreplace(held, held[0] + amount)
+    return sorted(held)

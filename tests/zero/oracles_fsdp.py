@@ -10,7 +10,7 @@ from lab.ranks import gates
 
 from ..ddp.chains import called
 from . import probes_fsdp
-from .probes_fsdp import DTYPES, Net
+from .probes_fsdp import DTYPES, METHODS, Net
 
 NEEDS = {"prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"], "gather": [], "zero2": []}  # by kind
 
@@ -52,13 +52,8 @@ def draw_numbers(rng, orders) -> dict[str, list[float]]:
 def whole_batch(plan, state, batches, optim, dtype, numbers) -> dict:
     """Train in one process on the batches of all ranks. dtype: for everything; 16-bit dtypes use float32 masters.
 
-    numbers: by which gates multiply.
+    numbers: by which gates multiply; none: without gates.
     """
-    with gates.answered(numbers):
-        return _whole_batch(plan, state, batches, optim, dtype)
-
-
-def _whole_batch(plan, state, batches, optim, dtype) -> dict:
     m = Net({**plan, "checkpoint": False})
     m.load_state_dict(state)
     mixed = dtype in ("bfloat16", "float16")
@@ -69,20 +64,21 @@ def _whole_batch(plan, state, batches, optim, dtype) -> dict:
     losses: list[list[float]] = [[] for _ in batches]
     evaluated = []
     kind = DTYPES[dtype] if mixed else None
-    for step in range(len(batches[0])):
-        optimizer.zero_grad()
-        for i in range(len(batches[0][step])):
-            m.begin(f"{step}.{i}")
-            for rank, told in zip(batches, losses, strict=True):
-                tokens, targets, order = rank[step][i]
-                value = probes_fsdp.loss(_forward(m, tokens, order, kind), targets)
-                told.append(float(value.detach()))
-                (value / len(rank[step]) / len(batches)).backward()
-        optimizer.step()
-        m.begin("")
-        with torch.no_grad():
-            outs = [_forward(m, rank[step][0][0], rank[step][0][2], kind) for rank in batches]
-            evaluated.append([out.double() for out in outs])
+    with gates.answered(numbers):
+        for step in range(len(batches[0])):
+            optimizer.zero_grad()
+            for i in range(len(batches[0][step])):
+                m.begin(f"{step}.{i}" if numbers else "")
+                for rank, told in zip(batches, losses, strict=True):
+                    tokens, targets, order = rank[step][i]
+                    value = probes_fsdp.loss(_forward(m, tokens, order, kind), targets)
+                    told.append(float(value.detach()))
+                    (value / len(rank[step]) / len(batches)).backward()
+            optimizer.step()
+            m.begin("")
+            with torch.no_grad():
+                outs = [_forward(m, rank[step][0][0], rank[step][0][2], kind) for rank in batches]
+                evaluated.append([out.double() for out in outs])
     return {"losses": losses, "state": dict(m.state_dict()), "evaluated": evaluated}
 
 
@@ -131,6 +127,9 @@ def trains_as_one(
             )
         assert kind == "prefetch" or got["most"] <= 2, (  # which may fetch in vain, where the order changes
             f"{who}: {got['most']} layers are whole while a block computes, expected 2 at most: free each when done"
+        )
+        assert not any(got["unfreed"]), (
+            f"{who}: {got['unfreed']} units, per step, are whole after finish_gradient_synchronization()"
         )
         for moment in ("start", "state"):
             assert sorted(got[moment]) == sorted(want["state"]), (
@@ -250,6 +249,9 @@ def seen(trace, orders) -> list[dict]:
     return told
 
 
+OVERFLOWS = "divide before the sum: the mean fits in float16, the sum does not"
+
+
 def averages_its_group(run, rng, kind, options=None):
     """Assert that gradients are averaged over the given group."""
     order = rng.shuffled(range(5))
@@ -259,6 +261,10 @@ def averages_its_group(run, rng, kind, options=None):
     for group in groups:
         mean_of(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
         for rank in group:
+            called = ranks[rank].get("cut called")
+            assert kind != "gather" or called == METHODS, (
+                f"rank {rank}: a step calls {called}, expected {METHODS}: the next exercises override these methods"
+            )
             for what, starts in ((n, s) for n, s in ranks[rank].items() if n.endswith("start")):
                 assert {*starts.values()} == {group[0]}, (
                     f"rank {rank} of group {group}, layer {what.split()[0]}: parameters and buffers are those of ranks "
@@ -266,28 +272,22 @@ def averages_its_group(run, rng, kind, options=None):
                 )
 
 
-def survives_fp16(run, rng, kind, options=None):
+def survives_fp16(run, rng, kind, options=None, cause=OVERFLOWS):
     """Assert that a mean that fits in fp16 is right though the sum does not fit."""
     world = rng.integers(3, 4)
     values = [rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000 for _ in range(world)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, [], world=world, replace=NEEDS[kind])
-    mean_of(ranks, range(world), values, 6, "divide before the sum: the mean fits in float16, the sum does not", True)
+    mean_of(ranks, range(world), values, 6, cause, True)
 
 
 def mean_of(ranks, group, values, factor, cause, half=False):
-    """Assert that the shards of these ranks form the mean, and that each rank has the parameters that stay whole."""
-    size, part = values[0].numel(), -(-values[0].numel() // len(group))
-    if len(group) > 1 and all(ranks[r]["cut"].numel() == size for r in group):
-        cause = (
-            f"each rank has the whole gradient of {size} elements, expected a part of {part}: is a small layer cut too?"
-        )
+    """Assert that these ranks' shards form the mean, and that the gradients of parameters that stay whole are it."""
     want = torch.stack(values).double().mean(0).flatten()
     yardstick = want.half() if half else torch.stack(values).mean(0).flatten()
-    cut = torch.cat([ranks[r]["cut"] for r in group])[: want.numel()]
-    for what, got in [
-        ("shards", cut),
-        *((f"whole, rank {r}", ranks[r]["whole"]) for r in group if "whole" in ranks[r]),
-    ]:
+    told = {f"whole, rank {r}": ranks[r]["whole"] for r in group if "whole" in ranks[r]}
+    if all("cut" in ranks[r] for r in group):
+        told["shards"] = torch.cat([ranks[r]["cut"].flatten() for r in group])[: want.numel()]
+    for what, got in told.items():
         close(got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from lab.solution.wire import PerRank
 
 from ..ddp.probes import group_of
 
+METHODS = ["message", "start", "gather", "free", "before_forward", "before_backward", "reduce"]  # that others override
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -147,7 +149,7 @@ def train(
     wrapped, stepper = sharded(impl, kind, m, optim, **options, **group)
     most = count_layers(wrapped, m)
     start = plain_state(wrapped)
-    dtypes, losses, evaluated, left = [], [], [], []
+    dtypes, losses, evaluated, left, unfreed = [], [], [], [], []
     for number, step in enumerate(batches[rank]):
         stepper.zero_grad()
         for i, (tokens, targets, order) in enumerate(step):
@@ -155,6 +157,7 @@ def train(
         left.append(sorted(n for n, p in m.named_parameters() if p.grad is not None))
         gates.mark(f"{number} finish")
         wrapped.finish_gradient_synchronization()
+        unfreed.append(len(whole(wrapped)))
         dtypes.append(sorted({str(p.grad.dtype) for p in wrapped.parameters() if p.grad is not None}))
         gates.mark(f"{number} step")
         stepper.step()
@@ -165,7 +168,7 @@ def train(
         gates.mark(f"{number} over")
     return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "dtypes": dtypes,
             "left": left, "elements": sum(p.numel() for p in wrapped.parameters()), "held": m.held,
-            "most": max(most, default=0), "modes": changed()}  # fmt: skip
+            "most": max(most, default=0), "modes": changed(), "unfreed": unfreed}  # fmt: skip
 
 
 def backward(wrapped: Any, m: Net, at: str, tokens: torch.Tensor, targets: torch.Tensor, order: list, of: int) -> float:
@@ -222,20 +225,46 @@ class Dot(nn.Module):
 
 
 def gradients(impl, kind: str, options: dict, values: PerRank, groups: list) -> dict:
-    """Average given gradients, of a layer that is cut and of one that is not; the group is the one this rank is in."""
+    """Average given gradients over the group that this rank is in: of a layer that is cut and of one that is not."""
     rank = dist.get_rank()
     group = group_of(rank, groups)
+    if kind == "zero2":
+        return stepped(impl, values[rank], rank, group, **options)
     told = {}
     for name, small in (("cut", 0), ("whole", 1 << 20)) if kind != "mixed" else (("cut", None),):
         m = nn.Sequential(Dot(values[rank].float() if kind == "mixed" else values[rank], rank))  # masters are float32
         given = options if small is None else {**options, "small": small}
         wrapped = wrap(impl, kind, m, **given, **group)
+        for method in METHODS:
+            setattr(wrapped, method, Mock(wraps=getattr(wrapped, method)))
         wrapped(values[rank]).backward()
         wrapped.finish_gradient_synchronization()
         (parameter,) = wrapped.parameters()
         told[name] = parameter.grad
-        told[f"{name} start"] = {n: int(t.flatten()[0]) for n, t in wrapped.full_state().items()}
+        told[f"{name} start"] = starts(wrapped.full_state())
+        told[f"{name} called"] = [method for method in METHODS if getattr(wrapped, method).called]
     return told
+
+
+def starts(state: dict) -> dict[str, int]:
+    return {n: int(t.flatten()[0]) for n, t in state.items()}
+
+
+def stepped(impl, value: torch.Tensor, start: int, group: dict, dropped: float = 0.0) -> dict:
+    """The mean, as one step of ZeRO2 with SGD subtracts it. `dropped` times the gradient comes first, and is dropped.
+
+    A scheduler of the inner optimizer doubles its rate to 1.
+    """
+    m = Dot(value, start)
+    zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=0.5, **group)
+    torch.optim.lr_scheduler.LambdaLR(zero.optimizer, lambda _: 2.0)
+    told = {"whole start": starts(m.state_dict()), "whole": m.weight.detach().clone()}
+    if dropped:
+        m(dropped * value).backward()
+        zero.zero_grad()
+    m(value).backward()
+    zero.step()
+    return {**told, "whole": told["whole"] - m.weight.detach()}
 
 
 def nested(impl, kind: str) -> str:
@@ -282,14 +311,14 @@ def at_rest(memory: Held) -> int:
 
 
 def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> dict:
-    """Bytes held in the second step: at rest, at most in forward, between, at most in backward, and with gradients."""
+    """Bytes held in the second step with AdamW: at rest, at most in forward, between, at most in backward, and with
+    gradients."""
     told = {}
     order = list(range(len(plan["hidden"])))
     with Held() as memory:
-        wrapped = wrap(impl, kind, Net(plan), **options)
+        wrapped, stepper = sharded(impl, kind, Net(plan), ["adamw", 0.01], **options)
         for _ in range(2):
-            for parameter in wrapped.parameters():
-                parameter.grad = None
+            stepper.zero_grad()
             told["rest"] = at_rest(memory)
             memory.restart()
             out = wrapped(tokens, order).sum()
@@ -299,6 +328,7 @@ def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> di
             told["backward"] = memory.peak
             del out
             wrapped.finish_gradient_synchronization()
+            stepper.step()
             told["gradients"] = at_rest(memory)
     return told
 
@@ -327,37 +357,3 @@ def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, b
     del out
     at("gradients")
     return {"loss": value, "sums": {n: t.double().sum(0) for n, t in wrapped.full_state().items()}}
-
-
-def held2(impl, plan: dict, tokens: torch.Tensor) -> dict:
-    """Bytes held by ZeRO2 with AdamW in the second step."""
-    told = {}
-    order = list(range(len(plan["hidden"])))
-    with Held() as memory:
-        m = Net(plan)
-        zero = impl.zero.zero2.ZeRO2(m, torch.optim.AdamW, lr=0.01)
-        told["parameters"] = memory.now()
-        for _ in range(2):
-            out = m(tokens, order).sum()
-            memory.restart()
-            out.backward()
-            told["backward"] = memory.peak
-            del out
-            zero.step()
-            told["gradients"] = at_rest(memory)
-            zero.zero_grad()
-            told["rest"] = at_rest(memory)
-    return told
-
-
-def half(impl, values: PerRank, dropped: PerRank) -> dict:
-    """ZeRO2 on given float16 gradients, by one step of SGD with lr 1; earlier gradients are dropped first."""
-    m = Dot(values[dist.get_rank()])
-    zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=0.5)
-    torch.optim.lr_scheduler.LambdaLR(zero.optimizer, lambda _: 2.0)
-    if dropped[dist.get_rank()].any():
-        m(dropped[dist.get_rank()]).backward()
-        zero.zero_grad()
-    m(values[dist.get_rank()]).backward()
-    zero.step()
-    return {"mean": -m.weight.detach()}

@@ -105,8 +105,7 @@ def train(impl, kind: str, plan: dict) -> dict:
     o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"], group)
     assert isinstance(o, torch.optim.Optimizer), f"a {type(o).__name__} is no torch.optim.Optimizer"
     scheduler = SCHEDULERS[plan.get("scheduler", "none")](o)
-    told: dict = {"values": [], "kept": [], "returned": [], "changed": [], "calls": 0, "grad_enabled": True}
-    begun = [{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]
+    told: dict = {"values": [], "kept": [], "returned": [], "calls": 0, "grad_enabled": True}
 
     def closure(gradients: list) -> float:
         told["calls"] += 1
@@ -128,8 +127,6 @@ def train(impl, kind: str, plan: dict) -> dict:
         gates.mark(f"step {number} is done")
         told["returned"].append(returned if returned is None else float(returned))
         told["values"].append([p.detach().clone() for p in ps])
-        groups = list(zip(o.param_groups, begun, strict=False))
-        told["changed"].append(sorted({k for now, old in groups for k in old if now.get(k) != old[k]}))
         o.zero_grad(**({"set_to_none": plan["set_to_none"]} if "set_to_none" in plan else {}))
         told["kept"].append([-1.0 if p.grad is None else float(p.grad.abs().max()) for p in ps])
         if scheduler is not None:
@@ -226,29 +223,9 @@ def refused(impl, kind: str, names: list) -> dict:
     p = lambda: [nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(5, 3))]  # noqa: E731
     told = {name: raised(lambda n=name: optimizer(impl, kind, p(), n, {"lr": 0.1})) for name in names}
     told["negative rate"] = raised(lambda: optimizer(impl, kind, p(), "AdamW", {"lr": -0.1}))
+    told["unknown option"] = raised(lambda: optimizer(impl, kind, p(), "AdamW", {"rate": 0.1}))
     told["no tensors"] = raised(lambda: optimizer(impl, kind, [], "AdamW", {"lr": 0.1}))
     one = p()
     o = optimizer(impl, kind, one, "SGD", {"lr": 0.1})
     told["a tensor twice"] = raised(lambda: o.add_param_group({"params": [one[0]]}))
     return told
-
-
-def tied(impl, kind: str, weights: list, x: torch.Tensor, name: str, options: dict) -> dict:
-    """Train a model whose last layer is tied to its first."""
-    width = x.shape[1]
-    layers = [nn.Linear(width, width) for _ in range(3)]
-    for layer, w in zip(layers, weights, strict=True):
-        layer.weight.data.copy_(w)
-        layer.bias.data.copy_(w[0])
-    layers[2].weight = layers[0].weight
-    m = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
-    layers[1].bias.requires_grad_(False)
-    o = optimizer(impl, kind, m.parameters(), name, options)
-    losses = []
-    for _ in range(4):
-        o.zero_grad()
-        loss = (m(x) ** 2).mean()
-        loss.backward()
-        losses.append(float(loss.detach()))
-        o.step()
-    return {"losses": losses, "state": dict(nn.Module.state_dict(m))}

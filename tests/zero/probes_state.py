@@ -43,12 +43,12 @@ class Model(nn.Module):
         return x * self.frozen + 0.01 * self.seen
 
 
-def start(impl, width: int, name: str, options: dict, group, state: dict | None = None):
+def start(impl, width: int, name: str, options: dict, group, state: dict | None = None, kind: str = "zero1"):
     """A model, an optimizer with two groups, a scheduler; weights random, or those of `state`."""
     m = Model(width)
     if state is not None:
         m.load_state_dict(state)
-    o = optimizer(impl, "plain" if impl is None else "zero1", groups_of(m, options), name, options, group)
+    o = optimizer(impl, kind, groups_of(m, options), name, options, group)
     return m, o, torch.optim.lr_scheduler.ExponentialLR(o, 0.8)
 
 
@@ -72,9 +72,9 @@ def steps(m, o, scheduler, batches: list) -> list[float]:
     return losses
 
 
-def oracle(impl, width: int, name: str, options: dict, state: dict, batches: list) -> dict:
-    """One process that is never interrupted."""
-    m, o, scheduler = start(None, width, name, options, None, state)
+def uninterrupted(impl, kind: str, width: int, name: str, options: dict, state: dict, batches: list) -> dict:
+    """Training that is never interrupted; by torch's optimizer ("plain"), or a sharded one over the world."""
+    m, o, scheduler = start(impl, width, name, options, None, state, kind)
     return {"losses": [steps(m, o, scheduler, some) for some in batches], "state": dict(nn.Module.state_dict(m))}
 
 
@@ -278,35 +278,34 @@ def full_disk(impl, width, state, batches, gathered: bool) -> dict:
     return {"told": told, "last": last, "whole": sum(sizes), "after": after, "largest": largest}
 
 
-def refusals(impl, width) -> dict:
-    """Errors of loading a missing checkpoint, and one of another model; and whether the model stayed unchanged."""
+def refusals(impl, width) -> dict[str, list]:
+    """[error, whether model and optimizer are as they were] of each load() of what is missing or does not fit."""
     m, o, scheduler = start(impl, width, "AdamW", OPTIONS, None)
     saved = checkpoint(impl, shared_folder(), None)
     steps(m, o, scheduler, [torch.ones(2, width)])  # creates moments, and changes the learning rate
-    told = {"nothing saved": raised(lambda: saved.load(m, o))}
+    told = {"nothing saved": refused(saved, m, o)}
     saved.save(m, o)
-    first, last, more = Model(width), Model(width), Model(width)
-    more.register_buffer("more", torch.zeros(2))
+    first, last, resized, more = (Model(width) for _ in range(4))
     first.frozen = nn.Parameter(torch.randn(width + 1), requires_grad=False)
     last.layers[-1].bias = nn.Parameter(torch.randn(width + 1))
+    resized.seen = torch.zeros(1, dtype=torch.int64)
+    more.register_buffer("more", torch.zeros(2))
     others = {
-        "model": Model(width, depth=2),
-        "width": Model(width + 1),
-        "shape, the first": first,
-        "shape, the last": last,
-        "buffer": more,
+        "another model": Model(width, depth=2),
+        "another width": Model(width + 1),
+        "another shape, of the first tensor": first,
+        "another shape, of the last tensor": last,
+        "another shape, of a buffer": resized,
+        "another buffer": more,
     }
     for name, other in others.items():
-        o = optimizer(impl, "zero1", groups_of(other, OPTIONS), "AdamW", OPTIONS)
-        before = everything(other, o)
-        told[f"another {name}"] = raised(lambda m=other, o=o: saved.load(m, o))
-        after = everything(other, o)
-        left = after.keys() == before.keys() and all(torch.equal(t, before[n]) for n, t in after.items())
-        told[f"another {name} left alone"] = str(left)
-    o = optimizer(impl, "zero1", m.parameters(), "AdamW", OPTIONS)
+        told[name] = refused(saved, other, optimizer(impl, "zero1", groups_of(other, OPTIONS), "AdamW", OPTIONS))
     with torch.no_grad():
-        m.frozen += 1
-    before = m.frozen.clone()
-    told["other groups"] = raised(lambda: saved.load(m, o))
-    told["other groups left alone"] = str(torch.equal(m.frozen, before))
-    return told
+        m.frozen += 1  # or loading would change nothing
+    return {**told, "other groups": refused(saved, m, optimizer(impl, "zero1", m.parameters(), "AdamW", OPTIONS))}
+
+
+def refused(saved, m, o) -> list:
+    before = everything(m, o)
+    error, after = raised(lambda: saved.load(m, o)), everything(m, o)
+    return [error, after.keys() == before.keys() and all(torch.equal(t, before[n]) for n, t in after.items())]

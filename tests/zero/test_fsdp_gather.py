@@ -37,8 +37,15 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 @pytest.mark.parametrize("case", ["tied", "frozen", "checkpoint", "double", "all"])
 def test_tied_frozen_and_checkpointed_layers(run, rng, expect, case):
     flags = {"tied": True, "frozen": True, "checkpoint": True} if case == "all" else {case: True}
-    plan = draw_plan(rng, **flags)
-    trains_as_one(run, rng, expect, "gather", plan, natural(plan, 2), 2, "adamw", {"small": rng.choice([0, 20])})
+    plan, small = draw_plan(rng, **flags), rng.choice([0, 20])
+    ranks = trains_as_one(run, rng, expect, "gather", plan, natural(plan, 2), 2, "adamw", {"small": small})
+    if case == "frozen":
+        units = 5 - (2 * plan["width"] < small)  # embedding, two blocks of three, norm (unless small), head
+        for rank, got in enumerate(ranks):
+            count = sum(row["op"] == "reduce_scatter" for row in got["seen"][0]["rows"])
+            assert count == units, (
+                f"rank {rank}: {count} reduce-scatters in step 0, expected {units}: frozen parameters have no gradient"
+            )
 
 
 @exercise(GATHER, kind="numerics")

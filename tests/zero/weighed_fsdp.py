@@ -6,6 +6,7 @@ import torch
 
 from lab.harness.judge import never_holds
 
+from . import oracles_fsdp as oracles
 from . import probes_fsdp
 from .messages_fsdp import parts
 from .probes_fsdp import Net
@@ -35,22 +36,16 @@ def holds_a_part(run, rng, kind, moment) -> None:
     (little,) = run.trace(probes_fsdp.weighed, kind, small, seed, tokens, moment, 1 << 12, world=1)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        m = Net(plan)
-    order = list(range(blocks))
-    optimizer = probes_fsdp.optimizer("sgd", m.parameters(), 0.1)
-    losses = []
-    for own in tokens:
-        value = probes_fsdp.loss(m(own, order), torch.zeros(()))
-        losses.append(float(value.detach()))
-        (value / world).backward()
-    optimizer.step()
+        state = Net(plan).state_dict()
+    batches = [[[[own, torch.zeros(1, 128), list(range(blocks))]]] for own in tokens]
+    want = oracles.whole_batch(plan, state, batches, ["sgd", 0.1], "", {})
     shares, what = MOMENTS[kind][moment]
     for rank, trace in enumerate(traces):
-        who = f"rank {rank} of {world}"
-        assert abs(trace.values["loss"] - losses[rank]) <= 1e-4 * losses[rank], (
-            f"{who}: the loss is {trace.values['loss']:.7g}, expected {losses[rank]:.7g}"
+        who, (loss,) = f"rank {rank} of {world}", want["losses"][rank]
+        assert abs(trace.values["loss"] - loss) <= 1e-4 * loss, (
+            f"{who}: the loss is {trace.values['loss']:.7g}, expected {loss:.7g}"
         )
-        for name, tensor in m.state_dict().items():
+        for name, tensor in want["state"].items():
             off = (trace.values["sums"][name] - tensor.double().sum(0)).abs().max()
             assert off <= 1e-3, f"{who}: {name} after a step of SGD is off by {float(off):.3g}, summed over its rows"
         needs_bytes = ballast + shares * whole // world
