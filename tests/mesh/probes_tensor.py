@@ -117,7 +117,7 @@ def part(impl, kind: str, sizes: dict, state: dict, x: list, dy: list, groups: l
          sequence: bool = False) -> dict:  # fmt: skip
     """A rank's part of a layer, forward and backward. x, dy: by rank; layouts: of both.
 
-    In a group the part is given its enter and leave. "unused": those that forward did not call once.
+    In a group the part is given its enter and leave. "unused": those that forward did not call.
     """
     group, rank, used = group_of(groups), dist.get_rank(), []
 
@@ -142,7 +142,7 @@ def part(impl, kind: str, sizes: dict, state: dict, x: list, dy: list, groups: l
     theirs = Theirs(x=x, dy=dy, **parameters)
     gates.mark("forward")
     y = own(x, *around)
-    unused = [name for name in given if used.count(name) != 1]
+    unused = [name for name in given if name not in used]
     gates.mark("backward")
     wanted = {f"gradient of {name}": p for name, p in parameters.items()} | ({"dx": x} if x.requires_grad else {})
     found = theirs.gradients([y], wanted, [dy], again=AGAIN)

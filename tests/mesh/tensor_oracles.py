@@ -93,7 +93,7 @@ def layer_is_as_whole(run, rng, expect, kind: str, drawn: tuple, size: int, grou
         has_its_part(got["parameters"], state, f"{kind}, rank {rank} of the world", place[rank], size, prefix)
     for rank, got in enumerate(ranks):
         what = f"{kind}, place {place[rank]} of {size}, in memory: {layouts.told(lie)}"
-        assert not got["unused"], f"{what}: the given {got['unused']} is not called just once in forward"
+        assert not got["unused"], f"{what}: the given {got['unused']} is never called in forward"
         for name, like in (("y", "y"), ("dx", "x")):
             if want[name] is not None:
                 close(

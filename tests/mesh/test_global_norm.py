@@ -32,11 +32,8 @@ MESHES = {
     "data × tensor, sharded": {"degrees": {"data": 2, "tensor": 2}, "small": 20},
     "data × expert, sharded": {"degrees": {"data": 2, "expert": 2}, "experts": 2, "small": 0},
     "all": {"degrees": {"data": 1, "pipe": 2, "expert": 2, "tensor": 2}, "experts": 2, "tied": True},
+    "frozen last stage": {"degrees": {"pipe": 2, "tensor": 2}},  # its ranks have no gradients, and take part
 }
-
-
-def length(gradients: dict) -> float:
-    return math.sqrt(math.fsum(float(x) ** 2 for g in gradients.values() for x in g.double().flatten()))
 
 
 def judged(run, layout: dict, gradients: dict, shares: list, what: str, silent: list = ()) -> list:
@@ -45,7 +42,7 @@ def judged(run, layout: dict, gradients: dict, shares: list, what: str, silent: 
     shares: the limits, as shares of the norm. silent: the ranks of the last of two stages, if they have no gradients.
     """
     there = {n: g for n, g in gradients.items() if not silent or n.startswith(("embedding", "blocks.0"))}
-    norm = length(there)
+    norm = math.sqrt(math.fsum(float(x) ** 2 for g in there.values() for x in g.double().flatten()))
     limits, world = [share * norm for share in shares], world_of(layout)
     ranks = asked(
         run, probes.clipped, layout, gradients, limits, [*silent], world=world, replace=NEEDS, parts=["clip"]
@@ -73,14 +70,8 @@ def judged(run, layout: dict, gradients: dict, shares: list, what: str, silent: 
 def test_the_norm_is_the_whole_models_on_any_mesh(run, rng, where):
     layout = draw_layout(rng, **MESHES[where])
     gradients = draw_values(rng, layout)
-    judged(run, layout, gradients, rng.shuffled([rng.uniform(0.1, 0.6), 1.5, math.inf]), where)
-
-
-@exercise(NORM, kind="numerics")
-def test_a_rank_without_gradients_takes_part(run, rng):
-    """The last stage has no gradients, as if it were frozen."""
-    layout = draw_layout(rng, {"pipe": 2, "tensor": 2})
-    judged(run, layout, draw_values(rng, layout), [0.3], "ranks 2 and 3 have no gradients", [2, 3])
+    silent = [2, 3] if where == "frozen last stage" else []
+    judged(run, layout, gradients, rng.shuffled([rng.uniform(0.1, 0.6), 1.5, math.inf]), where, silent)
 
 
 @exercise(NORM, kind="numerics")
