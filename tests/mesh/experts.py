@@ -154,7 +154,7 @@ def one_process(sizes: dict, state: dict, shares: list, dtype: str) -> dict:
     y = layer(x)  # (ranks, tokens, width)
     (probes.objective(y, weights) + sizes["balance"] * layer.balance).backward()
     answers = [
-        {"y": own.detach(), "dropped": lost.sum(0).int().tolist(), "lost": (lost.sum(1) == sizes["k"]).tolist()}
+        {"y": own.detach(), "dropped": lost.sum(0).int().tolist(), "lost": lost.sum(1) == sizes["k"]}
         for own, lost in zip(y, layer.lost.view(*x.shape[:2], -1), strict=True)
     ]
     gradients = {name: p.grad for name, p in layer.named_parameters()}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -55,7 +56,7 @@ def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: 
         if isinstance(module, torch.nn.Dropout) and plan.get("dropout"):
             module.register_forward_hook(lambda module, args, output: masks.append(output.detach() != 0))
     for number, chunk in enumerate(own.chunks if watched else ()):
-        chunk.register_forward_hook(watch(number))
+        chunk.register_forward_hook(functools.partial(watch, number))
     optimizer = torch.optim.SGD(own.parameters(), lr=lr)
     losses, gradients = [], []
     place, last = own.mesh.coordinate()["pipe"], own.mesh.size("pipe") - 1
@@ -76,14 +77,10 @@ def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: 
     }
 
 
-def watch(number: int) -> Callable:
-    """Make a hook for the chunk with that number."""
-
-    def hook(module, args, output) -> None:
-        gates.mark(f"forward {number}")
-        output.register_hook(lambda _: gates.mark(f"backward {number}"))
-
-    return hook
+def watch(number: int, module, args, output) -> None:
+    """A forward hook of the chunk with that number."""
+    gates.mark(f"forward {number}")
+    output.register_hook(lambda _: gates.mark(f"backward {number}"))
 
 
 def clipped(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: list) -> dict:
@@ -184,10 +181,12 @@ def attached(impl, x: torch.Tensor, w: torch.Tensor, c: torch.Tensor, dtype: str
 
 
 def attached_without_gradients(impl, x: torch.Tensor) -> list:
-    """Whether the result requires grad: under no_grad, if no input requires grad, and if only the loss does."""
+    """Whether the result requires grad: under no_grad, if no input requires grad, and if only the loss does; the
+    gradient of that loss's w; whether x came back each time."""
     attach, w = impl.mesh.attach.attach, torch.ones((), requires_grad=True)
     with torch.no_grad():
         off = attach(x, w * 2)
     nobody, alone = attach(x, torch.ones(())), attach(x, w * 2)
     alone.sum().backward()
-    return [off.requires_grad, nobody.requires_grad, alone.requires_grad, float(w.grad)]
+    returned = [off, nobody, alone]
+    return [*(y.requires_grad for y in returned), float(w.grad), all(torch.equal(y, x) for y in returned)]

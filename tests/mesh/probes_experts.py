@@ -10,6 +10,7 @@ import torch.distributed as dist
 from lab.harness.callers import Theirs
 from lab.harness.layouts import all_laid
 from lab.harness.raising import raised
+from lab.measure.memory import Observer
 from lab.model.transformer import Config
 from lab.ranks.gates import mark
 
@@ -90,6 +91,7 @@ def there_and_back(impl, cases: list, groups: list | None) -> list:
         mark("dispatch")
         there = impl.mesh.dispatch.dispatch(x, experts, n, group=group)
         answer = {"tokens": there.tokens.detach().clone(), "counts": [int(c) for c in there.counts]}
+        kept = {name: [int(i) for i in getattr(there, name)] for name in ("sent", "received", "order", "regroup")}
         position = 0 if group is None else dist.get_rank(group)
         numbers = torch.tensor(answer["counts"]).cumsum(0)
         rows = torch.arange(len(answer["tokens"]))
@@ -98,7 +100,7 @@ def there_and_back(impl, cases: list, groups: list | None) -> list:
             dy = answer["tokens"] * (expert[:, None] + 1)
             (dy,) = laid({"dy": dy, "layouts": case["layouts"]}, "dy")
             mark("dispatch's backward")
-            answer |= theirs.gradients([there.tokens], {"gradient": x}, [dy], again=AGAIN)
+            answer |= theirs.gradients([there.tokens], {"gradient": x}, [dy], again=AGAIN) | {"kept": kept}
         else:
             answer |= _home(impl, case, x, there, expert, group, theirs)
         told.append({**answer, "callers": theirs.seen()})
@@ -106,9 +108,9 @@ def there_and_back(impl, cases: list, groups: list | None) -> list:
 
 
 def _home(impl, case: dict, x: torch.Tensor, there: Any, expert: torch.Tensor, group: Any, theirs: Theirs) -> dict:
-    tokens = there.tokens.detach().clone()
-    y = torch.cat([tokens * (expert[:, None] + 1), tokens[:, :1] ** 2 + expert[:, None]], dim=1)  # (arrived, width + 1)
-    y, gates, weights = laid({**case, "y": y}, "y", "gates", "weights")
+    tokens, number = there.tokens.clone(), expert[:, None]
+    made = torch.cat([tokens * (number + 1), tokens[:, :1] ** 2 + number], dim=1)  # (arrived, width + 1)
+    y, gates, weights = laid({**case, "y": made.detach()}, "y", "gates", "weights")
     given = {f"dispatched.{name}": getattr(there, name) for name in ("tokens", "counts", "order", "regroup")}
     theirs.add(y=y.requires_grad_(), gates=gates.requires_grad_(), **given)
     mark("combine")
@@ -116,35 +118,21 @@ def _home(impl, case: dict, x: torch.Tensor, there: Any, expert: torch.Tensor, g
     mark("combine's backward")
     found = theirs.gradients([out], {"by_y": y, "by_gates": gates}, [weights.to(out.dtype)], again=AGAIN)
     mark("dispatch's backward")
-    # On through the experts and dispatch, by hand: what they did is judged elsewhere.
-    by_y = found["by_y"]
-    dy = by_y[:, :-1] * (expert[:, None] + 1)
-    dy = torch.cat([dy[:, :1] + 2 * by_y[:, -1:] * tokens[:, :1], dy[:, 1:]], dim=1)
-    (by_x,) = torch.autograd.grad(there.tokens, x, dy)
+    (by_x,) = torch.autograd.grad(made, x, found["by_y"])
     return {"out": out.detach().clone(), "by_gates": found["by_gates"], "by_x": by_x}
 
 
 def cap(impl, cases: list) -> list:
     told = []
     for case in cases:
-        calls, theirs = _Calls(), Theirs(experts=case["experts"])
-        with calls:
+        calls, theirs = [], Theirs(experts=case["experts"])
+        with Observer(lambda *call, calls=calls: calls.append(call[0])):
             got = impl.mesh.capacity.capacity(case["experts"], case["n"], case["factor"])
         told.append({
             "experts": got.experts.clone(), "dropped": got.dropped.clone(), "limit": int(got.limit),
-            "operators": calls.count, "callers": theirs.seen(),
+            "operators": len(calls), "callers": theirs.seen(),
         })  # fmt: skip
     return told
-
-
-class _Calls(torch.utils._python_dispatch.TorchDispatchMode):
-    """Counts operators."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 def layer(impl, sizes: dict, state: dict, shares: list, expert_degree: int) -> dict:

@@ -43,11 +43,12 @@ def test_both_get_their_gradients(run, rng, dtype):
 
 @exercise(ATTACH, kind="numerics")
 def test_where_nobody_asks_for_gradients(run, rng):
-    off, nobody, alone, dw = run(probes.attached_without_gradients, rng.normal(3, 2))
+    off, nobody, alone, dw, same = run(probes.attached_without_gradients, rng.normal(3, 2))
     assert not off, "under no_grad the result asks for gradients"
     assert not nobody, "of an x and a loss that ask for no gradient, the result does"
     assert alone, "a loss that asks for gradients beside an x that does not is forgotten"
     assert dw == 2.0, f"the gradient behind a loss of 2 · w is {dw}, expected 2"
+    assert same, "the result is not x"
 
 
 @exercise(ATTACH, kind="property")

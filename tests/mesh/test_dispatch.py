@@ -43,12 +43,27 @@ def judged(run, cases: list, kinds: list = KINDS, members: list = (), alone: boo
                 f"{what}: expected tokens {want.tolist()}, got {got['tokens'].tolist()}: {ORDER}"
                 f"{places(got['tokens'], want, 'tokens')}"
             )
+            keeps = for_combine(here, place)
+            assert got["kept"] == keeps, f"{what}: expected {keeps} for combine, got {got['kept']}"
             gradient = case["x"].double() * (case["experts"] + 1).sum(1, keepdim=True)  # dropped: 0
             close(
                 got["gradient"], gradient, gradient.to(case["x"].dtype), f"{what}, gradient of x", factor=6,
                 cause="each choice adds the gradient of its row, from the rank that it was sent to",
             )  # fmt: skip
     return answers
+
+
+def for_combine(cases: list, place: int) -> dict:
+    """All that `Dispatched` keeps for combine."""
+    by_rank = [arrivals(cases, rank) for rank in range(len(cases))]
+    chosen, sources = cases[place]["experts"].flatten().tolist(), [s for _, s, _ in by_rank[place]]
+    arrived = sorted(range(len(sources)), key=sources.__getitem__)  # by rank: where each row is grouped by expert
+    return {
+        "sent": [sum(s == place for _, s, _ in rows) for rows in by_rank],
+        "received": [sources.count(rank) for rank in range(len(cases))],
+        "order": sorted((i for i, e in enumerate(chosen) if e >= 0), key=chosen.__getitem__),
+        "regroup": sorted(range(len(arrived)), key=arrived.__getitem__),
+    }
 
 
 @exercise(DISPATCH, kind="numerics")

@@ -95,8 +95,10 @@ def test_numbers_that_do_not_fit_are_refused(run):
     told = run(probes.refused, "exchange", [[torch.zeros(rows, 2), *splits, None] for rows, *splits in cases])
     want = ["ValueError"] * 3 + ["nothing"]
     assert told == want, f"(rows, sent, received) of {cases}, alone: expected {want}, got {told}"
-    many = run(probes.refused, "exchange", [[torch.zeros(3, 2), [2, 0], [2, 0]]], True, world=2)
+    traces = run.trace(probes.refused, "exchange", [[torch.zeros(3, 2), [2, 0], [2, 0]]], True, world=2)
+    many = [trace.values for trace in traces]
     assert many == [["ValueError"]] * 2, f"2 of 3 rows, on each of 2 ranks: expected ValueError, got {many}"
+    assert not any(trace.messages for trace in traces), "2 of 3 rows, on each of 2 ranks: raise before you send"
 
 
 @exercise(EXCHANGE, kind="property")

@@ -33,9 +33,8 @@ def test_what_is_no_pipeline_is_refused(run, rng):
 
 @exercise(INTERLEAVED, kind="property")
 def test_more_chunks_make_the_bubble_smaller(run, rng):
-    for case, ranks in schedules.listed(
-        run, INTERLEAVED, [*schedules.draw_cases(rng, chunks=2), [*schedules.draw_cases(rng, count=1)[-1], 1]]
-    ):
+    cases = [*schedules.draw_cases(rng, chunks=2), [*schedules.draw_cases(rng, count=1)[-1], 1]]
+    for case, ranks in schedules.listed(run, INTERLEAVED, cases):
         schedules.holds_the_bubble(
             ranks, case,
             "go round in groups of p micro-batches, and warm up for a round for each further chunk, longer on earlier "
@@ -46,12 +45,9 @@ def test_more_chunks_make_the_bubble_smaller(run, rng):
 @exercise(INTERLEAVED, kind="property")
 def test_activations_do_not_grow_with_micro_batches(run, rng):
     p, v = rng.integers(2, 4), rng.integers(2, 3)
-    for case, ranks in schedules.listed(
-        run, INTERLEAVED, [*schedules.draw_cases(rng, chunks=2), [p, 4 * p, v], [p, 4 * p, 1]]
-    ):
-        schedules.keeps_few(
-            ranks, case, "activations of a chunk", "warm up no longer than until the first backward can come"
-        )
+    cases, cause = schedules.draw_cases(rng, chunks=2), "warm up no longer than until the first backward can come"
+    for case, ranks in schedules.listed(run, INTERLEAVED, [*cases, [p, 4 * p, v], [p, 4 * p, 1]]):
+        schedules.keeps_few(ranks, case, "activations of a chunk", cause)
 
 
 @exercise(INTERLEAVED, kind="property")
