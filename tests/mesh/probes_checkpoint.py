@@ -40,7 +40,7 @@ def steps(share: Share, optimizer: torch.optim.Optimizer, gradients: list) -> No
 def session(impl, layout: dict, name: str, options: dict, values: dict, gradients: list, files: dict | None,
             extra: dict) -> dict:  # fmt: skip
     """Load `files`, if there are any, take a step for each of `gradients`, and save. Rank 0 returns the files."""
-    folder = shared_folder()
+    folder = shared_folder() / "made" / "by save"
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, name, options, values)
     told: dict = {"extra": None, "peak_bytes": 0, "files": None}
@@ -56,7 +56,9 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
             told["extra"] = checkpoint.load(share, optimizer)
         told |= {"peak_bytes": memory.peak_bytes, "loaded": held(share, optimizer)}
     gates.mark("steps")
-    stopped = _stopped(lambda: steps(share, optimizer, gradients))
+    said: list = [None] * dist.get_world_size()  # the state that was loaded may not fit, on some rank
+    dist.all_gather_object(said, raised(lambda: steps(share, optimizer, gradients), text=True))
+    stopped = next((text for text in said if text != "nothing"), "")
     gates.mark("save")
     with flushes() as flushed:
         if not stopped:
@@ -94,13 +96,6 @@ def held(share: Share, optimizer: torch.optim.Optimizer) -> list:
                 own = value.flatten()[p.offset : p.offset + p.count] if fits else value.flatten()
                 told.append([p.name, share.here["tensor"], p.start, key, own.clone()])
     return told
-
-
-def _stopped(step: Callable[[], None]) -> str:
-    """The error of a step on any rank after loading a state that does not fit; "" if none. A collective call."""
-    said: list = [None] * dist.get_world_size()
-    dist.all_gather_object(said, raised(step, text=True))
-    return next((text for text in said if text != "nothing"), "")
 
 
 @contextlib.contextmanager
@@ -149,7 +144,7 @@ def contents(share: Share, optimizer: torch.optim.Optimizer, extra: object) -> l
 
 def loads_as(impl, layout: dict, options: dict, values: dict, folder: Path, states: dict) -> str:
     """ "old", "new", or a text about what was loaded instead."""
-    share, optimizer = start(impl, layout, "AdamW", options, {n: torch.full_like(v, 9.0) for n, v in values.items()})
+    share, optimizer = start(impl, layout, "AdamW", options, {n: torch.full_like(v, BEFORE) for n, v in values.items()})
     try:
         extra = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder).load(share, optimizer)
     except Exception as error:

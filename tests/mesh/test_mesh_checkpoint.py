@@ -1,12 +1,12 @@
 """Checkpoints that any mesh writes and any other mesh reads.
 
 What must be true: training that is saved on one mesh and goes on on a second and a third has the parameters of one that
-was never interrupted; whoever is killed while saving leaves the checkpoint before it; each number is on the disk once,
-in safetensors and JSON; nothing is gathered, neither by messages nor in memory. How it would be faked or got wrong:
-each rank its own state_dict (meshes have other ranks); everybody writes everything (bytes on the disk); rank 0 writes
-for all (bytes sent, size of its file); the whole model is put together on each rank (memory); one axis is forgotten
-(columns, experts, a head tied to the embedding, shards, rows that pad the vocabulary); moments, counts of steps or
-hyperparameters begin anew; files are overwritten, or named before they are there.
+was never interrupted; a kill during a save leaves the checkpoint before it; each number is on the disk once, in
+safetensors and JSON; nothing is gathered, neither by messages nor in memory. How it would be faked or got wrong: each
+rank its own state_dict (meshes have other ranks); everybody writes everything (bytes on the disk); rank 0 writes for
+all (bytes sent, size of its file); the whole model is put together on each rank (memory); one axis is forgotten
+(columns, experts, a tied head, shards, padding); moments, counts of steps or hyperparameters begin anew; files are
+overwritten, or named before they are there.
 """
 
 from __future__ import annotations
@@ -111,12 +111,6 @@ def test_training_goes_on_on_another_mesh(run, rng, chain):
 
 
 @exercise(CHECKPOINT, kind="numerics")
-def test_other_optimizers_state_comes_back_too(run, rng):
-    meshes = rng.shuffled([({"data": 2}, 0), ({"tensor": 2}, None), ({"pipe": 2}, 0)])[:2]
-    go(run, rng, {}, meshes, "SGD", SGD)
-
-
-@exercise(CHECKPOINT, kind="numerics")
 def test_what_does_not_fit_is_refused(run, rng):
     degrees = {"expert": 2}
     saved = draw_layout(rng, degrees, experts=4)
@@ -135,11 +129,11 @@ def test_what_does_not_fit_is_refused(run, rng):
         assert not wrong, f"rank {rank}: {wrong}, expected { {name: want[name] for name in wrong} }"
 
 
-def numbers_of(layout: dict, moments: int) -> list[int]:
-    """How many numbers are saved for each parameter, of the mesh's padded vocabulary, with its moments."""
+def numbers_of(layout: dict) -> int:
+    """How many numbers are saved, of the mesh's padded vocabulary and with momentum."""
     shapes = {n: [*s] for n, s in sizes_of(layout).items()}
     shapes["embedding.weight"][0] += -shapes["embedding.weight"][0] % layout["degrees"].get("tensor", 1)
-    return [math.prod(s) * (1 if n == "norm.weight" else 1 + moments) for n, s in shapes.items()]
+    return sum(math.prod(s) * (1 if n == "norm.weight" else 2) for n, s in shapes.items())
 
 
 def kind_of(data: torch.Tensor) -> tuple[str, int]:
@@ -155,14 +149,14 @@ def kind_of(data: torch.Tensor) -> tuple[str, int]:
 
 @exercise(CHECKPOINT, kind="property")
 def test_each_number_is_written_once_by_who_has_it(run, rng):
-    """Parameters and momentum, in float32; files of an older checkpoint are gone."""
+    """Parameters and momentum of SGD, in float32. Files of an older checkpoint are gone, and no tensor is sent."""
     model = {"experts": 2, "tied": True}
     meshes = [({"data": 2, "tensor": 2}, 0), ({"pipe": 2, "expert": 2}, None), ({"data": 4}, 0)]
     for number, (layout, ranks) in enumerate(go(run, rng, model, meshes, "SGD", SGD)):
         files = {path: kind_of(data) for path, data in ranks[0]["files"].items()}
         odd = [path for path, (kind, _) in files.items() if kind == "other"]
         assert not odd, f"{odd} is neither JSON nor safetensors: a pickle can run code when it is loaded"
-        want, found = 4 * sum(numbers_of(layout, 1)), [size for _, size in files.values()]
+        want, found = 4 * numbers_of(layout), [size for _, size in files.values()]
         assert sum(found) <= want, (
             f"{layout['degrees']}: {sum(found):,} bytes of tensors on the disk, expected {want:,}: each number once, "
             "by the rank with coordinate 0 along copies, and files of an older checkpoint are gone"
@@ -175,11 +169,6 @@ def test_each_number_is_written_once_by_who_has_it(run, rng):
             assert max(found) <= 0.6 * sum(found), (
                 f"{layout['degrees']}: files of {found} bytes: all write what they have"
             )
-
-
-@exercise(CHECKPOINT, kind="property")
-def test_no_tensor_is_sent(run, rng):
-    for layout, ranks in go(run, rng, {"experts": 2}, [({"expert": 2}, None), ({"data": 2}, 0)], "AdamW", ADAMW):
         for rank, got in enumerate(ranks):
             for what in ("load", "save"):
                 sent = sum(row["bytes"] for row in got["sent"][what] if row["op"] not in ("recv", "barrier"))
