@@ -106,6 +106,32 @@ def conjugates() -> Picture:
     return p
 
 
+def heads() -> Picture:
+    """8 query heads and 2 key heads on two ranks: where each lies, and the rows of o that read it."""
+    p = Picture("heads", WIDTH, 268, "Attention with 8 query heads and 2 key heads on two ranks")
+    queries, keys, ranks = 8, 2, 2
+    names = (("q: columns", 44), ("k, v: columns", 84), ("o: rows", 124))
+    p.words(16, 30, "rank", "soft")
+    for rank in range(ranks):
+        left = 124 + 156 * rank
+        p.words(left + 74, 30, str(rank), "ink bold", "middle")
+        for i in range(queries // ranks):
+            head = rank * queries // ranks + i
+            p.box(left + 37 * i, names[0][1], 35, 28, COLOURS[rank], str(head))
+            p.box(left + 37 * i, names[2][1], 35, 28, COLOURS[rank], str(head))
+        for i in range(keys // ranks):
+            p.box(left, names[1][1], 146, 28, COLOURS[rank], f"key head {rank * keys // ranks + i}")
+        p.box(left, 176, 146, 28, YELLOW, f"summand {rank}")
+        p.line(left + 73, 154, left + 73, 174, arrow=True)
+        p.line(left + 73, 206, 276 - 4 * (1 - 2 * rank) * 2, 222, arrow=True)
+    for name, y in names:
+        p.words(16, y + 19, name, "ink")
+    p.box(203, 224, 146, 28, GREY, "all-reduce: y")
+    p.words(16, 195, "width of y", "ink")
+    p.words(16, 262, "numbers: query heads", "soft small")
+    return p
+
+
 def sequence() -> Picture:
     """The mlp with sequence parallelism on two ranks: shapes forward, and the collectives of both directions."""
     p = Picture("sequence", WIDTH, 304, "The mlp with sequence parallelism on two ranks, and its collectives both ways")
@@ -311,6 +337,6 @@ def pieces() -> Picture:
 
 
 PICTURES = (
-    grid, groups, matrices, conjugates, sequence, schedules, live, interleaved, routing, exchanged,
+    grid, groups, matrices, conjugates, heads, sequence, schedules, live, interleaved, routing, exchanged,
     ring_keys, balance, pieces,
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lab.cluster import jobs, steps
+from lab.cluster.hardware import cluster
 from lab.model.transformer import MODELS
 from reference.mesh.accounting import Cost, Degrees, Device, Workload, accounting, layer_times
 from reference.mesh.schedule_1f1b import schedule_1f1b
@@ -69,6 +71,48 @@ def limits() -> Picture:
     return p
 
 
+def fewest() -> Picture:
+    """Tokens of a device below which messages outlast products, over tensor ranks, all on an H100's NVLink."""
+    p = Picture("fewest", WIDTH, 300, "Fewest tokens of a device over the number of tensor ranks")
+    c = Chart(p, (0.5, 11), (0, 3000), log_x=False, log_y=False)
+    c.axes("tensor ranks T", "fewest tokens of a device", {n: str(n) for n in range(1, 11)},
+           {1000 * n: f"{1000 * n:,}" for n in range(4)})  # fmt: skip
+    h100 = cluster("dgx-h100", 8)
+    intensity = 2 * h100.device.peak_flops / h100.inside.bytes_per_s
+    for hidden, colour, last, dx, dy, below in ((16_384, ORANGE, 6, 50, 4, -12), (28_672, BLUE, 10, -10, -14, 24)):
+        x = 2 * hidden / intensity
+        points = {T: hidden / (T * (x + 1 - T)) for T in range(1, last + 1)}
+        c.curve([*points.items()], colour, dashed=colour == ORANGE)
+        best = min(points, key=points.__getitem__)
+        for T, tokens in points.items():
+            if T in (1, best):
+                c.dot(T, tokens, colour)
+        c.say(best, points[best], f"{points[best]:,.0f}", "middle", dy=below)
+        c.say(last, points[last], f"h = {hidden:,}", "middle", dx=dx, dy=dy)
+    c.say(1, points[1], f"{points[1]:,.0f}: data alone", dx=10, dy=4)
+    return p
+
+
+def axis_memory() -> Picture:
+    """GB of the fullest rank of Llama 3 8B, cut eightfold along one axis: by the planner's count, without buffers."""
+    job = jobs.Job(jobs.MODELS["8b"], 8, 8192, cluster("dgx-h100", 8))
+    plans = (
+        ("data", jobs.Plan(data=8)), ("data, FSDP", jobs.Plan(data=8, zero=3)), ("pipe", jobs.Plan(pipe=8)),
+        ("tensor", jobs.Plan(tensor=8)),
+    )  # fmt: skip
+    p = Picture("axis_memory", WIDTH, 244, "Gigabytes of a device with Llama 3 8B cut eightfold along each axis")
+    p.words(16, 24, "GB per device, Llama 3 8B on 8 devices", "ink bold")
+    for i, (name, plan) in enumerate(plans):
+        kinds, y = steps.memory(job, plan), 38 + 46 * i
+        state = sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer")) / 1e9
+        live, scale = kinds["activations"] / 1e9, 1.55
+        p.words(16, y + 21, name, "ink")
+        p.box(104, y, scale * state, 32, BLUE, f"{state:.0f}")
+        p.box(104 + scale * state + 2, y, max(scale * live, 14), 32, ORANGE, f"{live:.0f}")
+    p.words(16, 232, "blue: weights, gradients, state; orange: activations", "soft small")
+    return p
+
+
 def halves(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[list[tuple[str, int, int]]]:
     """Of each rank: (what, micro-batch, start), each a unit long, with backward cut into dX and dW.
 
@@ -118,4 +162,4 @@ def zero_bubble() -> Picture:
     return p
 
 
-PICTURES = (axes_bytes, limits, floors, zero_bubble)
+PICTURES = (axis_memory, axes_bytes, limits, fewest, floors, zero_bubble)
