@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.model.transformer import MODELS, SIZES
+from reference.benchmarking.flops import flops
 from reference.mixed_precision.accounting import Account, accounting
 
 from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, Chart, Picture
@@ -110,4 +111,31 @@ def activations() -> Picture:
     return p
 
 
-PICTURES = (account, activations)
+def selective() -> Picture:
+    """One block of GPT-2's size in bfloat16: bytes kept and extra FLOPs, by what is forgotten."""
+    p = Picture("selective", WIDTH, 262, "One block: bytes kept, and extra FLOPs, by what is forgotten")
+    config, shape = replace(SIZES["small"], layers=1), {"batch": 8, "context": 1024}
+    whole, ends = (
+        accounting(replace(config, layers=n), **shape, precision="bfloat16").activations for n in (1, 0)
+    )  # fmt: skip
+    counted = {name: f.forward for name, f in flops(config, **shape).items() if name != "head"}
+    square = (counted["scores"] + counted["values"]) / (3 * sum(counted.values()))  # of forward and backward
+    numbers = 2 * 8 * 1024  # bytes of one number per token
+    matrix = 2 * 8 * config.heads * 1024**2 + 1024**2  # of probabilities, and the mask
+    rows = (
+        ("everything kept", whole - ends, 0.0),
+        ("attention's matrix forgotten", whole - ends - matrix, square),
+        ("only input and products with weights kept", numbers * (6 * config.width + 2 * config.hidden), square),
+        ("only the input kept", numbers * config.width, 1 / 3),
+    )
+    for i, (name, kept, extra) in enumerate(rows):
+        y, long = 24 + 56 * i, kept / (whole - ends) * 230
+        p.words(16, y, name, "ink")
+        p.box(16, y + 7, long, 24, (GREY, BLUE, GREEN, ORANGE)[i])
+        said = f"{kept / 2**20:.0f} MiB" + (f", {extra:.1%} more FLOPs".replace("%", " %") if extra else "")
+        p.words(24 + long, y + 24, said, "ink bold")
+    p.words(16, 252, "a block of GPT-2's size, batch 8, bfloat16", "soft")
+    return p
+
+
+PICTURES = (account, activations, selective)
