@@ -71,8 +71,7 @@ def accounting(
     - bucketed: one per bucket, when the last gradient in it is ready. Buckets hold at most `bucket_bytes`, and are
       filled in reverse order of use; a larger parameter gets a bucket of its own.
 
-    bound_s is forward + max(backward, first issue + communication, last issue + last all-reduce) + optimizer. No step
-    with these messages is shorter, and most take no longer.
+    bound_s is forward + max(backward, first issue + communication, last issue + last all-reduce) + optimizer.
     Example: two parameters of 1 MB, 4 ranks, 100 µs, 1 GB/s, 6 ms of backward, overlapped. The all-reduces are issued
     at 3 and 6 ms and take 2.1 ms each, so communication is 4.2 ms, exposed communication 2.1 ms, the step 8.1 ms.
     Source: Li et al. 2020, "PyTorch Distributed", section 3.2.

@@ -43,8 +43,8 @@ def clip_gradient_norm(
     Every .grad is multiplied by min(1, max_norm / norm) in place, because wrappers keep views of it. The factor is not
     rounded to the gradient's dtype first. If the norm is infinite or NaN, no gradient changes, and the caller can skip
     the step. Squares are summed in float64, because squares of float16 gradients, and of large or small float32
-    gradients, overflow or underflow. Returns a float64 tensor of shape () on the gradients' device, with the same bits
-    on every rank; 0 if there is no gradient. Nothing is read back to the host: that would wait for the device.
+    gradients, overflow or underflow. Returns a float64 tensor of shape (), with the same bits on every rank; 0 if there
+    is no gradient. Nothing is read back to the host: that would wait for the device.
 
     Raises ValueError unless max_norm > 0; infinity measures and clips nothing.
     Source: Pascanu, Mikolov and Bengio 2013, "On the difficulty of training recurrent neural networks", algorithm 1.

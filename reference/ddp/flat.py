@@ -12,7 +12,7 @@ from .naive import NaiveDDP
 class FlatDDP(NaiveDDP):
     """A replica of `module` on each rank of `group`, kept equal by one all-reduce per step and dtype.
 
-    Construct and use it like `NaiveDDP`. n messages of S bytes cost n latencies; one message of n·S bytes costs one.
+    Construct and use it like `NaiveDDP`.
     """
 
     def finish_gradient_synchronization(self) -> None:

@@ -11,7 +11,7 @@ def ring_reduce_scatter(output: Tensor, tensor: Tensor, group: dist.ProcessGroup
     tensor: (W·n, …), contiguous, with the same shape and dtype on every rank; it is not changed. output: (n, …); rank r
     gets rows r·n to (r + 1)·n − 1 of the sum. There are W − 1 steps. In each, every rank sends one part to its right
     neighbour, receives one from its left neighbour, and adds its own part to it. So a rank sends (W − 1) · part bytes.
-    (All ranks may send to the left instead.) Extra memory: at most the size of two parts, whatever W is.
+    (All ranks may send to the left instead.) There is no room for a copy of the tensor: two parts are enough.
     Source: Thakur et al. 2005, section 3.3.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)

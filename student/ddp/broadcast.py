@@ -10,7 +10,7 @@ def broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = No
     tensor: contiguous, of any length, with the same shape and dtype on every rank. src: a rank within the group.
     The messages form a binomial tree. In each round, every rank that has the tensor sends it to one rank that does not.
     So there are ⌈log₂ W⌉ rounds, every rank except src receives once, and no rank sends more than once per round.
-    Extra memory: at most the size of one tensor, whatever W is.
+    Extra memory: at most the size of one tensor.
     Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH", section
     3.4.
     """

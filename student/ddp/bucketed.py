@@ -15,7 +15,6 @@ class BucketedDDP(NaiveDDP):
     Construct and use it like `NaiveDDP`. Buckets are filled with the parameters that require gradients, in reverse
     order, because backward reaches the last layer first. A parameter that does not fit into the current bucket, or has
     another dtype, opens the next bucket. A bucket is sent as soon as the last of its gradients has been accumulated.
-    A buffer that lives as long as the wrapper, with gradients as views of it, saves the copy back.
     Source: Li et al. 2020, "PyTorch Distributed", sections 3.2.2 to 3.2.4.
     """
 

@@ -8,9 +8,8 @@ def ring_all_gather(output: Tensor, part: Tensor, group: dist.ProcessGroup | Non
     """Write the parts of all ranks of `group`, in rank order, into `output`, using sends and receives only.
 
     part: (n, …), of the same shape and dtype on every rank. output: (W·n, …), contiguous. There are W − 1 steps. In
-    each, every rank sends one part to its right neighbour and receives one from its left neighbour: first its own part,
-    then the part that it received last. So a rank sends (W − 1) · part bytes. (All ranks may send to the left instead.)
-    Extra memory: at most the size of one part.
+    each, every rank sends one part to its right neighbour and receives one from its left neighbour. So a rank sends
+    (W − 1) · part bytes. (All ranks may send to the left instead.) Extra memory: at most the size of two parts.
     Source: Thakur et al. 2005, section 3.1.
     """
     raise NotImplementedError(
