@@ -7,19 +7,28 @@ from collections.abc import Sequence
 
 import torch
 
-from lab.harness.diagnose import harmless
+from lab.harness.diagnose import harmless, looks_like, pattern
 from lab.harness.judge import measured, never_holds
 
 from . import probes_collectives
+from .probes_collectives import results, rubbish
 
 SUMMED = [torch.float32, torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.int32]
 MOVED = [*SUMMED, torch.uint8, torch.bool]
 PARTED = ("ring_reduce_scatter", "ring_all_gather")
+SUMS = ("ring_reduce_scatter", "ring_all_reduce")
+CAUSES = {
+    "broadcast": "every rank ends with what src had",
+    "ring_all_gather": "the output has all parts, in rank order",
+    "ring_reduce_scatter": "rank r gets part r of the sum",
+    "ring_all_reduce": "the sum over ranks is expected in place",
+    "all_to_all": "outputs[s] on rank r is inputs[r] of rank s, and one's own is copied",
+}
 
 
-def by_hand(run, op, cases, world, members=()) -> list:
+def by_hand(run, op, cases, members=()) -> list:
     """Each rank's results and messages for each case; fails if anything but point-to-point messages was used."""
-    ranks = []
+    ranks, world = [], len(cases)
     for rank, trace in enumerate(run.trace(probes_collectives.collect, op, cases, list(members), world=world)):
         cut = trace.cut([f"case {i}" for i in range(len(trace.values))])
         ranks.append([{**told, "rows": rows} for told, rows in zip(trace.values, cut, strict=True)])
@@ -27,8 +36,13 @@ def by_hand(run, op, cases, world, members=()) -> list:
     return ranks
 
 
-def draw(rng, op, ranks, world, shapes, dtypes, sources=()) -> list:
-    """[rank][case] -> a tensor of the shape, or a part if the operation's whole is in rank order. world: group size."""
+def draw(rng, op, ranks, world, shapes=(), dtypes=(), sources=()) -> list:
+    """[rank][case] -> a tensor of the shape, or a part if the operation's whole is in rank order.
+
+    world: group size. shapes: by default those of some parts. dtypes: drawn by default.
+    """
+    shapes = shapes or [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [rng.integers(2, 3), 2, 3],
+                        [0]]  # fmt: skip
 
     def drawn(shape, dtype, src) -> dict:
         whole = [world * shape[0], *shape[1:]] if op in PARTED else shape
@@ -37,18 +51,13 @@ def draw(rng, op, ranks, world, shapes, dtypes, sources=()) -> list:
         tensor = draw_values(rng, dtype, *shape)
         return {"tensor": tensor, "shape": whole} if op == "ring_all_gather" else {"tensor": tensor, "src": src}
 
-    sources = sources or [0] * len(shapes)
+    sources, dtypes = sources or [0] * len(shapes), dtypes or draw_dtypes(rng, len(shapes), op)
     return [[drawn(*case) for case in zip(shapes, dtypes, sources, strict=True)] for _ in range(ranks)]
 
 
-def draw_parts(rng) -> list:
-    """Shapes of parts."""
-    return [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [rng.integers(2, 3), 2, 3], [0]]
-
-
-def draw_dtypes(rng, count, among=MOVED) -> list:
+def draw_dtypes(rng, count, op) -> list:
     """`count` dtypes, each about equally often."""
-    return [t for _ in range(count) for t in rng.shuffled(among)][:count]
+    return [t for _ in range(count) for t in rng.shuffled(SUMMED if op in SUMS else MOVED)][:count]
 
 
 def draw_values(rng, dtype, *shape) -> torch.Tensor:
@@ -58,58 +67,58 @@ def draw_values(rng, dtype, *shape) -> torch.Tensor:
     return values.to(dtype) if dtype.is_floating_point else (values * 1000).to(dtype)
 
 
-def draw_lengths(rng, world) -> list:
-    """Lengths: first a multiple of the world size, then 0, 1, less than the world size, and others."""
-    return [world * rng.integers(1, 3), 0, 1, max(1, world - 1), world + 1, world * rng.integers(3, 6) + world // 2]
-
-
 def draw_members(rng, size=3, world=5) -> list:
     """A group in which group ranks differ from global ranks."""
     return sorted(rng.shuffled(range(1, world))[:size])
 
 
-def same_sum(got, parts, what, cause="", sent="") -> None:
-    """Assert that got is the sum of parts. sent: what the rank sent for it, in words."""
+def right(run, op, cases, members=()) -> list:
+    """Assert right results on the ranks of a group, without members the world. Returns what `by_hand` returns."""
+    ranks, group = by_hand(run, op, cases, members), members or range(len(cases))
+    for place, rank in enumerate(group):
+        for i, told in enumerate(ranks[rank]):
+            replaced = told.get("replaced")
+            assert not replaced, f"rank {place}: outputs{replaced} are other tensors now: fill those that were there"
+            wanted = summands(op, [cases[r][i] for r in group], place)
+            for number, (got, parts) in enumerate(zip(results(told), wanted, strict=True)):
+                given = "tensor" in told and "output" not in told
+                before = cases[rank][i]["tensor"] if given else rubbish(got.shape, got.dtype)
+                what = f"rank {place} of {len(group)}, case {i}" + f", outputs[{number}]" * (op == "all_to_all")
+                same(got, parts, what, CAUSES[op], before, told["rows"])
+    return ranks
+
+
+def keeps_inputs(run, op, cases) -> None:
+    """Assert that a call leaves its inputs as they were."""
+    for rank, got in enumerate(by_hand(run, op, cases)):
+        for told, case in zip(got, cases[rank], strict=True):
+            inputs = ([each["tensor"]] if "tensor" in each else each["inputs"] for each in (told, case))
+            for now, before in zip(*inputs, strict=True):
+                same(now, [before], f"rank {rank}, input of {before.dtype}", "it is not to be changed")
+
+
+def same(got, parts, what, cause, before=None, rows=()) -> None:
+    """Assert that a result is the sum of parts, or a copy where there is one.
+
+    before: its content before the call. rows: the rank's messages for it.
+    """
     stack = torch.stack(parts)
     assert got.dtype == stack.dtype, f"{what}: got {got.dtype}, expected {stack.dtype}"
     assert got.shape == stack.shape[1:], f"{what}: got shape {tuple(got.shape)}, expected {tuple(stack.shape[1:])}"
-    if not got.dtype.is_floating_point:
-        stack = stack.long()
-        if not torch.equal(got.long(), stack.sum(0)):
-            often = counted(got, parts) or divided(got, stack.sum(0), len(parts)) or cause
-            raise AssertionError(
-                f"{what}: got {brief(got)}, expected the sum {brief(stack.sum(0))}{often and f': {often}'}{sent}"
-            )
-        return
+    want, eps = stack.double().sum(0), torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
     # The error of n - 1 roundings in any order. A plain sum cannot set it: for few 16-bit numbers it may be exact.
-    allowed = (len(parts) - 1) * torch.finfo(got.dtype).eps * stack.double().abs().sum(0)
-    error = (got.double() - stack.double().sum(0)).abs()
-    wrong = ~(error <= allowed)  # NaN too
-    if wrong.any():
-        cause = counted(got, parts) or divided(got, stack.double().sum(0), len(parts)) or cause
-        raise AssertionError(
-            f"{what}: {int(wrong.sum())} of {wrong.numel()} sums are off: got {brief(got[wrong])}, expected "
-            f"{brief(stack.double().sum(0)[wrong])}, allowed ±{float(allowed[wrong].flatten()[0]):.2g}"
-            + (f": {cause}" if cause else "")
-            + sent
-        )
-
-
-def same(got, want, what, cause, before=None) -> None:
-    """Assert that got is a copy of want. before: the tensor's content before the call."""
-    assert got.shape == want.shape, f"{what}: got shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-    if torch.equal(got, want):
+    allowed = (len(parts) - 1) * eps * stack.double().abs().sum(0)
+    wrong = ~((got.double() - want).abs() <= allowed)  # NaN too
+    if not wrong.any():
         return
-    if before is not None and as_before(got, before):
+    if before is not None and torch.equal(got.double().nan_to_num(7.5), before.double().nan_to_num(7.5)):
         cause = f"{cause}; nothing was written there, it is as it was before the call"
-    elif not got.any():
-        cause = f"{cause}; all of it is 0"
-    raise AssertionError(f"{what}: got {brief(got)}, expected {brief(want)}: {cause}")
-
-
-def as_before(got, before) -> bool:
-    """Whether nothing was written; counts NaN, the initial content, as equal to itself."""
-    return torch.equal(got.double().nan_to_num(7.5), before.double().nan_to_num(7.5))
+    told = f"; messages: {messages(rows)}" if rows else ""
+    raise AssertionError(
+        f"{what}: {int(wrong.sum())} of {wrong.numel()} values are off: got {brief(got[wrong])}, expected "
+        f"{brief(want[wrong])}, allowed ±{float(allowed.max()):.2g}{pattern(got.double(), want, allowed)}: "
+        f"{counted(got, parts) or cause}{told}{looks_like(got.double(), want, allowed)}"
+    )
 
 
 @harmless
@@ -140,32 +149,16 @@ def _often(times: Sequence[int]) -> str:
     return ", ".join(f"rank {rank}'s {words[n]}" for rank, n in enumerate(times) if n != 1)
 
 
-@harmless
-def divided(got, total, world: int) -> str:
-    """Whether `got` is the sum divided by the number of ranks."""
-    rounding = torch.finfo(got.dtype).eps * total.abs() if got.dtype.is_floating_point else 1
-    mean = world > 1 and total.any() and ((got.double() - total.double() / world).abs() <= world * rounding).all()
-    return f"it is the mean: the sum is not to be divided by {world}" if mean else ""
-
-
 def brief(tensor) -> str:
     return f"{tensor.flatten()[:6].tolist()}{'…' if tensor.numel() > 6 else ''}"
 
 
 def messages(rows) -> str:
     """Contents of the messages in order, with equal neighbours joined."""
-    told = [(f"{r['elements']} of {r['dtype']}, {r['bytes']} bytes") for r in rows]
+    told = [f"{r['op']} {r['elements']} of {r['dtype']}, {r['bytes']} bytes" for r in rows]
     return "; ".join(
         f"{text}{f' (times {n})' if (n := len([*run])) > 1 else ''}" for text, run in itertools.groupby(told)
     )
-
-
-@harmless
-def sent_by(rows, want: int) -> str:
-    """In words: how many messages a rank sent, how many are expected, and their contents."""
-    out = [r for r in rows if r["op"] == "send"]
-    expected = "as many as expected" if len(out) == want else f"expected {want}"
-    return f"; it sent {len(out)} messages, {expected}{f': {messages(out)}' if out else ''}"
 
 
 def sends(rows, what) -> list:
@@ -186,7 +179,8 @@ def has_room(run, rng, op, elements, needs, forbidden, what, world=4) -> None:
     cases = [probes_collectives.drawn(op, n, seed, rank, world) for rank in range(world)]
     small = run.trace(probes_collectives.large, op, 64, seed, world=world)
     for rank, trace in enumerate(run.trace(probes_collectives.large, op, n, seed, world=world)):
-        right = trace.values == [total for t in wanted(op, cases, rank) for total in probes_collectives.blocks(t)]
+        totals = [sum(parts) for parts in summands(op, cases, rank)]
+        right = trace.values == [block for total in totals for block in probes_collectives.blocks(total)]
         assert right, f"rank {rank} of {world}: with {n} elements, the result is off"
 
         def seen(rank: int = rank) -> dict:
@@ -195,31 +189,31 @@ def has_room(run, rng, op, elements, needs, forbidden, what, world=4) -> None:
         never_holds(trace, small[rank], f"rank {rank} of {world}: {what}", forbidden * 4 * n, needs * 4 * n, seen)
 
 
-def wanted(op, cases, rank) -> list[torch.Tensor]:
-    """The expected tensors of a rank, in the order of its results."""
+def summands(op, cases, place) -> list[list[torch.Tensor]]:
+    """What each result of a rank is the sum of, in the order of its results; a copy is the sum of one tensor."""
     if op == "all_to_all":
-        return [case["inputs"][rank] for case in cases]
+        return [[case["inputs"][place]] for case in cases]
+    tensors = [case["tensor"] for case in cases]
     if op == "ring_all_gather":
-        return [torch.cat([case["tensor"] for case in cases])]
+        return [[torch.cat(tensors)]]
     if op == "broadcast":
-        return [cases[cases[0]["src"]]["tensor"]]
-    total = sum(case["tensor"] for case in cases)
-    return [total.chunk(len(cases))[rank] if op == "ring_reduce_scatter" else total]
+        return [[tensors[cases[0]["src"]]]]
+    return [[t.chunk(len(cases))[place] if op == "ring_reduce_scatter" else t for t in tensors]]
 
 
-def to_one_neighbour(told, members, what, counts) -> None:
+def to_one_neighbour(told, what, counts) -> None:
     """Assert each rank's number of messages, and that all ranks sent to the right neighbour, or all to the left."""
-    world, directions = len(members), set()
-    for place, rows in enumerate(told):
-        name = f"{what}, rank {place} of {world}"
+    world, directions = len(told), set()
+    for rank, rows in enumerate(told):
+        name = f"{what}, rank {rank} of {world}"
         out = sends(rows, name)
         measured(f"messages that a rank of {world} sends", len(out), counts)
         assert len(out) == counts, f"{name}: sent {len(out)} messages, expected {counts}"
-        right, left = members[(place + 1) % world], members[(place - 1) % world]
+        right, left = (rank + 1) % world, (rank - 1) % world
         peers = sorted({r["peer"] for r in out})
         assert peers in ([right], [left]), (
-            f"{name} (global rank {members[place]}): sent to global ranks {peers}, expected {right} alone, its right "
-            f"neighbour in the ring, or {left} alone, its left"
+            f"{name}: sent to ranks {peers}, expected {right} alone, its right neighbour in the ring, or {left} alone, "
+            "its left"
         )
         directions |= {peers == [right]} if right != left else set()
     assert len(directions) <= 1, f"{what}: some ranks sent to their right neighbour, others to their left"
@@ -229,10 +223,10 @@ def sends_parts(run, rng, op, world) -> None:
     """Assert that every rank sends W − 1 whole parts to one neighbour."""
     parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
     dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
-    ranks = by_hand(run, op, draw(rng, op, world, world, parts, dtypes), world)
+    ranks = by_hand(run, op, draw(rng, op, world, world, parts, dtypes))
     for i, shape in enumerate(parts):
         told, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}, {dtypes[i]}"
-        to_one_neighbour(told, list(range(world)), what, world - 1)
+        to_one_neighbour(told, what, world - 1)
         size = torch.Size(shape).numel() * dtypes[i].itemsize
         wrong = {r["bytes"] for rows in told for r in sends(rows, what)} - {size}
         assert not wrong, (

@@ -14,10 +14,11 @@ import torch
 
 from lab.harness.pytest_plugin import exercise
 
-from .collectives import by_hand, draw_dtypes, draw_members, draw_values, has_room, same, sends
-from .probes_collectives import rubbish
+from . import collectives
+from .collectives import by_hand, draw_dtypes, draw_members, draw_values, sends
 
 ALL_TO_ALL = "ddp.all_to_all"
+OP = "all_to_all"
 KINDS = ["equal", "uneven", "empty", "dimensions"]
 
 
@@ -31,7 +32,7 @@ def draw_shape(rng, kind, n) -> list:
 def draw(rng, ranks, members, kinds=KINDS):
     """[rank][case]; ranks outside the group have nothing."""
     world, cases = len(members), [[] for _ in range(ranks)]
-    for kind, dtype in zip(kinds, draw_dtypes(rng, len(kinds)), strict=True):
+    for kind, dtype in zip(kinds, draw_dtypes(rng, len(kinds), OP), strict=True):
         n = rng.integers(2, 6)
         shapes = [[draw_shape(rng, kind, n) for _ in range(world)] for _ in range(world)]  # [from][to]
         for place, rank in enumerate(members):
@@ -40,58 +41,31 @@ def draw(rng, ranks, members, kinds=KINDS):
     return cases
 
 
-def judge(ranks, cases, members, kinds=KINDS):
-    for place, rank in enumerate(members):
-        for i, told in enumerate(ranks[rank]):
-            for s, other in enumerate(members):
-                what = f"rank {place} of {len(members)}, {kinds[i]} parts, outputs[{s}]"
-                assert s not in told["replaced"], (
-                    f"{what}: in the list is another tensor now: fill the one that was there"
-                )
-                want = cases[other][i]["inputs"][place]
-                came = sorted({members.index(r["peer"]) for r in told["rows"] if r["op"] == "recv"})
-                cause = f"it is inputs[{place}] of rank {s}; messages came from ranks {came}, and one's own is copied"
-                before = rubbish(list(want.shape), want.dtype)
-                same(told["outputs"][s], want, what, cause, before)
-
-
 @exercise(ALL_TO_ALL, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_each_rank_gets_its_part_from_each(run, rng, world):
     cases = draw(rng, world, list(range(world)))
-    judge(by_hand(run, "all_to_all", cases, world), cases, list(range(world)))
+    for case in cases:
+        case.append({"inputs": [torch.zeros(0)] * world, "shapes": [[0]] * world})
+    collectives.right(run, OP, cases)
 
 
 @exercise(ALL_TO_ALL, kind="numerics")
 def test_a_group_that_is_a_part_of_the_world(run, rng):
     members = draw_members(rng)
-    cases = draw(rng, 5, members)
-    judge(by_hand(run, "all_to_all", cases, 5, members), cases, members)
+    collectives.right(run, OP, draw(rng, 5, members), members)
 
 
 @exercise(ALL_TO_ALL, kind="numerics")
 def test_inputs_are_not_changed(run, rng):
-    cases = draw(rng, 3, [0, 1, 2])
-    for rank, got in enumerate(by_hand(run, "all_to_all", cases, 3)):
-        for i, told in enumerate(got):
-            for r in range(3):
-                same(told["inputs"][r], cases[rank][i]["inputs"][r], f"rank {rank}, inputs[{r}]", "not to change")
-
-
-@exercise(ALL_TO_ALL, kind="numerics")
-def test_nothing_for_anyone(run, rng):
-    world = rng.integers(2, 3)
-    cases = [[{"inputs": [torch.zeros(0)] * world, "shapes": [[0]] * world}] for _ in range(world)]
-    for rank, (told,) in enumerate(by_hand(run, "all_to_all", cases, world)):
-        sizes = [t.numel() for t in told["outputs"]]
-        assert sizes == [0] * world, f"rank {rank} of {world}: outputs of {sizes} elements, expected none"
+    collectives.keeps_inputs(run, OP, draw(rng, 3, [0, 1, 2]))
 
 
 @exercise(ALL_TO_ALL, kind="property")
 @pytest.mark.parametrize("world", [2, 4, 5])
 def test_one_message_to_each_other_rank(run, rng, world):
     cases = draw(rng, world, list(range(world)))
-    for rank, got in enumerate(by_hand(run, "all_to_all", cases, world)):
+    for rank, got in enumerate(by_hand(run, OP, cases)):
         for i, told in enumerate(got):
             what = f"rank {rank} of {world}, {KINDS[i]} parts"
             out = [(r["peer"], r["bytes"]) for r in sends(told["rows"], what) if r["bytes"]]
@@ -106,20 +80,15 @@ def test_one_message_to_each_other_rank(run, rng, world):
 @exercise(ALL_TO_ALL, kind="property")
 def test_in_each_step_everyone_sends_to_another(run, rng):
     members = draw_members(rng, size=4, world=6)
-    cases = draw(rng, 6, members, ["uneven"])
-    ranks, ways = by_hand(run, "all_to_all", cases, 6, members), set()
+    ranks, ways = by_hand(run, OP, draw(rng, 6, members, ["uneven"]), members), set()
     for place, rank in enumerate(members):
-        peers = [r["peer"] for r in sends(ranks[rank][0]["rows"], f"rank {place} of {members}")]
+        rows = ranks[rank][0]["rows"]
+        peers, sources = ([r["peer"] for r in rows if r["op"] == op] for op in ("send", "recv"))
         want = [members[(place + i) % 4] for i in range(1, 4)]
-        assert peers in (want, want[::-1]), (
-            f"rank {place} of group {members} (global {rank}): sent to global ranks {peers} in this order, expected "
-            f"{want}: in step i to the one i places to the right, so that nobody is sent to twice at a time; or all to "
-            "the left"
-        )
-        sources = [r["peer"] for r in ranks[rank][0]["rows"] if r["op"] == "recv"]
-        assert sources == peers[::-1], (
+        assert [peers, sources] in ([want, want[::-1]], [want[::-1], want]), (
             f"rank {place} of group {members} (global {rank}): sent to global ranks {peers} in this order, and "
-            f"received from {sources}, expected {peers[::-1]}: from i places to the left, if it sends i to the right"
+            f"received from {sources}, expected {want} and {want[::-1]}: in step i to the one i places to the right "
+            "and from the one i to the left, so that nobody is sent to twice at a time; or all the other way round"
         )
         ways.add(peers == want)
     assert len(ways) == 1, f"group {members}: some ranks took steps to the right, others to the left"
@@ -127,4 +96,4 @@ def test_in_each_step_everyone_sends_to_another(run, rng):
 
 @exercise(ALL_TO_ALL, kind="property")
 def test_parts_are_sent_from_where_they_lie(run, rng):
-    has_room(run, rng, "all_to_all", 3_000_000, 9, 3, "a copy of all parts")
+    collectives.has_room(run, rng, OP, 3_000_000, 9, 3, "a copy of all parts")
