@@ -33,10 +33,7 @@ def best(impl, cases: list) -> list:
 def limits(impl, cases: list) -> list:
     told = []
     for c in cases:
-        got = impl.ddp.accounting.limits(
-            c["bytes"], c["world"], link(impl, c), backward_s=c["backward_s"], samples=c["samples"]
-        )
-        told.append({
-            "samples": int(got.samples), "bytes_per_s": float(got.bytes_per_s), "world": int(got.world),
-        })  # fmt: skip
+        given = {"backward_s": c["backward_s"], "samples": c["samples"]}
+        got = impl.ddp.accounting.limits(c["bytes"], c["world"], link(impl, c), **given)
+        told.append([int(got.samples), float(got.bytes_per_s), int(got.world)])
     return told

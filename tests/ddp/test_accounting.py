@@ -20,22 +20,12 @@ from . import probes_cost as probes
 
 ACCOUNTING = "ddp.accounting"
 VARIANTS = ["naive", "flat", "overlapped", "bucketed"]
-ISSUED = {
-    "naive": "one for each parameter, after backward",
-    "flat": "one, after backward",
-    "overlapped": "one for each parameter, when its gradient is ready",
-    "bucketed": "one for each bucket, when its last gradient is ready; buckets are filled from the last parameter on",
-}
 RELATIVE = 1e-9
 
 
 def ring(size: float, world: int, case: dict) -> float:
-    """Message by message: in each of W − 1 steps, twice, every rank sends one of W chunks."""
-    clock = 0.0
-    for _half in ("reduce", "gather"):
-        for _step in range(world - 1):
-            clock += case["alpha_s"] + (size / world) / case["bytes_per_s"]
-    return clock
+    """2(W − 1) messages of a W-th of the tensor each."""
+    return 2 * (world - 1) * (case["alpha_s"] + size / world / case["bytes_per_s"])
 
 
 def played(case: dict) -> dict:
@@ -93,8 +83,7 @@ def check(run, cases: list[dict], cause: str = "") -> None:
             slack = RELATIVE * (want["step_s"] if name == "exposed_s" else value)
             measured(f"{name} of a drawn step, {case['options']['variant']}", 1e3 * got[name], 1e3 * value, "ms")
             assert abs(got[name] - value) <= slack, (
-                f"{name}: expected {value:.9g}, got {got[name]:.9g}: "
-                f"{cause or ISSUED[case['options']['variant']]}{inputs(case)}"
+                f"{name}: expected {value:.9g}, got {got[name]:.9g}{cause and f': {cause}'}{inputs(case)}"
             )
 
 
@@ -122,15 +111,9 @@ def test_a_step_is_as_long_as_one_that_is_played(run, rng, variant):
         case = draw(rng, variant, forward_s=rng.uniform(0, 1), optimizer_s=rng.uniform(0, 0.1))
         case["options"]["bucket_bytes"] = rng.integers(1, sum(case["sizes"]))
         cases.append(case)
-    check(run, cases)
-
-
-@exercise(ACCOUNTING, kind="numerics")
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_one_parameter_and_one_rank(run, rng, variant):
     alone = draw(rng, variant)
     alone["sizes"] = alone["sizes"][:1]
-    check(run, [alone, draw(rng, variant, world=1)])
+    check(run, [*cases, alone, draw(rng, variant, world=1)])
 
 
 @exercise(ACCOUNTING, kind="numerics")
@@ -159,25 +142,21 @@ def test_the_best_bucket_is_the_best_of_all(run, rng):
         sizes = case["sizes"]
         tried = {1, *(sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1))}
         steps = {size: played(in_buckets(case, size))["step_s"] for size in tried}
-        shortest = min(steps.values())
         assert kind == "int", f"bucket_bytes is a {kind}, expected int"
-        found = played(in_buckets(case, got))["step_s"] if got >= 1 else math.inf
-        best = min(steps, key=steps.get)
-        assert found <= shortest * (1 + 2 * RELATIVE), (
-            f"a step with buckets of {got} bytes takes {found:.9g} s, with {best} {shortest:.9g}{inputs(case)}"
-        )
-        smaller = [s for s in tried if s < got and steps[s] <= shortest * (1 + RELATIVE / 2)]
-        assert not smaller, (
-            f"{got} bytes, but {min(smaller)} give as short a step: of several the smallest{inputs(case)}"
-        )
-        assert got in tried, (
-            f"{got} bytes, but buckets are the same with fewer: 1, or a sum of neighbours{inputs(case)}"
+        # A step that is longer by about 1e-9 may count as a tie or not.
+        smallest = [
+            min(size for size, step in steps.items() if step <= min(steps.values()) * (1 + slack))
+            for slack in (RELATIVE / 2, 2 * RELATIVE)
+        ]
+        took = played(in_buckets(case, got))["step_s"] if got >= 1 else math.inf
+        assert got in smallest, (
+            f"a step with buckets of {got} bytes takes {took:.9g} s, with {smallest[0]} {steps[smallest[0]]:.9g}: "
+            f"expected the smallest of those with the shortest step, 1 or a sum of neighbours{inputs(case)}"
         )
 
 
 @exercise(ACCOUNTING, kind="numerics")
 def test_limits_are_where_communication_is_just_hidden(run, rng):
-    """Judged at the limit and one step beyond it."""
     cases = []
     for i in range(30):
         case = draw(rng)
@@ -190,33 +169,26 @@ def test_limits_are_where_communication_is_just_hidden(run, rng):
             case["alpha_s"] = 0.0
         cases.append(case)
     cases[0]["alpha_s"] = cases[0]["backward_s"]  # the latencies alone outlast it
-    told = run(probes.limits, cases)
-    for case, got in zip(cases, told, strict=True):
-        judge_samples(case, got["samples"])
-        judge_bandwidth(case, got["bytes_per_s"])
-        judge_world(case, got["world"])
+    for case, (samples, bytes_per_s, world) in zip(cases, run(probes.limits, cases), strict=True):
+        judge_samples(case, samples)
+        judge_bandwidth(case, bytes_per_s)
+        judge_world(case, world)
 
 
 def judge_samples(case: dict, samples: int) -> None:
-    needed = ring(case["bytes"], case["world"], case)
-    one = case["backward_s"] / case["samples"]
-    assert samples >= 1, f"{samples} samples a rank, expected at least 1{inputs(case)}"
-    assert samples * one >= needed * (1 - RELATIVE), (
-        f"{samples} samples a rank take {samples * one:.6g} s of backward, and communication {needed:.6g} s"
+    needed = ring(case["bytes"], case["world"], case) / case["backward_s"] * case["samples"]
+    fewest = [max(1, math.ceil(needed * (1 + slack))) for slack in (-RELATIVE, RELATIVE)]
+    assert samples in fewest, (
+        f"{samples} samples a rank, expected {fewest[0]}: communication takes as long as the backward of {needed:.6g}"
         f"{inputs(case)}"
-    )
-    assert samples == 1 or (samples - 1) * one <= needed * (1 + RELATIVE), (
-        f"{samples} samples a rank, but {samples - 1} hide communication too{inputs(case)}"
     )
 
 
 def judge_bandwidth(case: dict, least: float) -> None:
     world = case["world"]
-    if world == 1:
-        assert least == 0, f"one rank sends nothing, and needs {least} bytes/s{inputs(case)}"
-        return
-    if 2 * (world - 1) * case["alpha_s"] >= case["backward_s"]:
-        assert least == math.inf, f"the latencies alone outlast backward, and {least} bytes/s shall do{inputs(case)}"
+    if world == 1 or 2 * (world - 1) * case["alpha_s"] >= case["backward_s"]:
+        want = 0 if world == 1 else math.inf  # nothing to send, or latencies that alone outlast backward
+        assert least == want, f"{world} ranks need {least} bytes/s, expected {want}{inputs(case)}"
         return
     needed = ring(case["bytes"], world, {**case, "bytes_per_s": least}) if least > 0 else math.inf
     # The time left for bytes is a difference: where latencies take nearly all of backward, it loses digits.
@@ -230,7 +202,7 @@ def judge_bandwidth(case: dict, least: float) -> None:
 def judge_world(case: dict, most: int) -> None:
     def spare(world: int) -> float:
         """Backward over communication, of the same global batch."""
-        needed = 2 * (world - 1) * (case["alpha_s"] + case["bytes"] / world / case["bytes_per_s"])
+        needed = ring(case["bytes"], world, case)
         return math.inf if needed == 0 else case["backward_s"] * case["world"] / world / needed
 
     assert most >= 1, f"{most} ranks at most, but one has nothing to wait for{inputs(case)}"
@@ -248,16 +220,11 @@ def judge_world(case: dict, most: int) -> None:
 def test_the_examples_by_hand(run):
     link = {"alpha_s": 1e-4, "bytes_per_s": 1e9, "world": 4}
     (ring_s,) = run(probes.rings, [{"bytes": 10**6, **link}])
-    assert abs(ring_s - 2.1e-3) < 1e-12, f"1 MB over 4 ranks: expected 2.1 ms, got {ring_s * 1e3:.6g}"
-    cases = [in_buckets({"sizes": [10**6] * 2, **link, "backward_s": 6e-3}, 2 * 10**6, v) for v in VARIANTS]
-    want = [(2, 4.2, 4.2, 10.2), (1, 3.6, 3.6, 9.6), (2, 4.2, 2.1, 8.1), (1, 3.6, 3.6, 9.6)]
-    for variant, got, (count, *times) in zip(VARIANTS, run(probes.steps, cases), want, strict=True):
-        have = [got[n] * 1e3 for n in ("communication_s", "exposed_s", "step_s")]
-        same = got["all_reduces"] == count and all(abs(h - t) < 1e-9 for h, t in zip(have, times, strict=True))
-        assert same, (
-            f"{variant}: expected {count} all-reduces and communication, exposed and step of {times} ms, "
-            f"got {got['all_reduces']} and {have}"
-        )
+    (got,) = run(probes.steps, [in_buckets({"sizes": [10**6] * 2, **link, "backward_s": 6e-3}, 1, "overlapped")])
+    have = [1e3 * t for t in (ring_s, got["communication_s"], got["exposed_s"], got["step_s"])]
+    assert have == pytest.approx([2.1, 4.2, 2.1, 8.1], rel=1e-9), (
+        f"expected an all-reduce of 2.1 ms, and communication, exposed and step of 4.2, 2.1 and 8.1 ms, got {have}"
+    )
 
 
 @exercise(ACCOUNTING, kind="property")
@@ -269,8 +236,7 @@ def test_without_latency_the_smallest_bucket_is_best_and_with_much_of_it_one(run
         case["alpha_s"] = rng.uniform(0.6, 2) * case["backward_s"]  # 2(W − 1)α outlasts backward
     best = [got for got, _ in run(probes.best, [*free, *dear])]
     assert best[:5] == [1] * 5, f"buckets of {best[:5]} bytes on links without latency: small messages leave sooner"
-    asked = [in_buckets(c, size) for c, size in zip(dear, best[5:], strict=True)]
-    for case, got in zip(dear, run(probes.steps, asked), strict=True):
-        assert got["all_reduces"] == 1, (
-            f"{got['all_reduces']} buckets, though one latency outlasts backward: send everything at once{inputs(case)}"
-        )
+    whole = [sum(case["sizes"]) for case in dear]
+    assert best[5:] == whole, (
+        f"buckets of {best[5:]} bytes, expected {whole}: where one latency outlasts backward, send everything at once"
+    )
