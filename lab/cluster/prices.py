@@ -73,9 +73,10 @@ def group_s(op: str, bytes: float, nodes: int, each: int, cluster: Cluster, worl
 
     - ring: through all ranks; its rate is the lower of a node's link and of all cards of a node's ranks together;
     - tree, only for all_reduce: up and down ⌈log₂ W⌉ links, pipelined, so the tensor passes the same link twice;
+    - all_to_all: parts for other nodes by the card, at the same time the others by the node's links;
     - hierarchy: within each node, then between nodes with 1/`each` of the tensor per card, then within each node again.
 
-    Source of the last two: NCCL's double binary trees (Sanders et al. 2009); Mikami et al. 2018 for 2D all-reduce.
+    Source of tree and hierarchy: NCCL's double binary trees (Sanders et al. 2009); Mikami et al. 2018 for 2D all-reduce.
     """
     world = world or nodes * each
     if world == 1:
@@ -83,6 +84,10 @@ def group_s(op: str, bytes: float, nodes: int, each: int, cluster: Cluster, worl
     inside, between = cluster.inside, cluster.between
     if nodes == 1:
         return inside.base_s + inside.cost_s(op, bytes, world)
+    if op == "all_to_all":  # parts for ranks of other nodes leave by the card, the others by the node's links, at once
+        far, near = bytes * (world - each) / world, bytes * (each - 1) / world
+        sent_s = max(far / between.bytes_per_s, near / inside.bytes_per_s)
+        return between.base_s + (world - each) * between.alpha_s + (each - 1) * inside.alpha_s + sent_s
     if op not in ("all_reduce", "reduce_scatter", "all_gather"):
         return between.base_s + between.cost_s(op, bytes, world)
     through = min(inside.bytes_per_s, each * between.bytes_per_s) if each > 1 else between.bytes_per_s

@@ -94,6 +94,8 @@ def test_a_group_pays_for_where_it_lies():
     small = group_s("all_reduce", 1e3, 512, 1, cluster("dgx-a100", 4096))
     assert small < 0.2 * 2 * 511 * between.alpha_s, "a tree is faster than a ring where latency is all there is"
     assert group_s("all_gather", 1e6, 1, 1, A100) == 0
+    crossing = group_s("all_to_all", n, 2, 8, A100)  # of 16 parts, eight go to the other node, each rank's by its card
+    assert crossing == pytest.approx(8 / 16 * n / between.bytes_per_s, rel=0.01)
 
 
 def compute(seconds: float) -> Compute:
