@@ -16,8 +16,7 @@ def attention_backward_dkdv(
     q, do: (batch, heads, queries, dim); k, v: (batch, kv_heads, keys, dim); lse, delta: (batch, heads, queries),
     float32, contiguous. Lengths, strides, dtypes and grouped heads are those of `attention_forward`. dk and dv have the
     shapes and dtypes of k and v, are contiguous, and sum over the query heads of their group. The kernel stores
-    nothing of size queries × keys and uses no atomics; two runs give the same bits. Compute the transposed scores k qᵀ,
-    and no tile needs to be transposed.
+    nothing of size queries × keys and uses no atomics; two runs give the same bits.
     Source: Dao 2023, "FlashAttention-2", Algorithm 2, lines 6 to 18.
     """
     batch, heads, queries, dim = q.shape

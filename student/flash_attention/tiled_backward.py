@@ -13,8 +13,8 @@ def tiled_backward(
 
     q, o, do: (…, queries, dim); k, v: (…, keys, dim); lse: (…, queries), float32, natural log. Lengths, strides and
     dtypes are those of forward. The gradients have the shapes and dtypes of q, k and v. No argument changes.
-    Accumulate products and sums in float32. A tile has at most 128 rows. Allocate nothing larger than the inputs in
-    float32 or a tile of scores.
+    Accumulate products and sums in float32. A tile of scores has at most 128 × 128 elements per head. Allocate nothing
+    of more elements than an input or such a tile.
     Source: Dao 2023, "FlashAttention-2", Algorithm 2 and section 3.1.
     """
     raise NotImplementedError(

@@ -22,8 +22,8 @@ class TiledAttention(torch.autograd.Function):
         q: (…, queries, dim); k, v: (…, keys, dim), with the same leading dimensions (any number, also none), any
         lengths and strides; float32, float16 or bfloat16. With is_causal, query i sees keys 0 to i (aligned top left).
         Returns o (…, queries, dim) in q's dtype. Save q, k, v, o and lse with ctx.save_for_backward. lse, (…, queries),
-        float32, is the natural log of Σ_j exp(q_i·k_j / √dim). Accumulate products and sums in float32. A tile has at
-        most 128 rows. Allocate nothing of more elements than an input or a tile of scores.
+        float32, is the natural log of Σ_j exp(q_i·k_j / √dim). Accumulate products and sums in float32. A tile of
+        scores has at most 128 × 128 elements per head. Allocate nothing of more elements than an input or such a tile.
         """
         raise NotImplementedError(
             "flash_attention.tiled_forward: Return o, and save q, k, v, o and the log-sum-exp for backward"
