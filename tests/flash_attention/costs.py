@@ -1,4 +1,4 @@
-"""Oracles of attention's FLOPs and bytes: kernel by kernel, tensor by tensor."""
+"""Oracle of attention's FLOPs and bytes: kernel by kernel, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -16,52 +16,27 @@ KERNELS = {
         "k v dk dv | for each tile of keys: q do lse delta",
     ],
 }
-PRODUCTS = {
-    ("naive", "forward"): 2, ("flash", "forward"): 2, ("naive", "backward"): 4, ("flash", "backward"): 5,
-}  # fmt: skip
-LIKE = {  # tensors of one size
-    "queries × dim": ("q", "o", "do", "dq"), "keys × dim": ("k", "v", "dk", "dv"),
-    "queries × keys": ("s", "p", "dp", "ds"), "queries": ("lse", "delta"),
-}  # fmt: skip
+PRODUCTS = dict(zip(PASSES, (2, 4, 2, 5), strict=True))
+DEFAULTS = {"is_causal": False, "itemsize": 2, "block_m": 128, "block_n": 128}
 
 
-def terms(case: dict) -> list[tuple[str, str]]:
-    """(tensor, tiles for each of which a kernel moves it; "" for once)."""
-    found = []
-    for kernel in KERNELS[case["algorithm"], case["direction"]]:
+def cost(case: dict) -> dict:
+    """FLOPs and bytes of all heads, and FLOPs per byte."""
+    case = DEFAULTS | case
+    which, heads = (case["algorithm"], case["direction"]), case["batch"] * case["heads"]
+    queries, keys, dim, itemsize = (case[n] for n in ("queries", "keys", "dim", "itemsize"))
+    half = Fraction(1, 2) if case["is_causal"] else Fraction(1)  # of the products, and of what is read again
+    size = {  # bytes of each tensor, of one head
+        **dict.fromkeys(("q", "o", "do", "dq"), queries * dim * itemsize),
+        **dict.fromkeys(("k", "v", "dk", "dv"), keys * dim * itemsize),
+        **dict.fromkeys(("s", "p", "dp", "ds"), queries * keys * itemsize),
+        **dict.fromkeys(("lse", "delta"), 4 * queries),
+    }
+    tiles = {"queries": math.ceil(queries / case["block_m"]), "keys": math.ceil(keys / case["block_n"])}
+    moved = Fraction(0)
+    for kernel in KERNELS[which]:
         once, _, again = kernel.partition(" | for each tile of ")
         over, _, names = again.partition(": ")
-        found += [(n, "") for n in once.split()] + [(n, over) for n in names.split()]
-    return found
-
-
-def sizes(case: dict) -> dict[str, Fraction]:
-    """Bytes of each tensor, of one head."""
-    queries, keys, dim, itemsize = (Fraction(case[n]) for n in ("queries", "keys", "dim", "itemsize"))
-    of = {
-        "queries × dim": queries * dim * itemsize, "keys × dim": keys * dim * itemsize,
-        "queries × keys": queries * keys * itemsize, "queries": 4 * queries,
-    }  # fmt: skip
-    return {name: size for like, size in of.items() for name in LIKE[like]}
-
-
-def tiles(case: dict) -> dict[str, Fraction]:
-    """How often a term moves: by half of the tiles under a causal mask."""
-    half = Fraction(1, 2) if case["is_causal"] else Fraction(1)
-    return {
-        "": Fraction(1), "queries": half * math.ceil(case["queries"] / case["block_m"]),
-        "keys": half * math.ceil(case["keys"] / case["block_n"]),
-    }  # fmt: skip
-
-
-def moved(case: dict) -> int:
-    """Bytes of all heads."""
-    size, times = sizes(case), tiles(case)
-    return int(case["batch"] * case["heads"] * sum(times[over] * size[n] for n, over in terms(case)))
-
-
-def flops(case: dict) -> int:
-    """2 for each multiply-add; half of them under a causal mask."""
-    products = PRODUCTS[case["algorithm"], case["direction"]]
-    whole = 2 * products * case["queries"] * case["keys"] * case["dim"] * case["batch"] * case["heads"]
-    return whole // 2 if case["is_causal"] else whole
+        moved += sum(size[n] for n in once.split()) + sum(half * tiles[over] * size[n] for n in names.split())
+    flops, moved = int(heads * half * 2 * PRODUCTS[which] * queries * keys * dim), int(heads * moved)
+    return {"flops": flops, "bytes": moved, "intensity": flops / moved}

@@ -17,7 +17,6 @@ from . import probes_kernels as probes
 from .oracles import needs_triton
 
 CAUSAL = "flash_attention.causal"
-SIZES = "(i, queries, keys, BLOCK_M, BLOCK_N)"
 pytestmark = [needs_triton, pytest.mark.parametrize("kind", ["square", "more keys", "more queries"])]
 
 
@@ -41,7 +40,8 @@ def tiles(i, queries, keys, block_m, block_n, is_causal) -> str:
     return f"tiles of keys, left to right: {line} (█ seen whole by all rows, ▒ needs a mask, · seen by none)"
 
 
-def draw(rng, is_causal, kind) -> list:
+def check(run, rng, kind, is_causal, wrong) -> None:
+    """wrong(full, end, most, last, block_n): what is wrong with full and end, where most and last are right, or ""."""
     cases = []
     for _ in range(12):
         block_m, block_n = rng.choice([16, 32, 64]), rng.choice([16, 32, 64])
@@ -51,61 +51,53 @@ def draw(rng, is_causal, kind) -> list:
         last = (queries - 1) // block_m
         i = rng.choice([last, rng.integers(0, last)])  # the last tile is short
         cases.append([i, queries, keys, block_m, block_n, is_causal])
-    return cases
-
-
-def asked(run, cases: list) -> list:
-    """Of each case: itself, what came, (full, end), and what is right."""
-    return [(case, got, brute(*case)) for case, got in zip(cases, run(probes.ranges, cases), strict=True)]
-
-
-def check(run, cases: list, what: int) -> None:
-    for case, got, want in asked(run, cases):
-        i, queries, keys, block_m, block_n, is_causal = case
-        assert got[what] == want[what], (
-            f"{['full', 'end'][what]} is {got[what]}, expected {want[what]}: tile {i} of {block_m} rows, {queries} "
-            f"queries, {keys} keys in tiles of {block_n}, {'causal' if is_causal else 'not causal'}"
+    for case, got in zip(cases, run(probes.ranges, cases), strict=True):
+        i, queries, keys, block_m, block_n, _ = case
+        told = wrong(*got, *brute(*case), block_n)
+        assert not told, (
+            f"{told}: tile {i} of {block_m} rows, {queries} queries, {keys} keys in tiles of {block_n}, "
+            f"{'causal' if is_causal else 'not causal'}\n{tiles(*case)}"
         )
 
 
 @exercise(CAUSAL, kind="numerics")
 def test_every_key_that_a_row_sees_is_visited(run, rng, kind):
-    for case, (_, end), (_, want) in asked(run, draw(rng, True, kind)):
-        assert end >= want, f"end is {end} for {SIZES} = {case[:5]}: key {want - 1} is seen\n{tiles(*case)}"
+    def wrong(full, end, most, last, block_n) -> str:
+        return f"end is {end}, but key {last - 1} is seen" if end < last else ""
+
+    check(run, rng, kind, True, wrong)
 
 
 @exercise(CAUSAL, kind="numerics")
 def test_tiles_without_a_mask_are_seen_whole(run, rng, kind):
-    for case, (full, _), (want, _) in asked(run, draw(rng, True, kind)):
-        assert full % case[4] == 0, (
-            f"full is {full} for {SIZES} = {case[:5]}: it is a multiple of BLOCK_N, round it down: the walk without a "
-            f"mask is of whole tiles\n{tiles(*case)}"
-        )
-        assert full <= want, (
-            f"full is {full} for {SIZES} = {case[:5]}: there is no key {full - 1}, or some row does not see it; all "
-            f"rows see {want} keys\n{tiles(*case)}"
-        )
+    def wrong(full, end, most, last, block_n) -> str:
+        if full % block_n:
+            return f"full is {full}, expected a multiple of {block_n}: the walk without a mask is of whole tiles"
+        return f"full is {full}, but all rows see only {most} keys in whole tiles" if full > most else ""
+
+    check(run, rng, kind, True, wrong)
 
 
 @exercise(CAUSAL, kind="numerics")
 def test_without_a_mask_all_keys_are_visited(run, rng, kind):
-    cases = draw(rng, False, kind)
-    for what in (0, 1):
-        check(run, cases, what)
+    def wrong(full, end, most, last, block_n) -> str:
+        return f"full and end are {full}, {end}, expected {most}, {last}" if (full, end) != (most, last) else ""
+
+    check(run, rng, kind, False, wrong)
 
 
 @exercise(CAUSAL, kind="property")
 def test_no_tile_above_the_diagonal_is_visited(run, rng, kind):
-    for case, (_, end), (_, want) in asked(run, draw(rng, True, kind)):
-        i, queries, keys, block_m, block_n, _ = case
-        measured(f"keys visited by tile {i}, {queries} queries and {keys} keys", end, want, at_most=True)
-        assert end <= want, (
-            f"end is {end}, {-(-end // block_n)} tiles of {block_n} keys, for tile {i} of {block_m} rows, {queries} "
-            f"queries and {keys} keys: its last row sees keys 0 to {want - 1}\n{tiles(*case)}"
-        )
+    def wrong(full, end, most, last, block_n) -> str:
+        measured("keys visited by a tile", end, last, at_most=True)
+        return f"end is {end}, but the last row sees only keys 0 to {last - 1}" if end > last else ""
+
+    check(run, rng, kind, True, wrong)
 
 
 @exercise(CAUSAL, kind="property")
 def test_only_tiles_on_the_diagonal_compare_indices(run, rng, kind):
-    cases = [c for c in draw(rng, True, kind) if c[0]] or [[1, 100, 100, 32, 32, True]]
-    check(run, cases, 0)
+    def wrong(full, end, most, last, block_n) -> str:
+        return f"full is {full}, expected {most}: all rows see these keys, in whole tiles" if full != most else ""
+
+    check(run, rng, kind, True, wrong)

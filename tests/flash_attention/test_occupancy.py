@@ -26,37 +26,29 @@ H100 = {
     "shared_bytes": 228 * 1024, "shared_unit": 128, "shared_reserved": 1024,
 }  # fmt: skip
 ORDER = ("warps", "programs", "registers", "shared memory")
-ROUNDED_ONCE = "so with registers rounded up once for the program: each warp's are rounded up"
 WHY = {
     "programs": "the smallest of what four resources allow; registers are rounded up for each warp, shared memory for "
     "each program, with what the system reserves",
     "warps": "the programs that fit, times the warps of each",
     "share": "warps at a time, of the multiprocessor's warps",
-    "limited_by": "what does not suffice for one more program, the first in the order warps, programs, registers, "
-    "shared memory",
+    "limited_by": f"what does not suffice for one more program, the first in the order {', '.join(ORDER)}",
 }
 
 
-def up(amount: int, unit: int) -> int:
-    """`amount` in whole units."""
-    return math.ceil(amount / unit) * unit
+def counted(case: dict) -> dict:
+    """One more program as long as one more fits."""
+    m, warps = case.get("limits", H100), case["warps"]
 
+    def up(amount: int, unit: str) -> int:
+        return math.ceil(amount / m[unit]) * m[unit]
 
-def counted(case: dict, by_program: bool = False) -> dict:
-    """One more program as long as one more fits. by_program: its registers are rounded up once."""
-    m = case.get("limits", H100)
-    warps, registers, unit = case["warps"], 32 * case["registers"], m["register_unit"]
     each = {
-        "warps": warps,
-        "programs": 1,
-        "registers": up(warps * registers, unit) if by_program else warps * up(registers, unit),
-        "shared memory": up(case["shared_bytes"] + m["shared_reserved"], m["shared_unit"]),
-    }
-    left = {n: m["shared_bytes" if n == "shared memory" else n] for n in ORDER}
-    programs = 0
+        "warps": warps, "programs": 1, "registers": warps * up(32 * case["registers"], "register_unit"),
+        "shared memory": up(case["shared_bytes"] + m["shared_reserved"], "shared_unit"),
+    }  # fmt: skip
+    left, programs = {n: m["shared_bytes" if n == "shared memory" else n] for n in ORDER}, 0
     while all(left[n] >= each[n] for n in ORDER):
-        left = {n: left[n] - each[n] for n in ORDER}
-        programs += 1
+        left, programs = {n: left[n] - each[n] for n in ORDER}, programs + 1
     first = next(n for n in ORDER if left[n] < each[n])
     return {
         "programs": programs, "warps": programs * warps, "share": programs * warps / m["warps"], "limited_by": first,
@@ -85,23 +77,19 @@ def sought(draw, wanted, count: int) -> list[dict]:
 
 def check(run, cases: list[dict]) -> None:
     assert cases
-    found = run(probes.occupancies, cases)
-    for case, got in zip(cases, found, strict=True):
+    for case, got in zip(cases, run(probes.occupancies, cases), strict=True):
         for name, value in counted(case).items():
             measured(f"{name} of a drawn kernel", got[name], value)
             same = abs(got[name] - value) <= 1e-12 if name == "share" else got[name] == value
-            why = ROUNDED_ONCE if got == counted(case, by_program=True) else WHY[name]
-            assert same, f"{name}: expected {value}, got {got[name]}: {why}{inputs(case)}"
+            assert same, f"{name}: expected {value}, got {got[name]}: {WHY[name]}{inputs(case)}"
 
 
 @exercise(OCCUPANCY, kind="numerics")
 @pytest.mark.parametrize("limit", ORDER)
 def test_each_limit_on_an_h100(run, rng, limit):
-    few = {"warps": {"registers": rng.integers(1, 24)}, "programs": {"registers": rng.integers(1, 24), "warps": 1}}
-    small = {"shared_bytes": rng.integers(0, 300)} if limit in few else {}
-    check(
-        run, sought(lambda: kernel(rng) | few.get(limit, {}) | small, lambda c: counted(c)["limited_by"] == limit, 20)
-    )
+    light = {"registers": rng.integers(1, 24), "shared_bytes": rng.integers(0, 300)}  # so that no other limit binds
+    few = {"warps": light, "programs": light | {"warps": 1}}.get(limit, {})
+    check(run, sought(lambda: kernel(rng) | few, lambda case: counted(case)["limited_by"] == limit, 20))
 
 
 @exercise(OCCUPANCY, kind="numerics")
@@ -113,39 +101,28 @@ def test_any_multiprocessor(run, rng):
 @pytest.mark.parametrize("unit", ["register_unit", "shared_unit", "shared_reserved"])
 def test_registers_and_shared_memory_come_in_units(run, rng, unit):
     """Cases in which another program would fit if what is handed out were not rounded, or nothing reserved."""
-    finer = {"register_unit": 1, "shared_unit": 1, "shared_reserved": 0}[unit]
+    finer = {unit: 0 if unit == "shared_reserved" else 1}
 
     def matters(case: dict) -> bool:
-        return counted(case | {"limits": case["limits"] | {unit: finer}})["programs"] != counted(case)["programs"]
+        return counted(case | {"limits": case["limits"] | finer})["programs"] != counted(case)["programs"]
 
-    own = sought(lambda: kernel(rng) | {"limits": H100}, matters, 10)
-    other = sought(lambda: kernel(rng) | {"limits": multiprocessor(rng)}, matters, 10)
-    check(run, own + other)
+    for limits in (lambda: H100, lambda: multiprocessor(rng)):
+        check(run, sought(lambda limits=limits: kernel(rng) | {"limits": limits()}, matters, 10))
 
 
 @exercise(OCCUPANCY, kind="numerics")
 def test_a_program_that_fits_to_the_last_byte_and_one_that_does_not(run, rng):
-    """Shared memory and registers that fill the multiprocessor exactly, or exceed it by the least."""
-    programs = rng.integers(2, 7)
+    """Shared memory and registers that fill the multiprocessor exactly, or exceed it by the least; and by far."""
+    programs, warps = rng.integers(2, 7), rng.choice([2, 4, 8])
     each = H100["shared_bytes"] // programs // 128 * 128 - 1024
-    cases = [{"registers": 32, "warps": 1, "shared_bytes": each + more} for more in (-1, 0, 1)]
-    warps = rng.choice([2, 4, 8])
     full = H100["registers"] // (programs * warps) // 256 * 8
-    cases += [{"registers": min(full + more, 255), "warps": warps, "shared_bytes": 0} for more in (-1, 0, 1)]
-    check(run, cases)
-
-
-@exercise(OCCUPANCY, kind="numerics")
-def test_a_program_that_does_not_fit_at_all(run, rng):
-    too_much = [
-        {"registers": rng.integers(10, 60), "warps": 4, "shared_bytes": 227 * 1024 + rng.integers(1, 9000)},
-        {"registers": rng.integers(10, 30), "warps": rng.integers(65, 90), "shared_bytes": 0},
-        {"registers": rng.integers(200, 255), "warps": rng.integers(12, 40), "shared_bytes": 0},
-        {"registers": 255, "warps": rng.integers(65, 90), "shared_bytes": 300_000},
-    ]
-    check(run, too_much)
-    fits = {"registers": rng.integers(10, 60), "warps": 4, "shared_bytes": 227 * 1024}
-    check(run, [fits])
+    sizes = [
+        *((32, 1, each + more) for more in (-1, 0, 1)), *((min(full + more, 255), warps, 0) for more in (-1, 0, 1)),
+        *((rng.integers(10, 60), 4, 227 * 1024 + more) for more in (0, rng.integers(1, 9000))),
+        (rng.integers(10, 30), rng.integers(65, 90), 0), (rng.integers(200, 255), rng.integers(12, 40), 0),
+        (255, rng.integers(65, 90), 300_000),
+    ]  # fmt: skip
+    check(run, [dict(zip(("registers", "warps", "shared_bytes"), size, strict=True)) for size in sizes])
 
 
 @exercise(OCCUPANCY, kind="numerics")
@@ -169,10 +146,13 @@ def test_the_first_of_several_limits_is_named(run, rng):
 @exercise(OCCUPANCY, kind="numerics")
 def test_what_no_kernel_has_is_refused(run, rng):
     good = {"registers": rng.integers(1, 255), "shared_bytes": rng.integers(0, 9000), "warps": rng.integers(1, 8)}
-    bad = [{"registers": 0}, {"registers": -rng.integers(1, 9)}, {"registers": 256}, {"registers": 999}]
-    bad += [{"shared_bytes": -1}, {"shared_bytes": -rng.integers(2, 999)}, {"warps": 0}, {"warps": -rng.integers(1, 9)}]
-    cases = [[*(good | b).values()] for b in bad]  # by position: registers, shared_bytes, warps
-    for wrong, got in zip(bad, run(refused, "impl.flash_attention.occupancy.occupancy", cases), strict=True):
-        assert got == "ValueError", f"{wrong}: expected ValueError, got {got}"
-    edges = [good | e for e in ({"registers": 1}, {"registers": 255}, {"shared_bytes": 0}, {"warps": 1})]
-    check(run, edges)
+    bad = {
+        "registers": [0, -rng.integers(1, 9), 256, 999],
+        "shared_bytes": [-1, -99],
+        "warps": [0, -rng.integers(1, 9)],
+    }
+    wrong = [{name: value} for name, values in bad.items() for value in values]
+    cases = [[*(good | each).values()] for each in wrong]  # by position: registers, shared_bytes, warps
+    for each, got in zip(wrong, run(refused, "impl.flash_attention.occupancy.occupancy", cases), strict=True):
+        assert got == "ValueError", f"{each}: expected ValueError, got {got}"
+    check(run, [good | edge for edge in ({"registers": 1}, {"registers": 255}, {"shared_bytes": 0}, {"warps": 1})])
