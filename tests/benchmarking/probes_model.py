@@ -28,13 +28,11 @@ class Watched(Transformer):
         self.calls.append({
             "shapes": [list(tokens.shape), list(targets.shape)],
             "range": [int(min(tokens.min(), targets.min())), int(max(tokens.max(), targets.max()))],
-            "devices": [tokens.device.type, targets.device.type],
             "sum": [int(tokens.sum()), int(targets.sum())],
             "different": [int(t.unique().numel()) for t in (tokens, targets)],
             "same": torch.equal(tokens, targets),
             "training": self.training,
             "grad": torch.is_grad_enabled(),
-            "kept": sum(p.grad is not None for p in parameters),
             "leftover": sum(p.grad is not None and bool(p.grad.any()) for p in parameters),
             "moved": moved,
         })  # fmt: skip
@@ -90,46 +88,23 @@ def _benchmarked(impl: Any, model: Transformer, batch: int, context: int, mode: 
     return benchmark_model(model, batch=batch, context=context, mode=mode, warmup=warmup, steps=steps)
 
 
-# Other ways to write a step, and the message for each.
-OTHERWISE = {
-    "backward alone": "backward is gone through again and again, and forward once: the loss belongs into each step",
-    "forward alone": "there is no backward in it",
-    "no optimizer step": "it is forward and backward, and the optimizer does not step",
-    "sums": "gradients of the step before are still there, and backward adds to them",
-    "zeros": "gradients are filled with zeros, and backward adds to them: set_to_none=True",
-    "new optimizer": "an optimizer is made in each step, and its state allocated",
-    "new tokens": "tokens are drawn in each step: make them before",
-    "autograd": "autograd is on, though nothing is to go backward",
-}
-
-
-def costs(
-    impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int, how: str = ""
-) -> list[float]:
-    """Expected cost of each step for device and host on the simulated GPU. Does not call impl.
-
-    how: a key of OTHERWISE, for the cost of a step that is written in that way.
-    """
+def costs(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> list[float]:
+    """Expected cost of each step for device and host on the simulated GPU. Does not call impl."""
     gpu, model = current(), Transformer(Config(**sizes)).cuda()
     tokens, targets = torch.randint(sizes["vocabulary"], (2, batch, context), device="cuda").unbind()
     optimizer = torch.optim.AdamW(model.parameters())
-    kept = model.loss(tokens, targets) if how == "backward alone" else None
     seconds = []
     for _ in range(warmup + steps):
         torch.cuda.synchronize()
         start = gpu.now
-        drawn = torch.randint_like(tokens, sizes["vocabulary"]) if how == "new tokens" else tokens
         if mode == "forward":
-            with torch.set_grad_enabled(how == "autograd"):
-                model.loss(drawn, targets)
+            with torch.no_grad():
+                model.loss(tokens, targets)
         else:
-            if how != "sums":
-                model.zero_grad(set_to_none=how != "zeros")
-            loss = model.loss(drawn, targets) if kept is None else kept
-            if how != "forward alone":
-                loss.backward(retain_graph=kept is not None)
-        if mode == "step" and how != "no optimizer step":
-            (torch.optim.AdamW(model.parameters()) if how == "new optimizer" else optimizer).step()
+            model.zero_grad(set_to_none=True)
+            model.loss(tokens, targets).backward()
+        if mode == "step":
+            optimizer.step()
         torch.cuda.synchronize()
         seconds.append(gpu.now - start)
     return seconds[warmup:]
