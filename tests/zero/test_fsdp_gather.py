@@ -21,6 +21,7 @@ from . import oracles_fsdp as oracles
 from . import probes_fsdp
 from .messages_fsdp import messages, parts, sends, sends_exactly, told
 from .oracles_fsdp import draw_plan, natural, steps_of, trains_as_one
+from .probes_fsdp import METHODS
 from .weighed_fsdp import MOMENTS, holds_a_part
 
 GATHER = "zero.fsdp_gather"
@@ -37,15 +38,8 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 @pytest.mark.parametrize("case", ["tied", "frozen", "checkpoint", "double", "all"])
 def test_tied_frozen_and_checkpointed_layers(run, rng, expect, case):
     flags = {"tied": True, "frozen": True, "checkpoint": True} if case == "all" else {case: True}
-    plan, small = draw_plan(rng, **flags), rng.choice([0, 20])
-    ranks = trains_as_one(run, rng, expect, "gather", plan, natural(plan, 2), 2, "adamw", {"small": small})
-    if case == "frozen":
-        units = 5 - (2 * plan["width"] < small)  # embedding, two blocks of three, norm (unless small), head
-        for rank, got in enumerate(ranks):
-            count = sum(row["op"] == "reduce_scatter" for row in got["seen"][0]["rows"])
-            assert count == units, (
-                f"rank {rank}: {count} reduce-scatters in step 0, expected {units}: frozen parameters have no gradient"
-            )
+    plan = draw_plan(rng, **flags)
+    trains_as_one(run, rng, expect, "gather", plan, natural(plan, 2), 2, "adamw", {"small": rng.choice([0, 20])})
 
 
 @exercise(GATHER, kind="numerics")
@@ -120,6 +114,27 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, layers):
         assert rows == expected, (
             f"rank {rank}: under no_grad {told(rows)} were sent, expected one gather for each layer"
         )
+
+
+@exercise(GATHER, kind="property")
+def test_frozen_parameters_are_never_reduced(run, rng):
+    plan = draw_plan(rng, frozen=True)
+    for rank, got in enumerate(steps_of(run, rng, "gather", plan, natural(plan, 1), 2, {"small": 0})):
+        count = sum(row["op"] == "reduce_scatter" for row in got["seen"][0]["rows"])
+        assert count == 5, (
+            f"rank {rank}: {count} reduce-scatters, expected 5: embedding, norm and head, the block that is trained, "
+            "and the half of one"
+        )
+
+
+@exercise(GATHER, kind="property")
+def test_a_step_calls_the_methods_that_the_next_exercises_override(run, rng):
+    values = [rng.normal(5, 3) for _ in range(2)]
+    ranks = run(probes_fsdp.gradients, "gather", {}, values, [], world=2)
+    oracles.mean_of(ranks, range(2), values, 10, "expected the mean over ranks")
+    for rank, got in enumerate(ranks):
+        called = got["cut called"]
+        assert called == METHODS, f"rank {rank}: of {', '.join(METHODS)} a step calls only {', '.join(called)}"
 
 
 @exercise(GATHER, kind="property")
