@@ -25,19 +25,14 @@ EQUATIONS = {
     "LARS": "v ← m v + lr λ (g + β w), with λ = η ‖w‖ / (‖g‖ + β ‖w‖)",
     "LAMB": "u = m̂ / (√v̂ + ε) + λ w, w ← w − lr ‖w‖ / ‖u‖ u",
 }
-OUTSIDE = "v ← m v + λ (g + β w), w ← w − lr v gives exactly that: inside v, lr stays with the gradients of its step"
 DEFAULTS = {
     "LARS": {"momentum": 0.9, "weight_decay": 0.0, "trust": 0.001, "exclude_1d": False},
     "LAMB": {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "exclude_1d": False},
 }
 
 
-def oracle(
-    kind: str, weights: list, groups: list, options: dict, gradients: list, dtype: torch.dtype, factors: tuple = (),
-    outside: bool = False,
-) -> list:  # fmt: skip
-    """The papers' equations, one parameter after the other; [step][parameter]. factors: of lr, in each step. outside:
-    LARS's lr is wrongly outside of v."""
+def oracle(kind: str, weights: list, groups: list, options: dict, gradients: list, dtype, factors: tuple = ()) -> list:
+    """The papers' equations, one parameter after the other; [step][parameter]. factors: of lr, in each step."""
     own = {i: {**DEFAULTS[kind], **options, **more} for indices, more in groups for i in indices}
     columns = []
     for i, start in enumerate(weights):
@@ -53,8 +48,8 @@ def oracle(
                 if kind == "LARS":
                     long = float(w.norm()) > 0 and float(g.norm()) > 0
                     ratio = o["trust"] * w.norm() / (g.norm() + decay * w.norm()) if long and not plain else 1.0
-                    m = o["momentum"] * m + (1 if outside else lr) * ratio * (g + decay * w)
-                    w = w - (lr if outside else 1) * m
+                    m = o["momentum"] * m + lr * ratio * (g + decay * w)
+                    w = w - m
                 else:
                     one, two = o["betas"]
                     m, v = one * m + (1 - one) * g, two * v + (1 - two) * g * g
@@ -83,23 +78,16 @@ def hyperparameters(rng, kind: str) -> dict:
     return {**own, "betas": (rng.uniform(0.3, 0.9), rng.uniform(0.5, 0.95)), "eps": rng.uniform(0.01, 0.1)}
 
 
-def check(
-    run, kind: str, weights: list, gradients: list, options: dict, groups: list, cause: str = "", factors: tuple = ()
-) -> None:
+def check(run, kind: str, weights: list, gradients: list, options: dict, groups=(), cause="", factors=()) -> None:
     got = run(probes.steps, kind, weights, groups, options, gradients, -1, factors)
-    want, plain, outside = (
-        oracle(kind, weights, groups, options, gradients, d, factors, outside)
-        for d, outside in ((torch.float64, False), (weights[0].dtype, False), (torch.float64, True))
-    )
+    args = kind, weights, groups, options, gradients
+    want, plain = (oracle(*args, dtype, factors) for dtype in (torch.float64, weights[0].dtype))
     for step in range(len(gradients)):
         for i in range(len(weights)):
-            after = got["weights"][step][i]
             likely = "without gradient it stays as it is" if gradients[step][i] is None else cause or EQUATIONS[kind]
-            met = kind == "LARS" and torch.allclose(after.double(), outside[step][i], 1e-4)
             close(
-                after, want[step][i], plain[step][i],
-                f"{kind}: parameter {i} {tuple(weights[i].shape)} after step {step + 1}", factor=10,
-                cause=OUTSIDE if met else likely,
+                got["weights"][step][i], want[step][i], plain[step][i],
+                f"{kind}: parameter {i} {tuple(weights[i].shape)} after step {step + 1}", factor=10, cause=likely,
             )  # fmt: skip
 
 
@@ -109,28 +97,19 @@ def check(
 def test_weights_follow_the_papers_equations(run, rng, kind, dtype):
     weights, gradients = draw(rng, dtype=dtype)
     cause = "" if dtype == torch.float32 else f"{EQUATIONS[kind]}, of float64 weights in float64"
-    check(run, kind, weights, gradients, hyperparameters(rng, kind), [], cause)
+    check(run, kind, weights, gradients, hyperparameters(rng, kind), cause=cause)
 
 
 @exercise(LAYERWISE, kind="numerics")
 @pytest.mark.parametrize("kind", KINDS)
-def test_parameter_groups_have_their_own_hyperparameters(run, rng, kind):
+def test_groups_have_their_own_hyperparameters_and_a_scheduler_changes_lr(run, rng, kind):
     weights, gradients = draw(rng)
-    groups = [
-        [[0, 2], hyperparameters(rng, kind)],
-        [[3], {**hyperparameters(rng, kind), "exclude_1d": True}],
-        [[1], {}],
-    ]
-    check(run, kind, weights, gradients, hyperparameters(rng, kind), groups, "each group has its own hyperparameters")
-
-
-@exercise(LAYERWISE, kind="numerics")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_scheduler_changes_lr_from_step_to_step(run, rng, kind):
-    weights, gradients = draw(rng)
+    one, other = hyperparameters(rng, kind), {**hyperparameters(rng, kind), "exclude_1d": True}
+    groups = [[[0, 2], one], [[3], other], [[1], {}]]
     factors = tuple(rng.uniform(0.1, 3.0) for _ in gradients)
-    groups = [[[0, 2], {}], [[1, 3], {"lr": rng.uniform(0.01, 0.1)}]]
-    cause = f"lr is multiplied by {factors[0]:.3g}, {factors[1]:.3g}, …: it is read from its group in every step"
+    cause = (
+        f"each group has its own, and in every step its lr, here multiplied by {factors[0]:.3g}, {factors[1]:.3g}, …"
+    )
     check(run, kind, weights, gradients, hyperparameters(rng, kind), groups, cause, factors)
 
 
@@ -138,7 +117,7 @@ def test_a_scheduler_changes_lr_from_step_to_step(run, rng, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_defaults_are_the_documented_ones(run, rng, kind):
     weights, gradients = draw(rng)
-    check(run, kind, weights, gradients, {"lr": 0.3}, [], f"defaults are {DEFAULTS[kind]}")
+    check(run, kind, weights, gradients, {"lr": 0.3}, cause=f"defaults are {DEFAULTS[kind]}")
 
 
 @exercise(LAYERWISE, kind="numerics")
@@ -146,7 +125,9 @@ def test_defaults_are_the_documented_ones(run, rng, kind):
 def test_biases_and_gains_can_be_left_out(run, rng, kind):
     weights, gradients = draw(rng)
     options = {**hyperparameters(rng, kind), "exclude_1d": True}
-    check(run, kind, weights, gradients, options, [], "with exclude_1d: no decay and a ratio of 1 below two dimensions")
+    check(
+        run, kind, weights, gradients, options, cause="with exclude_1d: no decay and a ratio of 1 below two dimensions"
+    )
 
 
 @exercise(LAYERWISE, kind="numerics")
@@ -157,39 +138,27 @@ def test_the_ratio_is_1_where_a_norm_is_0(run, rng, kind):
     weights, gradients = [none, w, none], [[g, none, none], [g, g, none]]
     for decay in (0.0, 0.3):
         options = {**hyperparameters(rng, kind), "weight_decay": decay}
-        check(run, kind, weights, gradients, options, [], f"weight_decay {decay}: the ratio is 1 where a norm is 0")
+        cause = f"weight_decay {decay}: the ratio is 1 where a norm is 0"
+        check(run, kind, weights, gradients, options, cause=cause)
 
 
 @exercise(LAYERWISE, kind="numerics")
-@pytest.mark.parametrize("kind", KINDS)
-def test_norms_are_not_taken_in_float16(run, rng, kind):
-    """In float16, the square of 300 overflows."""
-    weights = [rng.normal(30, 30).clamp(-3, 3).half() * 100]
-    gradients = [[(rng.normal(30, 30) * 0.01).half()]]
-    options = {"LARS": {"lr": 1.0, "trust": 0.1}, "LAMB": {"lr": 0.1}}[kind]
-    (got,) = run(probes.steps, kind, weights, [], options, gradients)["weights"]
-    share = float((got[0].double() - weights[0].double()).norm() / weights[0].double().norm())
-    # Step and weights are rounded to float16: errors of about 2⁻¹¹ of a weight, beside a step of a tenth of it.
-    assert abs(share - 0.1) < 0.002, (
-        f"{kind}, float16: the step is {share:.4g} of the weights, expected 0.1: norms are taken in float32"
-    )
-
-
-@exercise(LAYERWISE, kind="numerics")
-@pytest.mark.parametrize("scale", [300.0, 1e-4])
-def test_moments_are_not_kept_in_float16(run, rng, scale):
-    """In float16, the square of 300 overflows and that of 10⁻⁴ underflows; both change the step's direction."""
-    weights = [rng.normal(6, 5).half()]
-    gradients = [[(rng.normal(6, 5).clamp(-3, 3) * scale).half()] for _ in range(2)]
-    options = {"lr": 0.25, "eps": 1e-8, "betas": (0.5, 0.75)}
-    got = run(probes.steps, "LAMB", weights, [], options, gradients)["weights"]
-    want = oracle("LAMB", weights, [], options, gradients, torch.float64)
-    for step in range(2):
-        assert got[step][0].dtype == torch.float16, f"float16 weights are {got[step][0].dtype} after a step"
+@pytest.mark.parametrize(
+    ("kind", "weight", "scale"), [("LARS", 100, 0.01), ("LAMB", 100, 0.01), ("LAMB", 1, 300.0), ("LAMB", 1, 1e-4)]
+)
+def test_norms_and_moments_are_not_kept_in_float16(run, rng, kind, weight, scale):
+    """In float16, the square of 300 overflows and that of 10⁻⁴ underflows; both change a norm or a direction."""
+    weights = [rng.normal(30, 30).clamp(-3, 3).half() * weight]
+    gradients = [[(rng.normal(30, 30).clamp(-3, 3) * scale).half()] for _ in range(2)]
+    options = {"LARS": {"lr": 1.0, "trust": 0.1}, "LAMB": {"lr": 0.25, "eps": 1e-8, "betas": (0.5, 0.75)}}[kind]
+    got = run(probes.steps, kind, weights, [], options, gradients)["weights"]
+    want = oracle(kind, weights, [], options, gradients, torch.float64)
+    for step, (after, exact) in enumerate(zip(got, want, strict=True)):
+        assert after[0].dtype == torch.float16, f"float16 weights are {after[0].dtype} after a step"
         close(
-            got[step][0], want[step][0], want[step][0].half(),
-            f"LAMB, float16 weights, gradients of about {scale:g}, step {step + 1}",
-            factor=6, cause="keep m and v in float32",
+            after[0], exact[0], exact[0].half(),
+            f"{kind}, float16 weights of about {weight}, gradients of about {scale:g}, step {step + 1}",
+            factor=6, cause="compute norms in float32, and LAMB's m and v too",
         )  # fmt: skip
 
 
@@ -200,11 +169,9 @@ def test_a_closure_is_called_first_with_autograd_on(run, rng, kind):
     options = hyperparameters(rng, kind)
     got = run(probes.closure, kind, weights, options)
     loss = sum(float(w.double().square().sum()) / 2 for w in weights)
-    assert got["calls"], f"{kind}: step(closure) does not call the closure"
-    assert got["calls"][0], (
-        f"{kind}: the closure is called with autograd off, since step() is under no_grad: switch it on"
+    assert got["calls"] == [True], (
+        f"{kind}: expected one call of the closure, with autograd on; autograd was on in its calls: {got['calls']}"
     )
-    assert len(got["calls"]) == 1, f"{kind}: the closure is called {len(got['calls'])} times, expected once"
     assert math.isclose(got["loss"], loss, rel_tol=1e-5), f"{kind}: step returned {got['loss']}, expected {loss}"
     want, plain = (oracle(kind, weights, [], options, [weights], d)[0] for d in (torch.float64, torch.float32))
     for i in range(len(weights)):
@@ -216,9 +183,11 @@ def test_a_closure_is_called_first_with_autograd_on(run, rng, kind):
 def test_bad_hyperparameters_are_refused(run, kind):
     own = {"LARS": [{"momentum": 1.0}, {"momentum": -0.1}, {"trust": 0.0}]}
     own["LAMB"] = [{"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1e-6}]
-    asked = [{"lr": -0.1}, {"weight_decay": -0.1}, *own[kind]]
+    zeros = {"LARS": {"momentum": 0.0}, "LAMB": {"betas": (0.0, 0.0), "eps": 0.0}}[kind]
+    asked = [{"lr": -0.1}, {"weight_decay": -0.1}, *own[kind], {"lr": 0.0, "weight_decay": 0.0, **zeros}]
     for options, told in zip(asked, run(probes.refused, kind, asked), strict=True):
-        assert told == "ValueError", f"{kind} with {options}: expected ValueError, got {told}"
+        want = "nothing" if options is asked[-1] else "ValueError"
+        assert told == want, f"{kind} with {options}: expected {want} to be raised, got {told}"
 
 
 @exercise(LAYERWISE, kind="property")
@@ -246,9 +215,8 @@ def test_state_is_what_the_equations_need_and_a_run_goes_on_from_it(run, rng, ki
     options = hyperparameters(rng, kind)
     whole, resumed = (run(probes.steps, kind, weights, [], options, gradients, at) for at in (-1, 2))
     elements = sum(w.numel() for w in weights)
-    assert tensors * elements <= whole["state"] <= tensors * elements + len(weights) * (kind == "LAMB"), (
-        f"{kind}: {whole['state']} numbers of state for {elements} weights, expected {tensors} a weight"
-        + ", and t" * (kind == "LAMB")
+    assert 0 <= whole["state"] - tensors * elements <= len(weights) * (kind == "LAMB"), (
+        f"{kind}: {whole['state']} numbers of state for {elements} weights, expected {tensors} a weight, and LAMB's t"
     )
     for i, (a, b) in enumerate(zip(whole["weights"][-1], resumed["weights"][-1], strict=True)):
         assert torch.equal(a, b), (
