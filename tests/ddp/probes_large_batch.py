@@ -80,18 +80,20 @@ def noise(impl, options: dict, values: PerRank, groups: list) -> list:
         for p, g in zip(parameters, step, strict=True):
             p.grad = None if g is None else g.clone()
         gates.mark("before()")
-        kept = []
-        with meter([t for p in parameters for t in (p, p.grad) if t is not None]) as memory:
-            made.before(iter(parameters))
-            kept.append(memory.live_bytes)
+        kept = [_kept(made.before, parameters)]
         gates.mark("mean")
         _average(parameters, group)
         gates.mark("after()")
-        with meter([t for p in parameters for t in (p, p.grad) if t is not None]) as memory:
-            made.after(iter(parameters))
-            kept.append(memory.live_bytes)
+        kept.append(_kept(made.after, parameters))
         told.append({**_estimate(made), "kept": kept})
     return told
+
+
+def _kept(call, parameters: list) -> int:
+    """Bytes that a call leaves allocated."""
+    with meter([t for p in parameters for t in (p, p.grad) if t is not None]) as memory:
+        call(iter(parameters))
+    return memory.live_bytes
 
 
 def train(impl, samples: int, points: PerRank, start: torch.Tensor) -> dict:
@@ -128,6 +130,4 @@ def two_batches(impl, cases: list) -> list:
 def refused_noise(impl, options: list) -> list:
     """What each raises when it is built, and what estimate() raises before the first step."""
     build = impl.ddp.noise_scale.NoiseScale
-    told = [raised(lambda o=o: build(**o)) for o in options]
-    early = raised(lambda: build(4).estimate()) if dist.get_world_size() > 1 else "alone"
-    return [*told, early]
+    return [*(raised(lambda o=o: build(**o)) for o in options), raised(lambda: build(4).estimate())]
