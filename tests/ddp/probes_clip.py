@@ -12,27 +12,27 @@ from lab.solution.wire import PerRank
 
 from .probes import group_of
 
+FIELDS = ("samples", "tokens", "global_batch", "global_tokens")
+
 
 def clip(impl, cases: list) -> list:
     """Clip whole gradients, in a process without ranks. case: max_norm, gradients (None: none), and "given" as."""
-    return [_clipped(impl, case["max_norm"], case["gradients"], None, {}, case.get("given", "list")) for case in cases]
+    return [_clipped(impl, case, {}) for case in cases]
 
 
 def clip_sharded(impl, cases: PerRank, groups: list) -> list:
-    """case: [rank] -> max_norm, gradients, sharded, "given" as. groups: [[ranks], …]; [] for the world's default."""
+    """case: [rank] -> as in `clip`, and "sharded". groups: [[ranks], …]; [] for the world's default."""
     rank = dist.get_rank()
-    options = group_of(rank, groups)
-    mine = cases[rank]
-    told = []
-    for case in mine:
-        gates.mark(f"case {len(told)}")
-        given = case.get("given", "list")
-        told.append(_clipped(impl, case["max_norm"], case["gradients"], case["sharded"], options, given))
+    options, told = group_of(rank, groups), []
+    for i, case in enumerate(cases[rank]):
+        gates.mark(f"case {i}")
+        told.append(_clipped(impl, case, options))
     return told
 
 
-def _clipped(impl, max_norm: float, whole: list, sharded: list | None, options: dict, given: str = "list") -> dict:
+def _clipped(impl, case: dict, options: dict) -> dict:
     """Clip gradients that are views of one buffer per dtype, as wrappers leave them."""
+    whole, sharded, given = case["gradients"], case.get("sharded"), case.get("given", "list")
     everything = _parameters([*whole, *(sharded or [])])
     before = [None if p.grad is None else p.grad.data_ptr() for p in everything]
     parameters, pieces = everything[: len(whole)], everything[len(whole) :]
@@ -40,7 +40,7 @@ def _clipped(impl, max_norm: float, whole: list, sharded: list | None, options: 
         options = {**options, "sharded": _given(pieces, given)}
     passed = _given(parameters, given)
     with reads() as read:
-        norm = impl.ddp.clip_and_count.clip_gradient_norm(passed, max_norm, **options)
+        norm = impl.ddp.clip_and_count.clip_gradient_norm(passed, case["max_norm"], **options)
     after = [None if p.grad is None else p.grad.data_ptr() for p in everything]
     return {
         "norm": norm if isinstance(norm, torch.Tensor) else torch.tensor(float(norm)),
@@ -77,19 +77,15 @@ def refused(impl, limits: list) -> list:
 
 
 def count(impl, cases: PerRank, groups: list) -> list:
-    """case: [rank] -> targets (a list), ignore_index (None: the default), and optionally the shape to which each is
-    expanded without using memory."""
+    """Counts of each case, and their types. case: [rank] -> targets (a list), ignore_index (None: the default), and
+    optionally the shape to which each is expanded without using memory."""
     rank = dist.get_rank()
-    options = group_of(rank, groups)
-    told = []
-    for case in cases[rank]:
+    options, told = group_of(rank, groups), []
+    for i, case in enumerate(cases[rank]):
         more = {} if case["ignore_index"] is None else {"ignore_index": case["ignore_index"]}
-        gates.mark(f"case {len(told)}")
+        gates.mark(f"case {i}")
         targets = [t.expand(case["shape"]) for t in case["targets"]] if "shape" in case else case["targets"]
         got = impl.ddp.clip_and_count.count_step(targets, **more, **options)
-        fields = ("samples", "tokens", "global_batch", "global_tokens")
-        told.append({
-            **{name: int(getattr(got, name)) for name in fields},
-            "types": [type(getattr(got, name)).__name__ for name in fields],
-        })  # fmt: skip
+        counts = [getattr(got, name) for name in FIELDS]
+        told.append([[int(count) for count in counts], [type(count).__name__ for count in counts]])
     return told

@@ -17,12 +17,13 @@ import torch
 
 from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
+from lab.harness.trace import sends
 
 from . import probes_clip as probes
+from .probes_clip import FIELDS
 
 CLIP = "ddp.clip_and_count"
 GIVEN = {"list": "in a list", "twice": "each named twice", "generator": "from a generator"}
-FIELDS = ("samples", "tokens", "global_batch", "global_tokens")
 COUNTED = "padding is not counted, rows of nothing else neither; micro-batches and the ranks of the group all are"
 
 
@@ -49,6 +50,9 @@ def check(got: dict, gradients: list, max_norm: float, what: str, whole: list | 
             assert have is None, f"{what}: gradient {i} was None and is not now"
             continue
         assert have.dtype == g.dtype, f"{what}: gradient {i} was {g.dtype} and is {have.dtype}"
+        assert scale < 1 or torch.equal(have, g), (
+            f"{what}: gradient {i} was changed, though the norm is {norm:.3g}: the factor is min(1, max_norm / norm)"
+        )
         want = g.double() * scale
         cause = f"each is multiplied by {scale:.4g}, that is min(1, max_norm / norm)"
         close(have, want, want.to(g.dtype), f"{what}, gradient {i}", cause=cause)
@@ -61,33 +65,17 @@ def test_the_norm_is_of_all_gradients_as_one_vector(run, rng):
         gradients = draw(rng)
         gradients.insert(rng.integers(0, 4), None)
         cases.append({"gradients": gradients, "max_norm": share * norm_of(gradients)})
+    cases += [{"gradients": draw(rng, scale), "max_norm": m} for scale in (1.0, 1e-20) for m in (1e3, math.inf)]
     for case, got in zip(cases, run(probes.clip, cases), strict=True):
         check(got, case["gradients"], case["max_norm"], f"max_norm {case['max_norm']:.4g}")
 
 
 @exercise(CLIP, kind="numerics")
-def test_what_is_short_enough_keeps_its_bits(run, rng):
-    cases = [{"gradients": draw(rng, scale), "max_norm": m} for scale in (1.0, 1e-20) for m in (1e3, math.inf)]
-    for case, got in zip(cases, run(probes.clip, cases), strict=True):
-        for g, have in zip(case["gradients"], got["gradients"], strict=True):
-            assert torch.equal(g, have), (
-                f"a gradient of norm {norm_of([g]):.3g} was changed, though max_norm is {case['max_norm']}: "
-                "the factor is min(1, max_norm / norm)"
-            )
-        check(got, case["gradients"], case["max_norm"], f"max_norm {case['max_norm']}")
-
-
-@exercise(CLIP, kind="numerics")
 @pytest.mark.parametrize(
     ("scale", "dtype"),
-    [
-        (2e4, torch.float16),
-        (1e-4, torch.float16),
-        (300.0, torch.bfloat16),
-        (1e25, torch.float32),
-        (1e-30, torch.float32),
-    ],
-)
+    [(2e4, torch.float16), (1e-4, torch.float16), (300.0, torch.bfloat16), (1e25, torch.float32),
+     (1e-30, torch.float32)],
+)  # fmt: skip
 def test_squares_neither_overflow_nor_vanish(run, rng, scale, dtype):
     gradients = [g.clamp(-3 * scale, 3 * scale) for g in [*draw(rng, scale, dtype), rng.normal(40).to(dtype) * scale]]
     norm = norm_of(gradients)
@@ -100,43 +88,15 @@ def test_squares_neither_overflow_nor_vanish(run, rng, scale, dtype):
 
 
 @exercise(CLIP, kind="numerics")
-def test_dtypes_may_differ(run, rng):
+@pytest.mark.parametrize("given", ["list", "generator", "twice"])
+def test_parameters_of_four_dtypes_come_once_or_are_named_twice(run, rng, given):
     dtypes = rng.shuffled([torch.float32, torch.float16, torch.bfloat16, torch.float64])
     gradients = [g for dtype in dtypes for g in draw(rng, 1.0, dtype, 2)]
-    cases = [{"gradients": gradients, "max_norm": rng.uniform(0.1, 0.5)}]
-    check(run(probes.clip, cases)[0], gradients, cases[0]["max_norm"], "four dtypes")
-
-
-@exercise(CLIP, kind="numerics")
-@pytest.mark.parametrize("given", ["generator", "twice"])
-def test_parameters_come_once_or_are_named_twice(run, rng, given):
-    gradients = draw(rng)
-    cases = [{"gradients": gradients, "max_norm": 0.1, "given": given}]
+    (got,) = run(probes.clip, [{"gradients": gradients, "max_norm": 0.1, "given": given}])
     check(
-        run(probes.clip, cases)[0], gradients, 0.1, f"parameters given as {given}",
+        got, gradients, 0.1, f"four dtypes, {GIVEN[given]}",
         cause="a generator is used up after one pass; a tied parameter is one parameter",
     )  # fmt: skip
-
-
-@exercise(CLIP, kind="numerics")
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_a_norm_that_is_not_finite_changes_nothing(run, rng, bad):
-    gradients = draw(rng)
-    gradients[rng.integers(0, 3)].view(-1)[0] = bad
-    cases = [{"gradients": gradients, "max_norm": limit} for limit in (0.1, math.inf)]
-    for case, got in zip(cases, run(probes.clip, cases), strict=True):
-        unchanged(got, gradients, f"one gradient holds {bad}, max_norm {case['max_norm']}")
-
-
-def unchanged(got: dict, gradients: list, what: str) -> None:
-    """Assert that the norm is not finite, and no gradient changed."""
-    assert not math.isfinite(float(got["norm"])), f"{what}: the norm is {float(got['norm'])}, expected inf or NaN"
-    for i, (g, have) in enumerate(zip(gradients, got["gradients"], strict=True)):
-        if g is not None:
-            assert torch.equal(g.nan_to_num(7.0), have.nan_to_num(7.0)), (
-                f"{what}: gradient {i} was changed, {g.flatten()[:3]} became {have.flatten()[:3]}; the caller sees the "
-                "norm and skips the step"
-            )
 
 
 @exercise(CLIP, kind="numerics")
@@ -163,22 +123,24 @@ def shards(rng, world: int) -> tuple[list, list]:
 
 
 @exercise(CLIP, kind="numerics")
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_pieces_of_all_ranks_are_one_vector(run, rng, world):
+@pytest.mark.parametrize(("world", "groups"), [(1, []), (2, []), (3, []), (5, []), (4, [[0, 2], [1, 3]])])
+def test_pieces_of_all_ranks_are_one_vector(run, rng, world, groups):
     """The first case has whole gradients too, the second pieces alone."""
     drawn = [shards(rng, world), ([], shards(rng, world)[1])]
     cases = [[{"gradients": w, "sharded": p[r], "max_norm": 0.25} for w, p in drawn] for r in range(world)]
-    ranks = run(probes.clip_sharded, cases, [], world=world)
-    for i, (whole, pieces) in enumerate(drawn):
-        everything = [*whole, *(g for p in pieces for g in p)]
-        for rank in range(world):
-            check(
-                ranks[rank][i], [*whole, *pieces[rank]], 0.25, f"rank {rank} of {world}, {len(whole)} whole gradients",
-                everything, cause="the squares of pieces are summed over ranks, those of whole gradients are not",
-            )  # fmt: skip
-            assert torch.equal(ranks[rank][i]["norm"], ranks[0][i]["norm"]), (
-                f"the norm differs between rank 0 and rank {rank}: replicas drift apart"
-            )
+    ranks = run(probes.clip_sharded, cases, groups, world=world)
+    for members in groups or [list(range(world))]:
+        for i, (whole, pieces) in enumerate(drawn):
+            everything = [*whole, *(g for r in members for g in pieces[r])]
+            for rank in members:
+                check(
+                    ranks[rank][i], [*whole, *pieces[rank]], 0.25,
+                    f"rank {rank} of {members}, {len(whole)} whole gradients", everything,
+                    cause="the squares of pieces are summed over the group, those of whole gradients are not",
+                )  # fmt: skip
+                assert torch.equal(ranks[rank][i]["norm"], ranks[members[0]][i]["norm"]), (
+                    f"the norm differs between rank {members[0]} and rank {rank}: replicas drift apart"
+                )
 
 
 @exercise(CLIP, kind="numerics")
@@ -199,30 +161,25 @@ def test_squares_of_pieces_neither_overflow_nor_vanish(run, rng, scale, dtype, g
 
 
 @exercise(CLIP, kind="numerics")
-@pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_one_bad_piece_stops_every_rank(run, rng, bad):
+@pytest.mark.parametrize(
+    ("where", "bad"), [("whole", math.inf), ("whole", math.nan), ("piece", -math.inf), ("piece", math.nan)]
+)
+def test_a_norm_that_is_not_finite_changes_nothing(run, rng, where, bad):
     world, whole = 3, draw(rng, parameters=2)
     pieces = [draw(rng, parameters=2) for _ in range(world)]
-    pieces[rng.integers(0, world - 1)][0].view(-1)[0] = bad
-    told = [[{"gradients": whole, "sharded": p, "max_norm": 0.1}] for p in pieces]
-    for rank, (got,) in enumerate(run(probes.clip_sharded, told, [], world=world)):
-        unchanged(got, [*whole, *pieces[rank]], f"rank {rank}, a piece of one rank holds {bad}")
-
-
-@exercise(CLIP, kind="numerics")
-def test_pieces_are_those_of_the_group(run, rng):
-    groups = [[0, 2], [1, 3]]
-    whole, pieces = shards(rng, 4)
-    pieces = [p or draw(rng) for p in pieces]
-    cases = [[{"gradients": whole, "sharded": pieces[r], "max_norm": 0.25}] for r in range(4)]
-    ranks = run(probes.clip_sharded, cases, groups, world=4)
-    for members in groups:
-        everything = [*whole, *(g for r in members for g in pieces[r])]
-        for rank in members:
-            check(
-                ranks[rank][0], [*whole, *pieces[rank]], 0.25, f"rank {rank} of the group {members}", everything,
-                cause="sum over the group that was given",
-            )  # fmt: skip
+    (whole if where == "whole" else pieces[rng.integers(0, world - 1)])[0].view(-1)[0] = bad
+    cases = [[{"gradients": whole, "sharded": p, "max_norm": limit} for limit in (0.1, math.inf)] for p in pieces]
+    for rank, told in enumerate(run(probes.clip_sharded, cases, [], world=world)):
+        for got, case in zip(told, cases[rank], strict=True):
+            what = f"rank {rank}, max_norm {case['max_norm']}, a {where} gradient holds {bad}"
+            assert not math.isfinite(float(got["norm"])), (
+                f"{what}: the norm is {float(got['norm'])}, expected inf or NaN"
+            )
+            for i, (g, have) in enumerate(zip([*whole, *pieces[rank]], got["gradients"], strict=True)):
+                assert torch.equal(g.nan_to_num(7.0), have.nan_to_num(7.0)), (
+                    f"{what}: gradient {i} was changed, {g.flatten()[:3]} became {have.flatten()[:3]}; the caller sees "
+                    "the norm and skips the step"
+                )
 
 
 @exercise(CLIP, kind="property")
@@ -237,35 +194,24 @@ def test_replicated_gradients_send_nothing_and_pieces_one_number(run, rng):
             everything = [*whole, *(g for p in pieces for g in p)] if i == 1 else None
             if i < 2:
                 check(trace.values[i], [*whole, *(cases[rank][i]["sharded"] or [])], 0.25, f"rank {rank}", everything)
-            sent = [f"{row['op']} of {row['elements']}" for row in rows]
-            assert sent == ["all_reduce of 1"] * want, (
-                f"rank {rank} sent {sent or 'nothing'}, expected "
-                f"{'one all_reduce of 1, whatever it holds' if want else 'nothing'}: whole gradients are equal on all "
-                "ranks already; of pieces, one sum of squares is what the others need"
-            )
+            sends(
+                rows, [["all_reduce", 1]] * want, f"rank {rank}, {'pieces' if want else 'whole gradients alone'}",
+                "whole gradients are equal on all ranks already; of pieces, every rank adds one sum of squares",
+            )  # fmt: skip
 
 
 @exercise(CLIP, kind="property")
-def test_nothing_is_read_back_to_the_host(run, rng):
-    for got in whole_and_pieces(run, rng):
+def test_gradients_are_scaled_where_they_lie_and_nothing_is_read_back(run, rng):
+    """First whole gradients alone, then some beside pieces of others."""
+    cases = [{"gradients": [*draw(rng), None], "sharded": s, "max_norm": 0.1} for s in (None, draw(rng))]
+    for got in run(probes.clip_sharded, [cases], [], world=1)[0]:
+        assert got["in_place"], (
+            "a gradient is a new tensor: the wrapper's buffer, of which it was a view, is left behind"
+        )
         assert not got["reads"], (
             f"the host waits for the device ({', '.join(got['reads'])}). Keep the norm a tensor, and choose the "
             "factor by torch.where and clamp, not by if"
         )
-
-
-@exercise(CLIP, kind="property")
-def test_gradients_are_scaled_where_they_lie(run, rng):
-    for got in whole_and_pieces(run, rng):
-        assert got["in_place"], (
-            "a gradient is a new tensor: the wrapper's buffer, of which it was a view, is left behind"
-        )
-
-
-def whole_and_pieces(run, rng) -> list:
-    """Clip whole gradients alone, and some beside pieces of others."""
-    cases = [{"gradients": [*draw(rng), None], "sharded": s, "max_norm": 0.1} for s in (None, draw(rng))]
-    return run(probes.clip_sharded, [cases], [], world=1)[0]
 
 
 def targets(rng, ignore_index: int, micro_batches: int) -> list:
@@ -293,21 +239,19 @@ def test_a_step_is_counted_over_micro_batches_and_ranks(run, rng, world, groups)
     for _ in range(world):
         mine = [{"targets": targets(rng, i or -100, rng.integers(1, 3)), "ignore_index": i} for i in (None, -1)]
         cases.append([*mine, {"targets": [], "ignore_index": None}])
-    for case in cases[:1]:  # one rank alone has something
-        case[2]["targets"] = targets(rng, -100, 2)
+    cases[0][2]["targets"] = targets(rng, -100, 2)  # one rank alone has something
     ranks = run(probes.count, cases, groups, world=world)
     for members in groups or [list(range(world))]:
-        all_got = [[tuple(ranks[r][i][n] for n in FIELDS) for r in members] for i in range(3)]
         for i in range(3):
             here = {r: counted(cases[r][i]["targets"], cases[r][i]["ignore_index"] or -100) for r in members}
-            total = tuple(map(sum, zip(*here.values(), strict=True)))
-            for at, r in enumerate(members):
-                have, want = all_got[i][at], (*here[r], *total)
+            total = [sum(column) for column in zip(*here.values(), strict=True)]
+            for r in members:
+                (have, types), want = ranks[r][i], [*here[r], *total]
                 assert have == want, (
                     f"rank {r} of {members}, {len(cases[r][i]['targets'])} micro-batches, ignore_index "
-                    f"{cases[r][i]['ignore_index'] or -100}: ({', '.join(FIELDS)}) are {want}, got {have}: " + COUNTED
+                    f"{cases[r][i]['ignore_index'] or -100}: ({', '.join(FIELDS)}) are {want}, got {have}: {COUNTED}"
                 )
-                assert ranks[r][i]["types"] == ["int"] * 4, f"counts are {ranks[r][i]['types']}, expected int"
+                assert types == ["int"] * 4, f"counts are {types}, expected int"
 
 
 @exercise(CLIP, kind="numerics")
@@ -319,27 +263,18 @@ def test_counts_are_exact_beyond_what_float32_counts(run, rng):
         [{"targets": [one], "ignore_index": None, "shape": shape}]
         for shape in ([side, side], [2, 2 * rng.integers(1, 9)])
     ]
-    samples, tokens = side + 2, side**2 + 2 * told[1][0]["shape"][1]
-    for rank, (got,) in enumerate(run(probes.count, told, [], world=2)):
-        assert (got["global_batch"], got["global_tokens"]) == (samples, tokens), (
-            f"rank {rank}: {samples} samples and {tokens} tokens of all ranks, got {got['global_batch']} and "
-            f"{got['global_tokens']}: count in int64"
-        )
+    want = [side + 2, side**2 + 2 * told[1][0]["shape"][1]]
+    for rank, ((got, _),) in enumerate(run(probes.count, told, [], world=2)):
+        assert got[2:] == want, f"rank {rank}: {want} samples and tokens of all ranks, got {got[2:]}: count in int64"
 
 
 @exercise(CLIP, kind="property")
 def test_a_count_is_one_all_reduce_of_two_numbers(run, rng):
     for several in ((3, 3), (1, 4)):  # with equal numbers, a collective per micro-batch would not hang
         cases = [[{"targets": targets(rng, -100, m), "ignore_index": None}] for m in several]
-        numbers = [len(case[0]["targets"]) for case in cases]
-        traces = run.trace(probes.count, cases, [], world=2)
-        for rank, trace in enumerate(traces):
-            total = sum(counted(case[0]["targets"], -100)[1] for case in cases)
-            got = trace.values[0]["global_tokens"]
+        total = sum(counted(case[0]["targets"], -100)[1] for case in cases)
+        for rank, trace in enumerate(run.trace(probes.count, cases, [], world=2)):
+            got = trace.values[0][0][3]
             assert got == total, f"rank {rank}: {got} tokens, expected {total}: {COUNTED}"
-        sent = [[f"{row['op']} of {row['elements']}" for row in trace.cut(["case 0"])[0]] for trace in traces]
-        for rank in range(2):
-            assert sent[rank] == ["all_reduce of 2"], (
-                f"rank {rank} sent {', '.join(sent[rank]) or 'nothing'} with {numbers[rank]} micro-batches, expected "
-                "one all_reduce of 2, however many"
-            )
+            what = f"rank {rank}, {len(cases[rank][0]['targets'])} micro-batches"
+            sends(trace.cut(["case 0"])[0], [["all_reduce", 2]], what, "one message of two numbers, however many")
