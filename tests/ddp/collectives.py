@@ -72,8 +72,8 @@ def draw_members(rng, size=3, world=5) -> list:
     return sorted(rng.shuffled(range(1, world))[:size])
 
 
-def right(run, op, cases, members=()) -> list:
-    """Assert right results on the ranks of a group, without members the world. Returns what `by_hand` returns."""
+def right(run, op, cases, members=()) -> None:
+    """Assert right results on the ranks of a group; without members, on all ranks."""
     ranks, group = by_hand(run, op, cases, members), members or range(len(cases))
     for place, rank in enumerate(group):
         for i, told in enumerate(ranks[rank]):
@@ -83,9 +83,11 @@ def right(run, op, cases, members=()) -> list:
             for number, (got, parts) in enumerate(zip(results(told), wanted, strict=True)):
                 given = "tensor" in told and "output" not in told
                 before = cases[rank][i]["tensor"] if given else rubbish(got.shape, got.dtype)
-                what = f"rank {place} of {len(group)}, case {i}" + f", outputs[{number}]" * (op == "all_to_all")
+                more = {"all_to_all": f", outputs[{number}]", "broadcast": f", src {cases[rank][i].get('src')}"}.get(
+                    op, ""
+                )
+                what = f"rank {place} of {len(group)}{more}, shape {[*parts[0].shape]} of {parts[0].dtype}"
                 same(got, parts, what, CAUSES[op], before, told["rows"])
-    return ranks
 
 
 def keeps_inputs(run, op, cases) -> None:
