@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,30 +13,8 @@ from lab.harness.raising import raised
 from lab.ranks import gates
 
 
-def ring(impl, cases: list, members: list) -> list:
-    """cases: q, k, v and do of the whole sequence (…, length, dim), and how a rank's lie in memory. members: the
-    group's ranks; [] for the default group."""
-    options = {"group": dist.new_group(members)} if members else {}
-    members, told = members or list(range(dist.get_world_size())), []
-    for whole, layouts in cases if dist.get_rank() in members else ():
-        mine = positions(whole["q"].shape[-2], len(members), members.index(dist.get_rank()))
-        laid = all_laid({name: whole[name][..., mine, :] for name in ("q", "k", "v", "do")}, layouts)
-        q, k, v, do = (t.detach().requires_grad_(name != "do") for name, t in laid.items())
-        theirs = Theirs(q=q, k=k, v=v, do=do)
-        gates.mark("forward")
-        with FlopCounterMode(display=False) as counter:
-            o = impl.mesh.context.ring_attention(q, k, v, **options)
-        gates.mark("backward")
-        wanted, again = {"dq": q, "dk": k, "dv": v}, functools.partial(gates.mark, "again")
-        told.append({
-            "positions": mine, "o": o.detach().clone(), **theirs.gradients([o], wanted, [do], again=again),
-            "flops": int(counter.get_total_flops()), "callers": theirs.seen(),
-        })  # fmt: skip
-    return told
-
-
 class First(TorchDispatchMode):
-    """A gate of this name before the first product of matrices inside; at the end if no matrices are multiplied."""
+    """Asks for a gate of this name before the first product of matrices inside; at `mark` if there was none."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -55,22 +31,33 @@ class First(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-IN_ORDER = ("forward", "forward's first product", "backward", "backward's first product")
+PARTS = ("forward", "forward's first product", "backward", "backward's first product", "again")
 
 
-def in_order(impl, whole: dict) -> dict:
-    """Like `ring`, in the default group, with the gates of IN_ORDER."""
-    mine = positions(whole["q"].shape[-2], dist.get_world_size(), dist.get_rank())
-    q, k, v = (whole[name][..., mine, :].clone().requires_grad_() for name in "qkv")
-    gates.mark(IN_ORDER[0])
-    with First(IN_ORDER[1]) as first:
-        o = impl.mesh.context.ring_attention(q, k, v)
-        first.mark()
-    gates.mark(IN_ORDER[2])
-    with First(IN_ORDER[3]) as first:
-        o.backward(whole["do"][..., mine, :])
-        first.mark()
-    return {"positions": mine, "o": o.detach().clone(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
+def ring(impl, cases: list, members: list) -> list:
+    """cases: q, k, v and do of the whole sequence (…, length, dim), and how a rank's lie in memory. members: the
+    group's ranks; [] for the default group. Asks for the gates of PARTS."""
+    options = {"group": dist.new_group(members)} if members else {}
+    members, told = members or list(range(dist.get_world_size())), []
+    for whole, layouts in cases if dist.get_rank() in members else ():
+        mine = positions(whole["q"].shape[-2], len(members), members.index(dist.get_rank()))
+        laid = all_laid({name: whole[name][..., mine, :] for name in ("q", "k", "v", "do")}, layouts)
+        q, k, v, do = (t.detach().requires_grad_(name != "do") for name, t in laid.items())
+        theirs = Theirs(q=q, k=k, v=v, do=do)
+        gates.mark(PARTS[0])
+        with FlopCounterMode(display=False) as counter, First(PARTS[1]) as first:
+            o = impl.mesh.context.ring_attention(q, k, v, **options)
+            first.mark()
+        gates.mark(PARTS[2])
+        with First(PARTS[3]) as first:
+            found = theirs.gradients(
+                [o], {"dq": q, "dk": k, "dv": v}, [do], again=lambda: (first.mark(), gates.mark(PARTS[4]))
+            )
+        told.append({
+            "positions": mine, "o": o.detach().clone(), **found, "flops": int(counter.get_total_flops()),
+            "callers": theirs.seen(),
+        })  # fmt: skip
+    return told
 
 
 def positions(length: int, world: int, place: int) -> list[int]:
