@@ -1,4 +1,4 @@
-"""Attention by one whole matrix, in any dtype: float64 gives the oracle, the inputs' own dtype the tolerance."""
+"""Attention in any dtype, some rows at a time: float64 gives the oracle, the inputs' own dtype the tolerance."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 
 import pytest
 import torch
+
+from lab.harness import layouts
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 WHERE = ["interpret", *(["native"] if torch.cuda.is_available() else [])]
@@ -19,19 +21,28 @@ ALLOWED = {
     "full", "view", "reshape", "expand", "transpose", "t", "permute", "slice", "select", "unsqueeze", "squeeze",
     "as_strided", "detach", "alias", "_unsafe_view", "lift_fresh", "_to_copy", "fill_", "zero_", "unflatten", "unbind",
 }  # fmt: skip
-
-
 LARGEST = 256  # rows of a tile
+
+
+def by_rows(q, k, is_causal):
+    """(rows, their scores), at most 32 MiB of scores in float64 at a time."""
+    rows = max(1, (1 << 22) // k.shape[-2])
+    for start in range(0, q.shape[-2], rows):
+        i = slice(start, start + rows)
+        s = q[..., i, :] @ k.mT / math.sqrt(q.shape[-1])
+        if is_causal:
+            s = s.masked_fill(torch.arange(s.shape[-1]) > torch.arange(start, start + s.shape[-2])[:, None], -math.inf)
+        yield i, s
 
 
 def attention(q, k, v, is_causal, dtype: str) -> dict:
     """o and lse; grouped heads are repeated."""
-    wanted = getattr(torch, dtype)
-    q, k, v = q.to(wanted), *(repeated(x.to(wanted), q) for x in (k, v))
-    s = q @ k.mT / math.sqrt(q.shape[-1])
-    if is_causal:
-        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
-    return {"o": s.softmax(-1) @ v, "lse": s.to(torch.promote_types(s.dtype, torch.float32)).logsumexp(-1)}
+    q, k, v = (x.to(getattr(torch, dtype)) for x in (q, repeated(k, q), repeated(v, q)))
+    o, lse = [], []
+    for _, s in by_rows(q, k, is_causal):
+        o.append(s.softmax(-1) @ v)
+        lse.append(s.to(torch.promote_types(s.dtype, torch.float32)).logsumexp(-1))
+    return {"o": torch.cat(o, -2), "lse": torch.cat(lse, -1)}
 
 
 def gradients(q, k, v, do, is_causal, dtype: str) -> dict:
@@ -68,31 +79,25 @@ def tiles(got: dict) -> tuple[int, int]:
     return block, tile
 
 
-def room(q, where: str) -> str:
-    """Where this case can run."""
-    return "native" if q.dtype is torch.bfloat16 else where
-
-
-def described(q, k, is_causal, layout="") -> str:
-    return f"{tuple(q.shape)} queries, {tuple(k.shape)} keys{', causal' * is_causal}{layout and ', ' + layout}"
-
-
 def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
-    """dq, dk and dv from the lse and delta that are given: P = exp(S − lse), dS = P ∘ (do vᵀ − delta); delta from o."""
-    wanted = getattr(torch, dtype)
-    statistics = torch.promote_types(wanted, torch.float32)
-    q, k, v, do, o = (given[n].to(wanted) for n in ("q", "k", "v", "do", "o"))
-    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+    """dq, dk and dv from the lse and delta that are given: P = exp(S − lse), dS = P ∘ (do vᵀ − delta); delta from o.
+
+    dtype: "float64", or the inputs' own: then in float32, with P and dS rounded as tensor cores want their factors.
+    """
+    own, wide = getattr(torch, dtype), torch.float64 if dtype == "float64" else torch.float32
+    q, k, v, do, o, lse, delta = (given[n].to(wide) for n in ("q", "k", "v", "do", "o", "lse", "delta"))
+    group, scale = heads_of_a_group(k, q), q.shape[-1] ** -0.5
     k, v = repeated(k, q), repeated(v, q)
-    lse, delta = (given[n].to(statistics)[..., None] for n in ("lse", "delta"))
-    p = torch.exp((q @ k.mT * scale).to(statistics) - lse)
-    if is_causal:
-        p = p.masked_fill(torch.ones(p.shape[-2:], dtype=torch.bool).triu(1), 0.0)
-    ds = (p * ((do @ v.mT).to(statistics) - delta)).to(wanted)
-    dk, dv = ds.mT @ q * scale, p.to(wanted).mT @ do
-    dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
-    rowsum = (do.to(statistics) * o.to(statistics)).sum(-1)
-    return {"dq": ds @ k * scale, "dk": dk, "dv": dv, "delta": rowsum}
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+    for i, s in by_rows(q, k, is_causal):
+        p = torch.exp(s - lse[..., i, None])
+        ds = (p * (do[..., i, :] @ v.mT - delta[..., i, None])).to(own).to(wide)
+        dq[..., i, :] = ds @ k * scale
+        dk += ds.mT @ q[..., i, :] * scale
+        dv += p.to(own).to(wide).mT @ do[..., i, :]
+    if group > 1:
+        dk, dv = (x.unflatten(-3, (-1, group)).sum(-3) for x in (dk, dv))
+    return {"dq": dq.to(own), "dk": dk.to(own), "dv": dv.to(own), "delta": (do * o).sum(-1)}
 
 
 def rounding(got, want, dtype: torch.dtype) -> tuple[float, float]:
@@ -101,8 +106,26 @@ def rounding(got, want, dtype: torch.dtype) -> tuple[float, float]:
     return errors[0].abs().mean().item(), errors[1].abs().mean().item()
 
 
+def check_each(run, probe, cases: list[dict], judge):
+    """Judge the result of each case, and blame a layout if the result is right in another; return the trace."""
+    (trace,) = run.trace(probe, cases)
+    for case, got in zip(cases, trace.values, strict=True):
+
+        def judged(lie: dict[str, str], case=case, got=got) -> None:
+            if lie != case["layouts"]:
+                (got,) = run(probe, [case | {"layouts": lie}])
+            judge(case | {"layouts": lie}, got)
+
+        layouts.blaming(case["layouts"], judged)
+    return trace
+
+
+def heads_of_a_group(x, q) -> int:
+    return q.shape[:-2].numel() // x.shape[:-2].numel()
+
+
 def repeated(x, q):
-    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) if x.ndim == 4 else x
+    return x if (group := heads_of_a_group(x, q)) == 1 else x.repeat_interleave(group, dim=-3)
 
 
 def draw(rng, queries, keys, *, batch=None, heads=None, group=1, dim=None, dtype="float32", scale=1.0):
@@ -112,6 +135,13 @@ def draw(rng, queries, keys, *, batch=None, heads=None, group=1, dim=None, dtype
     of = {"dtype": DTYPES[dtype]}
     q, do = (rng.normal(batch, kv_heads * group, queries, dim, **of) for _ in range(2))
     return q * scale, rng.normal(batch, kv_heads, keys, dim, **of), rng.normal(batch, kv_heads, keys, dim, **of), do
+
+
+def lengths(rng) -> list[tuple[int, int]]:
+    """(queries, keys): shorter than a tile, about one, several; equal, more keys, more queries."""
+    drawn = [(rng.integers(*of), rng.integers(*of)) for of in ((1, 15), (33, 60), (130, 170))]
+    n, more = rng.integers(66, 140), rng.integers(5, 90)
+    return [*drawn, (n, n), (n, n + more), (n + more, n)]
 
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton for this system")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import operator
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.harness.callers import Theirs
 from lab.harness.layouts import WALLED, all_laid
@@ -24,17 +23,12 @@ def place(where: str, *tensors: Tensor) -> list[Tensor]:
 
 
 # Kernel → the function that launches it, its arguments and results, and the tensors over which programs loop.
-KERNELS: dict[str, tuple[Callable[[Any], Any], str, str, str]] = {
-    "forward": (lambda impl: impl.flash_attention.triton_forward.attention_forward, "q k v", "o lse", "k"),
-    "overlapped": (lambda impl: impl.flash_attention.overlap.attention_forward_overlapped, "q k v", "o lse", "k"),
-    "dq": (
-        lambda impl: impl.flash_attention.triton_backward_dq.attention_backward_dq, "q k v o lse do", "dq delta", "k",
-    ),
-    "dkdv": (
-        lambda impl: impl.flash_attention.triton_backward_dkdv.attention_backward_dkdv,
-        "q k v lse do delta", "dk dv", "q",
-    ),
-}  # fmt: skip
+KERNELS = {
+    "forward": ("triton_forward.attention_forward", "q k v", "o lse", "k"),
+    "overlapped": ("overlap.attention_forward_overlapped", "q k v", "o lse", "k"),
+    "dq": ("triton_backward_dq.attention_backward_dq", "q k v o lse do", "dq delta", "k"),
+    "dkdv": ("triton_backward_dkdv.attention_backward_dkdv", "q k v lse do delta", "dk dv", "q"),
+}
 
 
 def launched(
@@ -45,7 +39,7 @@ def launched(
     wanted = dict(zip(names.split(), place(where, *(given[n] for n in names.split())), strict=True))
     laid = all_laid(wanted, layouts)
     theirs = Theirs(**{n: x for n, x in laid.items() if not layouts.get(n, "").startswith(WALLED)})
-    call = function(impl)
+    call = operator.attrgetter(function)(impl.flash_attention)
     with poisoned(), watching(keep=keep) as seen:
         out = call(*laid.values(), is_causal)
     again = call(*laid.values(), is_causal)
@@ -60,37 +54,21 @@ def launched(
 def seen_of(seen: Watch) -> dict:
     return {
         "launches": [[launch.kernel, list(launch.grid)] for launch in seen.launches],
-        "operators": sorted(set(seen.operators)),
-        "atomics": seen.atomics,
-    }
+        "operators": sorted(set(seen.operators)), "atomics": seen.atomics,
+    }  # fmt: skip
 
 
 def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
     """[program, matrix, rows] of each load of what the kernel loops over, and each store of its first result."""
+    key_range = impl.flash_attention.causal.key_range  # a stand-in is lab's
     results = set().union(*(addresses(x).flatten().tolist() for x in written))
     return {
         "loads": [[[*program], matrix, sorted(rows)] for _, program, matrix, rows in seen.rows(walked, "load")],
         "stores": [[[*program], matrix, sorted(rows)] for _, program, matrix, rows in seen.rows(written[0], "store")],
-        "elsewhere": len(seen.touched("store", "atomic") - results), "own": _own(impl),
-        "largest": seen.largest, "width": walked.shape[-1],
+        "elsewhere": len(seen.touched("store", "atomic") - results),
+        "own": not getattr(key_range, "fn", key_range).__module__.startswith("lab."),
+        "largest": seen.largest, "width": walked.shape[-1], "raced": seen.races(),
     }  # fmt: skip
-
-
-def raced_addresses(impl: Any, kernel: str, given: dict, is_causal: bool) -> int:
-    """Addresses that one program writes and another reads or writes."""
-    function, names, *_ = KERNELS[kernel]
-    with watching(keep=True) as seen:
-        function(impl)(*(given[n] for n in names.split()), is_causal)
-    return seen.races()
-
-
-def _own(impl: Any) -> bool:
-    """Whether key_range is the implementation's, not a stand-in."""
-    source = impl.flash_attention.causal.key_range
-    return not getattr(source, "fn", source).__module__.startswith("lab.")
-
-
-# ---- key_range alone ----
 
 
 def ranges(impl: Any, cases: list) -> list:
@@ -112,51 +90,23 @@ def ranges(impl: Any, cases: list) -> list:
     return found
 
 
-# ---- through autograd, and compiled ahead of time ----
-
-
-def _told(x: Tensor, inputs: dict[str, Tensor]) -> str:
-    """A tensor's shape, dtype, and the input that has equal values."""
-    of = [n for n, y in inputs.items() if x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=1e-2)]
-    return f"{tuple(x.shape)} in {str(x.dtype)[6:]}{f', the values of {of[0]}' if of else ''}"
-
-
-class Results(TorchDispatchMode):
-    """Records the shape of the largest tensor that each torch operator returned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: dict[str, list[int]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
-        if isinstance(out, Tensor) and out.numel() > torch.Size(self.shapes.get(name, [0])).numel():
-            self.shapes[name] = [*out.shape]
-        return out
-
-
 def autograd(
-    impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, needs: str, where: str, *layouts: dict
+    impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, where: str, layouts: dict | None = None
 ) -> dict:
-    """o and the requested gradients ("q", "k", "v") of the autograd function, and the kernels it launched."""
+    """o and the gradients of the autograd function, what it keeps for backward, and the kernels it launched."""
     given = dict(zip(("q", "k", "v", "do"), place(where, q, k, v, do), strict=True))
-    q, k, v, do = all_laid(given, *layouts or [{}]).values()
-    inputs = {n: x.detach().requires_grad_(n in needs) for n, x in zip("qkv", (q, k, v), strict=True)}
-    theirs, wanted = Theirs(**inputs, do=do), {f"d{n}": x for n, x in inputs.items() if x.requires_grad}
+    q, k, v, do = all_laid(given, layouts or {}).values()
+    inputs = {n: x.detach().requires_grad_() for n, x in zip("qkv", (q, k, v), strict=True)}
+    theirs, wanted = Theirs(**inputs, do=do), {f"d{n}": x for n, x in inputs.items()}
     with contextlib.ExitStack() as once:
-        seen, results = once.enter_context(watching()), once.enter_context(Results())
+        seen = once.enter_context(watching())
         o = impl.flash_attention.attention.FlashAttention.apply(*inputs.values(), is_causal)
-        before = len(seen.operators)
-        kept = {t.data_ptr(): t for t in o.grad_fn.saved_tensors}
-        saved = sum(t.untyped_storage().nbytes() for t in kept.values())
+        forward = seen_of(seen)
+        kept = {t.data_ptr(): t.untyped_storage().nbytes() for t in o.grad_fn.saved_tensors}
         grads = theirs.gradients([o], wanted, [do], again=once.close)
-    known = {x.data_ptr() for x in (q, k, v, o)}
     return {
-        "operators_in_forward": seen.operators[:before], "results": results.shapes,
-        "o": o.detach().cpu(), "saved_bytes": saved,
-        "kept": [_told(t, inputs) for place, t in kept.items() if place not in known],
-        "sources": [launch.source for launch in seen.launches],
-        **{n: g.cpu() for n, g in grads.items()}, **seen_of(seen), "callers": theirs.seen(),
+        "o": o.detach().cpu(), **{n: g.cpu() for n, g in grads.items()}, **seen_of(seen), "callers": theirs.seen(),
+        "forward": forward, "saved_bytes": sum(kept.values()), "sources": [launch.source for launch in seen.launches],
     }  # fmt: skip
 
 

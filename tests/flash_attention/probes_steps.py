@@ -12,8 +12,6 @@ from lab.measure.kernels import addresses, watching
 from lab.measure.memory import meter
 from lab.measure.process import poisoned
 
-# ---- weighted sums ----
-
 
 def weighted_sums(impl, cases: list[dict]) -> list:
     """y, or {dx, dweight} where a case has dy, of each case; memory that was not written is NaN.
@@ -65,9 +63,6 @@ def _arguments(case: dict) -> dict[str, torch.Tensor]:
     return all_laid({name: case[name] for name in ("x", "weight", "dy") if name in case}, case["layouts"])
 
 
-# ---- online softmax ----
-
-
 def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
     """maximum, normaliser and lse of each case's tiles; generator: they come from one."""
     results = []
@@ -87,7 +82,7 @@ def softmax_of_many(impl, seed: torch.Tensor, factors: list[float]) -> list[dict
 def softmax_memory(impl, seed: torch.Tensor, factors: list[float]) -> dict:
     """What this allocates, as seen by torch's dispatcher."""
     with meter(inputs=(seed,)) as measured:
-        _statistics(impl, (seed * factor for factor in factors))
+        softmax_of_many(impl, seed, factors)
     return measured.plain()
 
 
@@ -102,18 +97,12 @@ def softmax_of_nothing(impl) -> list[str]:
     return [raised(lambda: function([])), raised(lambda: function(t for t in ()))]
 
 
-# ---- tiled backward ----
-
-
-def attention_gradients(impl, q, k, v, o, lse, do, is_causal, layouts: dict) -> dict:
+def attention_gradients(impl, given: dict, is_causal, layouts: dict) -> dict:
     """dq, dk, dv; layouts: memory layouts of the arguments."""
-    laid = all_laid({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, layouts)
+    laid = all_laid({name: given[name] for name in ("q", "k", "v", "o", "lse", "do")}, layouts)
     theirs = Theirs(**laid)
     got = impl.flash_attention.tiled_backward.tiled_backward(*laid.values(), is_causal)
     return {**dict(zip(("dq", "dk", "dv"), got, strict=True)), "callers": theirs.seen()}
-
-
-# ---- counting ----
 
 
 def occupancies(impl, cases: list[dict]) -> list:
@@ -124,9 +113,6 @@ def occupancies(impl, cases: list[dict]) -> list:
         limits = (module.Multiprocessor(**case["limits"]),) if "limits" in case else ()
         found.append(plain(module.occupancy(case["registers"], case["shared_bytes"], case["warps"], *limits)))
     return found
-
-
-# ---- fused cross entropy ----
 
 
 def fused_losses(impl, cases: list[dict]) -> list[dict]:
@@ -147,8 +133,7 @@ def fused_losses(impl, cases: list[dict]) -> list[dict]:
         loss, wanted = losses[-1], {f"d{n}": t for n, t in laid.items() if t.requires_grad}
         given = [torch.full_like(loss, case["dloss"])] * len(losses)
         grads = theirs.gradients(losses, wanted, given, case["twice"])
-        told = {"loss": loss, "dx": None, "dweight": None, **grads}
-        found.append({**told, "callers": theirs.seen(), "saved": saved})
+        found.append({"loss": loss, **grads, "callers": theirs.seen(), "saved": saved})
     return found
 
 

@@ -34,10 +34,6 @@ def statistics(x, in_base_2: bool) -> dict:
     return {"maximum": m / factor, "normaliser": normaliser, "lse": (m + log(normaliser)) / factor}
 
 
-def pieces(x, widths: list[int]) -> list[torch.Tensor]:
-    return [t.contiguous() for t in x.split(widths, dim=-1)]
-
-
 def widths(rng, count: int, most: int) -> list[int]:
     return [rng.integers(1, most) for _ in range(count)]
 
@@ -49,7 +45,8 @@ def draw_many(rng, dtype: str) -> tuple:
 
 
 def check(run, tensors: list[torch.Tensor], splits: list[list[int]], generator: bool = True) -> None:
-    cases = [{"tiles": pieces(x, split), "generator": generator} for x, split in zip(tensors, splits, strict=True)]
+    tiles = [[t.contiguous() for t in x.split(split, dim=-1)] for x, split in zip(tensors, splits, strict=True)]
+    cases = [{"tiles": each, "generator": generator} for each in tiles]
     for x, split, got in zip(tensors, splits, run(probes.softmax_statistics, cases), strict=True):
         judge(x, split, got)
 

@@ -20,10 +20,9 @@ from lab.harness.pytest_plugin import exercise
 
 from . import judged
 from . import probes_kernels as probes
-from .oracles import WHERE, draw, needs_triton
+from .oracles import PRECISIONS, WHERE, draw, needs_triton
 
 OVERLAP = "flash_attention.overlap"
-HALF = ["float16", *(["bfloat16"] if torch.cuda.is_available() else [])]
 LATE = "is each p multiplied by the v of its own keys, once, and acc rescaled by the alpha of the same step?"
 SHARED = 227 << 10  # bytes that a program of sm_90 can have
 pytestmark = needs_triton
@@ -36,19 +35,14 @@ def check(run, rng, expect):
 
 @exercise(OVERLAP, kind="numerics")
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", PRECISIONS[1:])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_output_is_that_of_attention(check, rng, is_causal, dtype, where):
-    sizes = [
-        (1, 1),
-        (rng.integers(17, 60), rng.integers(17, 60)),
-        (n := rng.integers(260, 300), n + rng.integers(1, 99)),
-    ]
-    for (queries, keys), dim in zip([*sizes, (n, 40)], [1, 64, 128, rng.choice([20, 33])], strict=True):
-        few = 2 if queries < 99 else 1
-        drawn = draw(
-            rng, queries, keys, batch=few, heads=few, group=2, dim=dim, dtype=dtype, scale=rng.choice([1.0, 20.0])
-        )
+    n = rng.integers(260, 300)
+    sizes = [(1, 1), (rng.integers(17, 60), rng.integers(17, 60)), (n, n + rng.integers(1, 99)), (n, 40)]
+    for (queries, keys), dim in zip(sizes, [1, 64, 128, rng.choice([20, 33])], strict=True):
+        few, scale = 2 if queries < 99 else 1, rng.choice([1.0, 20.0])
+        drawn = draw(rng, queries, keys, batch=few, heads=few, group=2, dim=dim, dtype=dtype, scale=scale)
         check(drawn, is_causal, LATE, where=where)
 
 

@@ -24,7 +24,7 @@ from lab.harness.trace import Trace
 
 from . import probes
 from .causes import wrong_output
-from .oracles import DTYPES, rounding
+from .oracles import DTYPES, attention, draw, rounding
 
 TILED = "flash_attention.tiled_forward"
 APPLY = "impl.flash_attention.tiled_forward.TiledAttention.apply"
@@ -34,40 +34,12 @@ LONG = {  # what must not be there, and bytes of each of its elements: the small
     "many queries": ("a matrix of all queries × a tile of keys", 4),
 }  # fmt: skip
 LONG_FACTOR = 10.0  # of errors of sums in another order, where thousands are summed
-
-
-def oracle(q, k, v, is_causal) -> dict:
-    """Attention in float64, some rows at a time."""
-    return plain(q.double(), k.double(), v.double(), is_causal)
-
-
-def plain(q, k, v, is_causal) -> dict:
-    """Attention in the inputs' dtype, as one would write it: its error is the yardstick."""
-    rows, o, lse = torch.arange(q.shape[-2]), [], []
-    for q_i, i in zip(*(t.split(rows_at_a_time(k), -2) for t in (q, rows[:, None])), strict=True):
-        seen = slice(int(i[-1]) + 1 if is_causal else None)
-        s = q_i @ k[..., seen, :].mT / math.sqrt(q.shape[-1])
-        if is_causal:
-            s = s.masked_fill(torch.arange(s.shape[-1]) > i, -math.inf)
-        o.append(s.softmax(-1) @ v[..., seen, :])
-        lse.append(s.to(torch.promote_types(s.dtype, torch.float32)).logsumexp(-1))
-    return {"o": torch.cat(o, -2), "lse": torch.cat(lse, -1)}
-
-
-def rows_at_a_time(k) -> int:
-    """How many rows of scores an oracle computes at once: 32 MiB of them in float64."""
-    return max(1, (1 << 22) // k.shape[-2])
-
-
-def draw(rng, queries, keys, batch=(2,), dim=None, dtype=torch.float32, scale=1.0, backward=False) -> list:
-    """q, k and v; for backward do, too."""
-    dim = dim or rng.choice([16, 24, 32, 40])
-    q, *do = (rng.normal(*batch, queries, dim, dtype=dtype) for _ in range(1 + backward))
-    return [q * scale, rng.normal(*batch, keys, dim, dtype=dtype), rng.normal(*batch, keys, dim, dtype=dtype), *do]
+LEADING = {"none": [], "one": [3], "two": [2, 2], "three": [2, 1, 3]}
+causal = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 
 
 def draw_long(rng, shape: str) -> list:
-    """q, k, v and is_causal; a matrix of queries × keys, whole rows or whole columns have 32 MiB, a tile has not."""
+    """q, k, v, do and is_causal; a matrix of queries × keys, whole rows or columns have 32 MiB, a tile has not."""
     is_causal = shape == "causal"
     if shape == "many keys":
         queries, keys, dim = 16, 128 * rng.integers(4096, 4100), 2
@@ -76,7 +48,7 @@ def draw_long(rng, shape: str) -> list:
     else:
         queries = keys = 5_800 + rng.integers(0, 99) if is_causal else 128 * rng.integers(33, 34)
         dim = rng.choice([16, 32])
-    return [*draw(rng, queries, keys, (1,), dim), is_causal]
+    return [*draw(rng, queries, keys, batch=1, heads=1, dim=dim), is_causal]
 
 
 def lse_of(got, q):
@@ -91,14 +63,14 @@ def lse_of(got, q):
 
 
 def small_tiles(run, function: str, arguments: list) -> None:
-    """Assert that one call for 600 queries and keys of dim 16 makes nothing larger than scores of 128 rows each."""
+    """Assert that one call for 600 queries and keys of dim 16 makes nothing larger than a tile of scores."""
     seen = run(metered, function, arguments, 3)
     assert seen["largest_elements"] <= 128 * 128, (
-        f"{seen['largest_op']} made {seen['largest_shape']} for 600 queries and keys: a tile has at most 128 rows"
+        f"{seen['largest_op']} made {seen['largest_shape']} for 600 queries and keys, expected at most 128 × 128 scores"
     )
 
 
-def check(run, rng, expect, q, k, v, is_causal, lie=None, factor=3.0) -> Trace:
+def check(run, rng, expect, q, k, v, _, is_causal, lie=None, factor=3.0) -> Trace:
     """The trace of a run whose numbers are right. lie: how q, k and v lie in memory; otherwise it is drawn."""
     lie = layouts.draw(rng, q=q, k=k, v=v)[1] if lie is None else lie
     return layouts.blaming(lie, functools.partial(_check, run, expect, q, k, v, is_causal, factor))
@@ -107,86 +79,79 @@ def check(run, rng, expect, q, k, v, is_causal, lie=None, factor=3.0) -> Trace:
 def _check(run, expect, q, k, v, is_causal, factor, lie) -> Trace:
     (trace,) = run.trace(probes.attend, q, k, v, is_causal, lie)
     got = trace.values
-    want, yardstick = expect(oracle, q, k, v, is_causal), expect(plain, q, k, v, is_causal)
+    want, plain = (expect(attention, q, k, v, is_causal, dtype) for dtype in ("float64", str(q.dtype)[6:]))
     what = f"q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, is_causal={is_causal}, in memory: {layouts.told(lie)}"
     assert got["o"].dtype == q.dtype, f"o is {got['o'].dtype}, q is {q.dtype}: return o in q's dtype"
-    for name, tensor, dims in (("o", got["o"], "batch, query, dim"), ("lse", lse_of(got, q), "batch, query")):
+    for name, tensor, dims in (
+        ("o", got["o"], "batch, head, query, dim"),
+        ("lse", lse_of(got, q), "batch, head, query"),
+    ):
         close(
-            tensor, want[name], yardstick[name], f"{name} of {what}", factor, dims=dims,
+            tensor, want[name], plain[name], f"{name} of {what}", factor, dims=dims,
             cause=lambda: wrong_output(got["o"], want["o"], q, k, v, is_causal),
         )  # fmt: skip
     return trace
 
 
 @exercise(TILED, kind="numerics")
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@causal
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_output_and_lse_are_those_of_attention(run, rng, expect, dtype, is_causal):
     n = rng.integers(2, 3) * 128
-    check(run, rng, expect, *draw(rng, n, n, dtype=DTYPES[dtype]), is_causal)
+    check(run, rng, expect, *draw(rng, n, n, dtype=dtype), is_causal)
 
 
 @exercise(TILED, kind="numerics")
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@causal
 def test_lengths_need_not_be_multiples_of_a_tile(run, rng, expect, is_causal):
-    n = 128 * rng.integers(1, 2) + rng.choice([1, 7, 33, 63, 65, 127])
-    check(run, rng, expect, *draw(rng, n, n), is_causal)
-    short = rng.integers(1, 15)
-    check(run, rng, expect, *draw(rng, short, short), is_causal)
-    small_tiles(run, APPLY, [*draw(rng, 600, 600, (1,), 16), is_causal])
+    for n in (128 * rng.integers(1, 2) + rng.choice([1, 7, 33, 63, 65, 127]), rng.integers(1, 15)):
+        check(run, rng, expect, *draw(rng, n, n), is_causal)
+    small_tiles(run, APPLY, [*draw(rng, 600, 600, batch=1, heads=1, dim=16)[:3], is_causal])
 
 
 @exercise(TILED, kind="numerics")
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@causal
 def test_queries_and_keys_may_differ_in_number(run, rng, expect, is_causal):
     few, many = rng.integers(3, 90), rng.integers(150, 280)
-    check(run, rng, expect, *draw(rng, few, many), is_causal)
-    check(run, rng, expect, *draw(rng, many, few), is_causal)
+    for sizes in ((few, many), (many, few)):
+        check(run, rng, expect, *draw(rng, *sizes), is_causal)
 
 
 @exercise(TILED, kind="numerics")
-@pytest.mark.parametrize("dims", ["none", "one", "two", "three"])
+@pytest.mark.parametrize("dims", LEADING)
 def test_any_leading_dimensions(run, rng, expect, dims):
-    batch = [rng.integers(1, 3) for _ in range(["none", "one", "two", "three"].index(dims))]
-    check(run, rng, expect, *draw(rng, 70, 70, batch), True)
+    drawn = draw(rng, 70, 70, batch=math.prod(LEADING[dims]), heads=1)
+    check(run, rng, expect, *(x.view(*LEADING[dims], *x.shape[-2:]) for x in drawn), True)
 
 
 @exercise(TILED, kind="numerics")
 @pytest.mark.parametrize("case", range(4))
 def test_strides_do_not_matter(run, rng, expect, case):
-    q, k, v = draw(rng, 90, 75, batch=(2, 2))
+    q, k, v, do = draw(rng, 90, 75, batch=2, heads=2)
     given, lie = layouts.different(rng, q=q, k=k, v=v)
-    check(run, rng, expect, *given.values(), True, lie)
+    check(run, rng, expect, *given.values(), do, True, lie)
 
 
 @exercise(TILED, kind="numerics")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logits_fifty_times_larger_do_not_overflow(run, rng, expect, dtype):
-    q, k, v = draw(rng, 150, 150, dtype=DTYPES[dtype], scale=50.0)
-    got = run(probes.attend, q, k, v, True, {})
-    assert torch.isfinite(got["o"]).all(), "o is not finite: is the running maximum subtracted before exp?"
-    check(run, rng, expect, q, k, v, True)
+    check(run, rng, expect, *draw(rng, 150, 150, dtype=dtype, scale=50.0), True)
 
 
 @exercise(TILED, kind="numerics")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sums_are_accumulated_in_float32(run, rng, expect, dtype):
     """A long row of keys: sums kept in 16 bits drift away from what one rounding at the end would give."""
-    q, k, v = draw(rng, 16, 2000, batch=(1,), dim=16, dtype=DTYPES[dtype])
+    q, k, v, _ = draw(rng, 16, 2000, batch=1, heads=1, dim=16, dtype=dtype)
     v = v.abs()  # sums that grow
-    got, want = run(probes.attend, q, k, v, False, {}), expect(oracle, q, k, v, False)
-    rounded, unavoidable = rounding(got["o"], want["o"], DTYPES[dtype])
+    got, want = run(probes.attend, q, k, v, False, {}), expect(attention, q, k, v, False, "float64")
+    rounded, unavoidable = rounding(got["o"], want["o"], q.dtype)
     lse_error = (lse_of(got, q).double() - want["lse"]).abs().max().item()
-    lse_is = "lse is right: acc is rounded on the way" if lse_error <= 1e-4 else f"lse is off by {lse_error:.1e}, "
-    if lse_error > 1e-4:  # of one key, the sum is 1 in any dtype
-        one = [q, k[..., :1, :], v[..., :1, :], False]
-        alone = (lse_of(run(probes.attend, *one, {}), q).double() - expect(oracle, *one)["lse"]).abs().max().item()
-        which = "running sum is" if alone <= 1e-5 else "scores are"
-        lse_is += f"that of one key by {alone:.1e}, so the {which} rounded to 16 bits: keep both in float32"
     assert rounded <= 1.5 * unavoidable, (
-        f"mean error of o is {rounded / unavoidable:.1f} times that of rounding once to {dtype}: {lse_is}"
+        f"mean error of o is {rounded / unavoidable:.1f} times that of rounding once to {dtype}, lse is off by "
+        f"{lse_error:.1e}: keep scores, sums and acc in float32"
     )
-    assert lse_error <= 1e-4, f"o is right, after 2,000 keys {lse_is}"
+    assert lse_error <= 1e-4, f"o is right, after 2,000 keys lse is off by {lse_error:.1e}: keep sums in float32"
 
 
 @exercise(TILED, kind="numerics")
@@ -196,10 +161,10 @@ def test_long_sequences(run, rng, expect):
 
 @exercise(TILED, kind="numerics")
 def test_what_backward_needs_is_saved(run, rng):
-    q, k, v = draw(rng, 60, 50)
+    q, k, v, _ = draw(rng, 60, 50)
     got = run(probes.attend, q, k, v, False, {})
+    others = [t for t in got["saved"] if isinstance(t, torch.Tensor)]
     for name, tensor in (("q", q), ("k", k), ("v", v), ("o", got["o"])):
-        others = [t for t in got["saved"] if isinstance(t, torch.Tensor)]
         assert name in got["saved"] or any(torch.equal(t, tensor) for t in others), (
             f"{name} is not among the saved tensors (others have shapes {[tuple(t.shape) for t in others]}): "
             "ctx.save_for_backward(q, k, v, o, lse)"
@@ -211,11 +176,11 @@ def test_what_backward_needs_is_saved(run, rng):
 @pytest.mark.parametrize("shape", LONG)
 def test_scores_exist_tile_by_tile_alone(run, rng, expect, shape):
     """Memory does not grow with queries × keys, nor, for a few queries, with keys, nor for a few keys with queries."""
-    q, k, v, is_causal = inputs = draw_long(rng, shape)
-    trace = check(run, rng, expect, *inputs, {}, factor=LONG_FACTOR)
-    (small,) = run.trace(probes.attend, *draw(rng, 64, 64, (1,), q.shape[-1]), is_causal, {})
+    q, k, v, do, is_causal = draw_long(rng, shape)
+    trace = check(run, rng, expect, q, k, v, do, is_causal, {}, factor=LONG_FACTOR)
+    (small,) = run.trace(probes.attend, *(x[..., :64, :] for x in (q, k, v)), is_causal, {})
     what, itemsize = LONG[shape]
     never_holds(
         trace, small, what, itemsize * q.shape[-2] * k.shape[-2], needs=3 * (2 * q.nbytes + k.nbytes + v.nbytes),
-        seen=lambda: run(metered, APPLY, inputs, 3),
+        seen=lambda: run(metered, APPLY, [q, k, v, is_causal], 3),
     )  # fmt: skip

@@ -5,8 +5,8 @@ kernel computes them, which never writes scores and, with a causal mask, never r
 would be faked: torch does the work (inside the call its operators are noted, and only allocation, views and casts are
 allowed), a kernel is launched for show (what torch.empty gives is NaN until a kernel writes it); only multiples of a
 tile, equal lengths or dense strides work (they are drawn otherwise); whole rows are one tile (loads and stores of runs
-whose output is judged are counted by address); low-precision sums (thousands of keys); the
-softmax without a maximum (logits × 50); every tile is read and masked.
+whose output is judged are counted by address); low-precision sums (thousands of keys); the softmax without a maximum
+(logits × 50); every tile is read and masked.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ import torch
 
 from lab.harness import layouts
 from lab.harness.calls import refused
-from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import judged
-from .oracles import LARGEST, PRECISIONS, WHERE, attention, draw, needs_triton, tiles
+from .oracles import LARGEST, PRECISIONS, WHERE, draw, needs_triton
 
 FORWARD = "flash_attention.triton_forward"
 LENGTHS = "does the last tile stop where queries and keys do, and are all strides used?"
 STRIDES = "are all four strides used, and each for its own tensor?"
-HEADS = "there are 3 heads: is a program's head right where their number is no power of two?"
 pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
 
 
@@ -50,14 +48,6 @@ def test_causal_attention(check, rng, dtype):
     n = rng.integers(130, 190)
     for sizes in ((n, n), (n, n + rng.integers(5, 90)), (n + rng.integers(5, 90), n), (7, 150), (150, 7)):
         check(draw(rng, *sizes, dtype=dtype, dim=32), True, "query i sees keys 0 … i, aligned top left")
-
-
-@exercise(FORWARD, kind="numerics")
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_long_sequences(check, rng, is_causal):
-    n = rng.integers(900, 1100)
-    drawn = draw(rng, n, n + rng.integers(1, 200), batch=1, heads=1, dim=16, dtype="float16")
-    check(drawn, is_causal, "walk to the last key that is seen")
 
 
 @exercise(FORWARD, kind="numerics")
@@ -98,12 +88,6 @@ def test_offsets_beyond_what_an_int32_holds(check, rng):
 
 
 @exercise(FORWARD, kind="numerics")
-@pytest.mark.parametrize("batch", [1, 3])
-def test_each_batch_entry_and_head_has_its_own(check, rng, batch):
-    check(draw(rng, rng.integers(20, 70), rng.integers(20, 70), batch=batch, heads=3, dim=16), False, HEADS)
-
-
-@exercise(FORWARD, kind="numerics")
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_grouped_heads(check, rng, is_causal):
     group, heads = rng.integers(2, 4), rng.integers(2, 3)
@@ -119,17 +103,12 @@ def test_logits_fifty_times_larger(check, rng, dtype):
 
 
 @exercise(FORWARD, kind="numerics")
-def test_thousands_of_keys_are_summed_in_float32(check, rng, expect):
+def test_thousands_of_keys_are_summed_in_float32(check, rng):
     q, k, v, do = draw(rng, 8, 3000, batch=1, heads=1, dim=16, dtype="float16", scale=1 / 64)
     got = check((q, k, v + 1, do), False, "keep m, l and acc in float32")
-    want = expect(attention, q, k, v + 1, False, "float64")
-    error = (got["lse"].double() - want["lse"]).abs().max().item()
+    error = (got["lse"].double() - got["want"]["lse"]).abs().max().item()
     assert error <= 1e-4, f"lse is off by {error:.1e} after 3,000 keys: keep the sum in float32"
-    worst = ((got["o"].double() - want["o"]) / want["o"]).abs().max().item()
-    assert worst <= 0.8 * 2**-10, (
-        f"o of 3,000 keys is off by {worst:.2g} of its value; rounded to float16 once it is by {0.5 * 2**-10:.2g}: "
-        "lse is right, so keep acc in float32"
-    )
+    judged.rounded_once(got["o"], got["want"]["o"], "o of 3,000 keys", "lse is right, so keep acc in float32")
 
 
 @exercise(FORWARD, kind="numerics")
@@ -139,6 +118,7 @@ def test_wrong_shapes_and_dtypes_are_refused(run, rng, where):
         ([good, [1, 2, 8, 32], [1, 2, 8, 32]], f32), ([good, good, [1, 2, 9, 16]], f32),
         ([good, [1, 3, 8, 16], [1, 3, 8, 16]], f32), ([good, [2, 2, 8, 16], [2, 2, 8, 16]], f32),
         ([[1, 1, 8, 264]] * 3, f32), ([[1, 2, 8, 0]] * 3, f32), ([good, *[[1, 2, 0, 16]] * 2], f32),
+        ([[1, 2, 0, 16], good, good], f32), ([[0, 2, 8, 16]] * 3, f32), ([good] * 3, ["float16", "float16", "float32"]),
         ([good, *[[1, 0, 8, 16]] * 2], f32), ([good] * 3, ["float32", "float16", "float16"]),
         ([good] * 3, ["float64"] * 3),
     ):  # fmt: skip
@@ -147,18 +127,11 @@ def test_wrong_shapes_and_dtypes_are_refused(run, rng, where):
         assert raised == "ValueError", f"{raised} was raised for {shapes} of {dtypes}, expected ValueError"
 
 
-@exercise(FORWARD, kind="numerics")
-def test_no_program_depends_on_another(run, rng, where):
-    drawn = draw(rng, rng.integers(150, 200), rng.integers(150, 200), batch=1, group=2, dim=16, dtype="float16")
-    judged.independent("forward", run, rng, dict(zip(("q", "k", "v"), drawn, strict=False)))
-
-
 @exercise(FORWARD, kind="property")
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_kernel_does_the_work(check, rng, is_causal):
     drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, group=2, dim=24)
     got = check(drawn, is_causal, lie=dict.fromkeys("qkv", "columns first"), keep=True)
-    measured("kernels launched", len(got["launches"]), 1)
     judged.alone(got)
 
 
@@ -174,27 +147,12 @@ def test_programs_share_the_queries(check, rng):
 @pytest.mark.parametrize("kind", ["square", "more keys", "more queries"])
 def test_tiles_above_the_diagonal_are_never_read(check, rng, kind):
     """By address, in the interpreter: a store of o covers at most BLOCK_M rows, a load of k at most BLOCK_N."""
-    more = {"square": (0, 0), "more keys": (0, 130), "more queries": (130, 0)}[kind]
     n, heads = rng.integers(257, 300), rng.integers(1, 2)
-    queries, keys = n + more[0], n + more[1]
+    queries, keys = n + 130 * (kind == "more queries"), n + 130 * (kind == "more keys")
     drawn = draw(rng, queries, keys, batch=1, heads=heads, dim=16, dtype="float16")
     got = check(drawn, True, keep=True, where="interpret")
-    block_m, block_n = tiles(got)
-    for program, stores, loads in judged.rows_by_program(got):
-        stored, last = [rows[0] // block_m for rows in stores], max((rows[-1] for rows in loads), default=-1)
-        seen = [min((i + 1) * block_m, queries, keys) if got["own"] else keys for i in stored]
-        most = sum(-(-end // block_n) for end in seen)
-        assert len(loads) <= most, (
-            f"program {program} stores tile {stored} of {block_m} rows of o and loads {len(loads)} tiles of k, up to "
-            f"key {last}; {most} tiles of {block_n} keys hold all that its rows see"
-        )
+    judged.visits_no_tile_above_the_diagonal(got, queries, keys)
     if got["own"]:  # what the kernel may not read, it cannot: a stand-in for key_range reads all
         seen = n + LARGEST
         drawn = draw(rng, n, seen + 300, batch=1, heads=1, dim=16, dtype="float16")
         check(drawn, True, lie=dict.fromkeys("kv", f"{layouts.WALLED}{seen}"), where="interpret")
-
-
-@exercise(FORWARD, kind="property")
-def test_scores_are_never_stored(check, rng):
-    keys = 2048 + rng.integers(0, 99)
-    check(draw(rng, 64, keys, batch=1, heads=1, dim=16, dtype="float16"), False, keep=True, where="interpret")
