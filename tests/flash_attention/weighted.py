@@ -9,7 +9,7 @@ from lab.harness import layouts
 from lab.harness.judge import close
 
 from . import probes_steps as probes
-from .oracles import ALLOWED
+from .oracles import ALLOWED, check_each
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter computes bfloat16 wrongly
 DIMS = {"y": "row", "dx": "row, column", "dweight": "column"}
@@ -40,15 +40,7 @@ def sums(x: Tensor, weight: Tensor, dy: Tensor | None = None) -> dict[str, Tenso
 
 def check(run, cases: list[dict], strides: str, tiles: str) -> None:
     """strides, tiles: hints for the message if a value is wrong, or was never written."""
-    for case, got in zip(cases, run(probes.weighted_sums, cases), strict=True):
-        come = {str(case["layouts"]): got}
-
-        def judge(lie: dict[str, str], case=case, come=come) -> None:
-            if str(lie) not in come:
-                (come[str(lie)],) = run(probes.weighted_sums, [case | {"layouts": lie}])
-            _judge(case | {"layouts": lie}, come[str(lie)], strides, tiles)
-
-        layouts.blaming(case["layouts"], judge)
+    check_each(run, probes.weighted_sums, cases, lambda case, got: _judge(case, got, strides, tiles))
 
 
 def _judge(case: dict, got: dict, strides: str, tiles: str) -> None:
@@ -76,6 +68,30 @@ def alone(got: dict) -> None:
         f"beside the launch torch computed {', '.join(beside)}: each is a kernel of its own on a GPU; allocation, "
         "views and casts are not"
     )
+
+
+def touched(got: dict, inputs: str, results: str) -> None:
+    """Assert that the kernel reads all inputs and writes nothing but all results."""
+    for names, verb, counts in ((inputs, "loaded", got["unread"]), (results, "stored", got["unwritten"])):
+        for name, missing in zip(names.split(), counts, strict=True):
+            assert not missing, f"{missing} elements of {name} were never {verb} by a kernel"
+    assert not got["written_inputs"], f"{got['written_inputs']} elements of the inputs were stored to"
+    assert got["contiguous"], f"{results}: expected contiguous results, whatever the strides of the inputs"
+
+
+def independent(got: dict) -> None:
+    assert not got["raced"], (
+        f"{got['raced']} elements are stored by one program and touched by another: programs run at the same time on a "
+        "GPU, so that additions are lost; let one program own each element of a result"
+    )
+
+
+def cancelling(rng, pairs: int, others: int) -> tuple[Tensor, Tensor]:
+    """x (others, 2 pairs) and w (2 pairs): each pair of products is beyond 65,504, and its sum is small."""
+    a = rng.normal(others, pairs).sign() * (400 + rng.normal(others, pairs).abs())
+    w = rng.normal(pairs).sign() * (300 + 10 * rng.normal(pairs).abs())
+    x = torch.stack([a, a + rng.normal(others, pairs)], -1).flatten(1)
+    return x.half(), torch.stack([w, -w], -1).flatten().half()
 
 
 def no_overflow(got: Tensor, name: str) -> None:
