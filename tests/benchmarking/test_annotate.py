@@ -8,18 +8,20 @@ in which every product and softmax runs is noted).
 
 from __future__ import annotations
 
-import math
-
 import pytest
-import torch
 
 from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
+from lab.model.transformer import attention
 
 from . import probes_ranges as probes
 
 ANNOTATE = "benchmarking.annotate"
 DEVICE = {"package": "real", "cuda": "simulated", "both": "simulated", "neither": "real"}
+TOLD = {
+    "package": "the nvtx package installed", "cuda": "CUDA and no nvtx package (torch.cuda.nvtx)",
+    "both": "CUDA and the nvtx package, which goes first", "neither": "neither",
+}  # fmt: skip
 
 
 def draw(rng, depth: int, breaks: float = 0.4) -> list:
@@ -50,23 +52,14 @@ def test_ranges_nest_and_close_also_when_they_are_broken_off(run, rng, backend):
     raised = broken_off(tree)
     assert got["caught"] == raised, f"{raised} exceptions were raised within ranges, {got['caught']} came out"
     want = expected(tree) if backend != "neither" else []
-    shorter = min(len(got["events"]), len(want))
-    pops = [[kind for kind, *_ in events].count("pop") for events in (got["events"], want)]
-    unclosed = f": exceptions left {pops[1] - pops[0]} ranges open" if pops[0] < pops[1] else ""
-    unclosed = unclosed if got["events"] else ": nothing reaches it"
-    same = next((i for i, (g, w) in enumerate(zip(got["events"], want, strict=False)) if g != w), shorter)
+    pops, due = ([kind for kind, *_ in events].count("pop") for events in (got["events"], want))
+    unclosed = f": exceptions left {due - pops} ranges open" * (pops < due) if got["events"] else ": nothing reaches it"
+    pairs = enumerate(zip(got["events"], want, strict=False))
+    same = next((i for i, (g, w) in pairs if g != w), min(len(got["events"]), len(want)))
     assert got["events"] == want, (
         f"with {TOLD[backend]}: {len(got['events'])} pushes and pops, expected {len(want)}; they differ from number "
         f"{same} on: got {got['events'][same : same + 2]}, expected {want[same : same + 2]}{unclosed}"
     )
-
-
-TOLD = {
-    "package": "the nvtx package installed",
-    "cuda": "CUDA and no nvtx package (torch.cuda.nvtx)",
-    "both": "CUDA and the nvtx package, which goes first",
-    "neither": "neither",
-}
 
 
 @exercise(ANNOTATE, kind="numerics")
@@ -94,13 +87,6 @@ def test_the_profiler_sees_the_same_ranges(run, rng, backend):
         for child, _, _ in children:
             (start, end), (first, last) = spans[name], spans[child]
             assert start <= first <= last <= end, f"{child} sticks out of {name}"
-
-
-def attention(q, k, v, is_causal):
-    s = q @ k.mT / math.sqrt(q.shape[-1])
-    if is_causal:
-        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
-    return s.softmax(-1) @ v
 
 
 @exercise(ANNOTATE, kind="numerics")
