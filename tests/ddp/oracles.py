@@ -9,7 +9,7 @@ import torch
 
 from lab.cluster.costs import Link
 from lab.harness import gated
-from lab.harness.judge import Judged, close, measured, never_holds
+from lab.harness.judge import close, measured, never_holds
 from lab.harness.named import number_of
 from lab.ranks import gates
 
@@ -60,36 +60,22 @@ def gradients_of(run, kind, values, groups=()) -> list:
 
 
 def survives_fp16(run, rng, kind):
-    """Assert that a mean that fits in fp16 is right though the sum does not fit; in the first row the sum fits, too."""
-    world = rng.integers(3, 4)
-    values = [[rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000] for _ in range(world)]
-    for (v,) in values:
-        v[0] = v[0].abs() / 16 + 500
+    """Assert that a mean that fits in fp16 is right though the sum does not fit."""
+    values = [[rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000] for _ in range(rng.integers(3, 4))]
     for rank, got in enumerate(gradients_of(run, kind, values)):
         want = torch.stack([v[0] for v in values]).double().mean(0)
-        gradient = got["gradients"][0]
-        if odd := int((~torch.isfinite(gradient)).sum()):
-            factor = float(gradient[0].double().sum() / want[0].sum())  # from the row that does not overflow
-            causes = {1: "divide before the sum, not after", world: "the rest is the sum, which was never divided"}
-            raise Judged(
-                f"rank {rank}: {odd} gradients overflow although their mean, {want.max():.0f}, fits in fp16",
-                causes.get(round(factor, 2), f"the rest is {factor:.2f} times the mean"),
-            )
-        close(got["gradients"][0], want, want.half(), f"rank {rank}, fp16 gradient", factor=6)
+        close(
+            got["gradients"][0], want, want.half(), f"rank {rank}, fp16 gradient, whose mean fits in fp16", factor=6,
+            cause="divide before the sum, not after",
+        )  # fmt: skip
         dtypes = {row["dtype"] for row in got["rows"] if row["op"] in SUMS}
         assert dtypes == {"float16"}, f"rank {rank}: a float16 gradient was sent as {dtypes}, expected its own dtype"
 
 
 def keeps_nothing(run, rng, kind, options=None):
     """Assert that memory does not grow with steps: one set of buffers may stay, the messages of each step may not."""
-    hidden, seed, world, steps = rng.integers(450_000, 500_000), rng.integers(1, 999), 2, 5
-    lr = 0.3 / hidden  # because an output sums over `hidden` features
-    numbers = gated.draw(rng, [[[0, 1]]] * steps, 4)
-    first, last = (
-        run.trace(probes_wrappers.many, kind, options or {}, hidden, n, seed, lr, world=world, replace=needs(kind),
-                  gates=numbers) for n in (1, steps)
-    )  # fmt: skip
-    _learns(last, numbers, hidden, steps, seed, lr)
+    hidden, seed, steps = rng.integers(450_000, 500_000), rng.integers(1, 999), 5
+    first, last = (_learns(run, rng, kind, hidden, seed, n, options=options) for n in (1, steps))
     gradients = _gradient_bytes(hidden, seed)
     for rank, trace in enumerate(last):
         if min(trace.peak_bytes, first[rank].peak_bytes) < 0:
@@ -105,23 +91,22 @@ def keeps_nothing(run, rng, kind, options=None):
 
 def sends_without_a_copy(run, rng, kind):
     """Assert that gradients already in their buffer are sent without a copy, by the process's peak memory."""
-    hidden, seed, world, steps = rng.integers(900_000, 1_000_000), rng.integers(1, 999), 2, 2
-    lr = 0.3 / hidden
-    numbers = gated.draw(rng, [[[0, 1]]] * steps, 4)
+    hidden, seed = rng.integers(900_000, 1_000_000), rng.integers(1, 999)
     gradients = _gradient_bytes(hidden, seed)
     ballast = 3 * gradients  # a first step needs parameters, gradients, the buffer and received data
-    traces, small = (
-        run.trace(probes_wrappers.many, kind, {}, h, steps, seed, lr, b, world=world, replace=needs(kind),
-                  gates=numbers) for h, b in ((hidden, ballast), (8, 8))
-    )  # fmt: skip
-    _learns(traces, numbers, hidden, steps, seed, lr)
+    traces, small = (_learns(run, rng, kind, h, seed, 2, ballast=b) for h, b in ((hidden, ballast), (8, 8)))
     for trace, little in zip(traces, small, strict=True):
         never_holds(trace, little, "a copy of all gradients beside their buffer", gradients, ballast + 2 * gradients)
 
 
-def _learns(traces, numbers, hidden: int, steps: int, seed: int, lr: float) -> None:
-    """Assert that each rank's parameters are those that one process gets from the whole batch."""
-    world = len(traces)
+def _learns(run, rng, kind: str, hidden: int, seed: int, steps: int, ballast: int = 0, options=None) -> list:
+    """Traces of a training; asserts that each rank gets the parameters of one process on the whole batch."""
+    world, lr = 2, 0.3 / hidden  # because an output sums over `hidden` features
+    numbers = gated.draw(rng, [[[0, 1]]] * steps, 4)
+    traces = run.trace(
+        probes_wrappers.many, kind, options or {}, hidden, steps, seed, lr, ballast, world=world, replace=needs(kind),
+        gates=numbers,
+    )  # fmt: skip
     with gates.answered(numbers):
         want, plain = (_learnt(hidden, dtype, steps, seed, lr, world) for dtype in (torch.float64, torch.float32))
     for rank, trace in enumerate(traces):
@@ -131,6 +116,7 @@ def _learns(traces, numbers, hidden: int, steps: int, seed: int, lr: float) -> N
                 torch.tensor(rough, dtype=torch.float32), f"rank {rank}: sums of parameters after {steps} steps",
                 factor=20,
             )  # fmt: skip
+    return traces
 
 
 def _gradient_bytes(hidden: int, seed: int) -> int:
@@ -203,16 +189,13 @@ def beats_naive(run, rng, kind: str, together: int, layers: int, alpha_s: float)
     Seconds are computed: the switch knows when each message left, and the cost function gives its time. Required
     speed-up: s ** 0.85, where s is the speed-up of sending `together` layers at a time. For s = 2 that is 1.8.
     """
-    width, plan, states = draw_chain(rng, 2, layers=layers)
-    plan[:] = [[6, "float32"]] * layers
-    states = [{n: rng.normal(*t.shape) * 0.4 for n, t in probes_wrappers.Chain(width, plan).state_dict().items()}
-              for _ in range(2)]  # fmt: skip
+    chain = draw_chain(rng, 2, layers=layers, hidden=6)
+    width, _, states = chain
     sizes = [p.nbytes for p in probes_wrappers.Layer(width, 6, "float32").parameters() if p.requires_grad]
     limit = {"bucket_bytes": together * sum(sizes)} if kind == "bucketed" else {}
     registered = [*dict.fromkeys(number_of(name) for name in states[0])]
     groups = [registered[i : i + together] for i in range(0, layers, together)]  # each fills a bucket
     orders = [[[i for group in rng.shuffled(groups) for i in rng.shuffled(group)]] for _ in range(2)]
-    chain = (width, plan, states)
     ranks = steps_of(run, rng, kind, chain, orders, options=limit)
     link, layer_s = Link(alpha_s, 1e3 * sum(sizes)), 4e-3
     naive = [gated.Event()] * layers + [gated.Event("all_reduce", size) for _ in range(layers) for size in sizes]
@@ -227,8 +210,7 @@ def beats_naive(run, rng, kind: str, together: int, layers: int, alpha_s: float)
         measured("a step against naive, on a link", naive_s / took, naive_s / ideal_s)
         assert naive_s / took >= (naive_s / ideal_s) ** 0.85, (
             f"communication is not hidden behind backward: in the order in which rank 0's messages left, a step of "
-            f"{layers} layers, {1e3 * layer_s:g} ms each, ends {naive_s / took:.2f} times as soon as with the naive "
-            f"wrapper (2 ranks, {1e3 * link.alpha_s:g} ms and {link.bytes_per_s:.3g} B/s a message); one message for "
-            f"{together} layer{'s' * (together > 1)} makes it {naive_s / ideal_s:.2f} times, and at least "
-            f"{(naive_s / ideal_s) ** 0.85:.2f} times are asked for"
+            f"{layers} layers, {1e3 * layer_s:g} ms each, is {naive_s / took:.2f} times as fast as with the naive "
+            f"wrapper; expected at least {(naive_s / ideal_s) ** 0.85:.2f} times, on 2 ranks with {1e3 * alpha_s:g} ms "
+            f"and {link.bytes_per_s:.3g} B/s a message"
         )

@@ -72,12 +72,3 @@ def _find(payload: Tensor, values: Tensor, free: Tensor, allowed: float) -> tupl
         for at in near.nonzero().flatten().tolist() if free[at : at + len(values)].all()
     ]  # fmt: skip
     return min((error for error in errors if error[0] <= allowed), default=None)
-
-
-def sent_when(told: dict) -> str:
-    """In words: in which part of a step its reductions were sent."""
-    phases = [row["phase"] for row in told["rows"] if row["op"] in SUMS]
-    if not phases:
-        return "nothing was sent in this step"
-    during = phases.count("backward")
-    return f"of {len(phases)} sums of this step {during} were sent during backward, {len(phases) - during} outside"

@@ -54,7 +54,7 @@ def start(impl, kind: str, width: int, depth: int, states: PerRank) -> dict:
     m.load_state_dict(states[dist.get_rank()])
     m.passing.fill_(dist.get_rank() + 1)
     wrap(impl, kind, m)
-    return {"state": dict(nn.Module.state_dict(m)), "passing": m.passing}
+    return {**nn.Module.state_dict(m), "passing": m.passing}
 
 
 def gradients(impl, kind: str, values: PerRank, groups: list) -> dict:

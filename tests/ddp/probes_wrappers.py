@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -74,17 +73,6 @@ class Running(nn.Module):
         return out
 
 
-@contextlib.contextmanager
-def noted(where: str) -> Iterator[None]:
-    """Let an error say in which backward it was raised."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, NotImplementedError):  # which says what is to be written
-            error.args = (f"{error} ({where})",)
-        raise
-
-
 def start(m: nn.Module, set_to_none: bool | str) -> None:
     """Who keeps gradients may have zeros before the first backward, and before the model is wrapped."""
     for p in m.parameters() if not set_to_none else ():
@@ -128,8 +116,7 @@ def steps(impl, kind: str, options: dict, width: int, plan: list | int, states: 
             with contextlib.nullcontext() if last else wrapped.no_sync():
                 out = wrapped(x.requires_grad_(), order, at=f"{number}.{i}", **keywords(plan))
                 outputs.append(out.detach())
-                with noted(f"in step {number}, backward {i + 1} of {len(step)}"):
-                    (((out - y) ** 2).mean() / len(step)).backward()
+                (((out - y) ** 2).mean() / len(step)).backward()
         wrapped.finish_gradient_synchronization()
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
         optimizer.step()
@@ -208,9 +195,7 @@ def left_by_error(impl, width: int, plan: list, states: PerRank, batch: PerRank)
         ((wrapped(x, order) - y) ** 2).mean().backward()
         raise ZeroDivisionError
     gates.mark("backward")
-    with noted("in the first backward after two nested no_sync(); the one before, inside the outer one and after the "
-               "inner one had ended, was to accumulate alone"):  # fmt: skip
-        ((wrapped(x, order) - y) ** 2).mean().backward()
+    ((wrapped(x, order) - y) ** 2).mean().backward()
     gates.mark("finish")
     wrapped.finish_gradient_synchronization()
     return {}

@@ -24,7 +24,7 @@ from lab.harness.pytest_plugin import exercise
 from . import oracles, probes, probes_wrappers
 from .chains import draw_batches, draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
 from .oracles import filled_up, not_waited_in_backward, reductions
-from .payloads import left_late, sent_when
+from .payloads import left_late
 
 BUCKETED = "ddp.bucketed"
 NEEDS = ["ddp.naive"]
@@ -32,9 +32,8 @@ NEEDS = ["ddp.naive"]
 
 def sizes(chain) -> list:
     """(name, elements, bytes, dtype) of every parameter that requires grad, in reverse order."""
-    m = probes_wrappers.Chain(*chain[:2])
-    named = [(n, p) for n, p in m.named_parameters() if p.requires_grad]
-    return [(n, p.numel(), p.numel() * p.element_size(), p.dtype) for n, p in reversed(named)]
+    named = [(n, p) for n, p in probes_wrappers.Chain(*chain[:2]).named_parameters() if p.requires_grad]
+    return [(n, p.numel(), p.nbytes, str(p.dtype).removeprefix("torch.")) for n, p in reversed(named)]
 
 
 def packing(chain, limit) -> list[list]:
@@ -46,56 +45,42 @@ def filled(entries: list, fits: Callable[[int, int], bool]) -> list[list]:
     """Pack entries in order; start a new bucket if an entry does not fit."""
     buckets: list[list] = []
     for entry in entries:
-        if not buckets or dtype(buckets[-1]) != dtype([entry]) or not fits(sum(e[2] for e in buckets[-1]), entry[2]):
+        if not buckets or buckets[-1][0][3] != entry[3] or not fits(sum(e[2] for e in buckets[-1]), entry[2]):
             buckets.append([])
         buckets[-1].append(entry)
     return buckets
 
 
-def messages(rows: list) -> str:
-    """What it is that sums gradients here."""
-    halves = any(r["op"] == "reduce_scatter" for r in rows)
-    return "pairs of reduce_scatter and all_gather" if halves else "all-reduces"
-
-
 def ways(chain: tuple, limit: int) -> dict[str, list[list]]:
     """Buckets by other (wrong) packing rules."""
     entries = sizes(chain)
-
-    def counting(each: int) -> list:
-        return [(name, n, each * n, kind) for name, n, _, kind in entries]
-
+    counting = {each: [(name, n, each * n, kind) for name, n, _, kind in entries] for each in (1, 4)}
     return {
         "in the order of parameters(), not in reverse": filled(entries[::-1], lambda bytes, new: bytes + new <= limit),
         "until the limit is exceeded": filled(entries, lambda bytes, new: bytes < limit),
         "below the limit: one that fits exactly fits": filled(entries, lambda bytes, new: bytes + new < limit),
-        "at 4 bytes an element, whatever its dtype": filled(counting(4), lambda bytes, new: bytes + new <= limit),
-        "with a limit of elements, not of bytes": filled(counting(1), lambda bytes, new: bytes + new <= limit),
+        "at 4 bytes an element, whatever its dtype": filled(counting[4], lambda bytes, new: bytes + new <= limit),
+        "with a limit of elements, not of bytes": filled(counting[1], lambda bytes, new: bytes + new <= limit),
         "with all there is, whatever the limit": filled(entries, lambda bytes, new: True),
         "with one parameter each": filled(entries, lambda bytes, new: False),
     }
 
 
-def counted(buckets: list[list], rows: list, by_dtype: bool = False) -> Counter:
-    """Counter of the sizes (and dtypes) of messages for these buckets."""
-    found = [(dtype(b), filled_up(sum(e[1] for e in b), rows, 2)) for b in buckets]
-    return Counter(found if by_dtype else [elements for _, elements in found])
+def counted(buckets: list[list], rows: list) -> Counter:
+    """Counter of the dtypes and sizes of messages for these buckets."""
+    return Counter((b[0][3], filled_up(sum(e[1] for e in b), rows, 2)) for b in buckets)
 
 
 @harmless
-def likely(sent: Counter, chain: tuple, limit: int, rows: list, by_dtype: bool = False) -> str:
+def likely(sent: Counter, chain: tuple, limit: int, rows: list) -> str:
     """Other packing rules that explain the messages, if any."""
-    met = [way for way, buckets in ways(chain, limit).items() if counted(buckets, rows, by_dtype) == sent]
+    met = [way for way, buckets in ways(chain, limit).items() if counted(buckets, rows) == sent]
     return f"; these are buckets filled {', or '.join(met)}" if met else ""
 
 
 def apart(chain: tuple, limit: int) -> set:
     """The distinct packings, by elements, that the rules give."""
     return {tuple(sorted(sum(e[1] for e in b) for b in buckets)) for buckets in ways(chain, limit).values()}
-
-
-def dtype(bucket) -> str:
-    return str(bucket[0][3]).removeprefix("torch.")
 
 
 def draw_limit(rng, chain) -> int:
@@ -116,8 +101,7 @@ def natural(chain, steps=3) -> list:
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, order, set_to_none):
     chain = draw_chain(rng, world)
     orders = natural(chain) if order == "numbered" else [[rng.shuffled(o)] for (o,) in natural(chain)]
-    options = {"bucket_bytes": draw_limit(rng, chain)}
-    trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, options)
+    trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -127,8 +111,7 @@ def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
     every = list(range(len(chain[1])))
     resting = [rng.shuffled(every)[: rng.integers(1, len(every) - 2)] for _ in range(2)]
     orders = [[[i for i in every if i not in rest]] for rest in (every[1:], [], *resting, [])]
-    options = {"bucket_bytes": draw_limit(rng, chain)}
-    trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, options)
+    trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -151,8 +134,7 @@ def test_accumulation_is_the_sum_of_its_micro_batches(run, rng, expect, last):
     every = list(range(len(chain[1])))
     end = every if last == "all" else rng.shuffled(every)[: len(every) // 2]
     orders = [[rng.shuffled(every)] * rng.integers(1, 2) + [end], [every], [every, end]]
-    options = {"bucket_bytes": draw_limit(rng, chain)}
-    trains_as_one(run, rng, expect, "bucketed", chain, orders, options=options)
+    trains_as_one(run, rng, expect, "bucketed", chain, orders, options={"bucket_bytes": draw_limit(rng, chain)})
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -168,10 +150,8 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 @exercise(BUCKETED, kind="numerics")
 def test_in_training_mode_buffers_are_rank_0s(run, rng):
     world, width = rng.integers(2, 3), rng.integers(2, 5)
-    states = [
-        {"scale": torch.ones(width), "mean": rng.normal(width), "count": torch.tensor(rng.integers(0, 9))}
-        for _ in range(world)
-    ]
+    states = [{"scale": torch.ones(width), "mean": rng.normal(width), "count": torch.tensor(rng.integers(0, 9))}
+              for _ in range(world)]  # fmt: skip
     inputs = [[rng.normal(3, width) for _ in range(2)] for _ in range(world)]
     mean, count, want = states[0]["mean"].double(), int(states[0]["count"]), []
     for call in range(2):
@@ -179,18 +159,15 @@ def test_in_training_mode_buffers_are_rank_0s(run, rng):
         mean, count = mean * 0.5 + inputs[0][call].double().mean(0), count + 1
     traces = run.trace(probes_wrappers.buffers, "bucketed", width, states, inputs, world=world, replace=NEEDS)
     for rank, trace in enumerate(traces):
-        got = trace.values
-        for call in range(2):
-            close(
-                got["outputs"][call], want[call][rank], want[call][rank].float(),
-                f"rank {rank} of {world}, output of training call {call}", factor=10, dims="row, column",
-                cause="in training mode forward first overwrites every buffer, persistent or not, with rank 0's",
-            )  # fmt: skip
         alone = inputs[rank][0].double() - states[rank]["mean"].double() + int(states[rank]["count"])
-        close(
-            got["evaluated"], alone, alone.float(), f"rank {rank}, output in evaluation mode", factor=10,
-            cause="in evaluation mode each rank uses the buffers it has",
-        )  # fmt: skip
+        seen = [("evaluation", trace.values["evaluated"], alone, "each rank uses the buffers it has")]
+        for got, exact in zip(trace.values["outputs"], want, strict=True):
+            seen.append(("training", got, exact[rank], "forward first overwrites all buffers with rank 0's"))
+        for mode, got, exact, cause in seen:
+            close(
+                got, exact, exact.float(), f"rank {rank} of {world}, output in {mode} mode", factor=10,
+                dims="row, column", cause=f"in {mode} mode {cause}, persistent or not",
+            )  # fmt: skip
         (sent,) = trace.cut(["evaluation"])
         assert not sent, f"rank {rank}: forward sent {len(sent)} messages in evaluation mode"
 
@@ -217,15 +194,20 @@ def test_buckets_are_packed_greedily_in_reverse_order(run, rng, limit):
     drawn = rng.integers(total // 8, total // 5)  # as a limit of elements, less than there are
     number = {"drawn": drawn, "exact": exact, "tiny": rng.integers(1, 4), "default": 25 << 20}[limit]
     options = {} if limit == "default" else {"bucket_bytes": number}
-    for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, natural(chain, 2), options=options)):
+    packed(run, rng, chain, number, options)
+
+
+def packed(run, rng, chain: tuple, limit: int, options: dict) -> None:
+    """Assert that messages have the dtypes and sizes of buckets that are packed greedily."""
+    for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, natural(chain, 2), options)):
         rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
-        sent, want = Counter(r["elements"] for r in rows), counted(packing(chain, number), rows)
-        measured(f"all-reduces a step, {limit} bucket_bytes", sent.total(), want.total())
+        sent, want = Counter((r["dtype"], r["elements"]) for r in rows), counted(packing(chain, limit), rows)
+        measured(f"sums over ranks in a step, {limit} bucket_bytes", sent.total(), want.total())
         assert sent == want, (
-            f"rank {rank}, step {step}: {messages(told['rows'])} by number of elements "
-            f"{dict(sorted(sent.items()))}, expected {dict(sorted(want.items()))}: parameters have, last one "
-            f"first, {[e[1] for e in sizes(chain)]} elements of 4 bytes; a new bucket where one more would exceed "
-            f"{number} bytes{likely(sent, chain, number, rows)}"
+            f"rank {rank}, step {step}: sums over ranks by dtype and number of elements {dict(sorted(sent.items()))}, "
+            f"expected {dict(sorted(want.items()))}: parameters are, last one first, "
+            f"{[(e[3], e[1]) for e in sizes(chain)]}; at most {limit} bytes in a bucket, and another dtype opens the "
+            f"next one{likely(sent, chain, limit, rows)}"
         )
 
 
@@ -237,18 +219,7 @@ def test_the_limit_is_one_of_bytes_and_buckets_have_one_dtype(run, rng):
         n = sum(e[1] for e in sizes(chain) if number_of(e[0]) == 1)  # in float64: too many for one bucket
         drawn.append((chain, rng.integers(4 * n, 8 * n - 1)))
     chain, limit = max(drawn, key=lambda pair: len(apart(*pair)))  # other rules make other buckets
-    ranks = steps_of(run, rng, "bucketed", chain, natural(chain, 2), {"bucket_bytes": limit})
-    for rank, step, told in each_step(ranks):
-        rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
-        sent = Counter((r["dtype"], r["elements"]) for r in rows)
-        want = counted(packing(chain, limit), rows, True)
-        assert sent == want, (
-            f"rank {rank}, step {step}: {messages(told['rows'])} by dtype and number of elements "
-            f"{dict(sorted(sent.items()))}, expected {dict(sorted(want.items()))}: parameters are, last one "
-            f"first, {[(dtype([e]), e[1]) for e in sizes(chain)]}; at most {limit} bytes in a bucket, and another "
-            "dtype opens the next one"
-            f"{likely(sent, chain, limit, rows, True)}"
-        )
+    packed(run, rng, chain, limit, {"bucket_bytes": limit})
 
 
 @exercise(BUCKETED, kind="property")
@@ -263,8 +234,7 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
     rests = [any(number_of(e[0]) == out for e in b) for b in buckets]
     left = [sum(e[1] for e in b if number_of(e[0]) != out) for b in buckets]
     whole = [sum(e[1] for e in b) for b in buckets]
-    options = {"bucket_bytes": limit}
-    for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, orders, options=options)):
+    for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, orders, {"bucket_bytes": limit})):
         what = f"rank {rank}, step {step}, layers in order {orders[step][0]}"
         rows = reductions(told["rows"], 2, what)
         sent = Counter((r["elements"], r["phase"]) for r in rows)
@@ -277,19 +247,14 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
             for of in (left, whole)
         )  # fmt: skip
         assert sent in (want, padded), (
-            f"{what}: {messages(told['rows'])} by (elements, phase): {dict(sent)}, expected {dict(want)}: a full "
-            "bucket leaves during backward, one that could not fill up in finish_gradient_synchronization(); "
-            f"{sent_when(told)}"
+            f"{what}: sums over ranks by (elements, phase): {dict(sent)}, expected {dict(want)}: a full "
+            "bucket leaves during backward, one that could not fill up in finish_gradient_synchronization()"
         )
-        done: set = set()
-        for layer, count in told["marks"]:  # backward has come to this layer's output
-            full = sum(all(number_of(e[0]) in done for e in b) for b in buckets)
-            begun = sum(r["op"] in ("all_reduce", "reduce_scatter") for r in told["rows"][:count])
-            assert begun >= full, (
-                f"{what}: when backward reached layer {layer}, {full} buckets were full and {begun} had been sent: "
-                f"send a bucket in the hook of whichever of its gradients comes last; {sent_when(told)}"
-            )
-            done.add(layer)
+        late = [layer for row, layer in left_late(told) if row["phase"] == "backward"]
+        assert not late, (
+            f"{what}: {len(late)} buckets were sent when backward had gone on, the first after it had left layer "
+            f"{late[0]}, whose gradients filled it: send a bucket in the hook of whichever of its gradients comes last"
+        )
         not_waited_in_backward(what, told)
 
 
@@ -321,17 +286,16 @@ def test_nothing_is_sent_within_no_sync(run, rng):
     for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, orders, options={"bucket_bytes": limit})):
         assert told["unsent"] == 0, f"rank {rank}, step {step}: {told['unsent']} messages were sent within no_sync()"
         rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
-        sent, want = [r["elements"] for r in rows], [filled_up(n, rows, 2) for n in whole]
-        assert sorted(sent) == sorted(want), (
-            f"rank {rank}, step {step} of {len(orders[step])} micro-batches: all-reduces of {sent} elements, "
-            f"expected {want}: the backward after no_sync() sends the sums, once"
+        sent = Counter((r["elements"], r["phase"]) for r in rows)
+        want = Counter((filled_up(n, rows, 2), "backward") for n in whole)
+        assert sent == want, (
+            f"rank {rank}, step {step} of {len(orders[step])} micro-batches: sums over ranks by (elements, phase): "
+            f"{dict(sent)}, expected {dict(want)}: the backward after no_sync() sends the sums, once"
         )
-        early = [r for r in rows if r["phase"] != "backward"]
-        assert not early, f"rank {rank}, step {step}: {len(early)} buckets were sent outside the last backward"
         late = left_late(told)
         assert not late, (
             f"rank {rank}, step {step}: {len(late)} of {len(rows)} buckets were sent when the last backward had "
-            f"gone on, the first after it had left layer {late[0][1]}, whose gradients filled it; {sent_when(told)}"
+            f"gone on, the first after it had left layer {late[0][1]}, whose gradients filled it"
         )
     batch = [b[0][0] for b in draw_batches(rng, chain[0], 2, [[every]])]
     for rank, trace in enumerate(run.trace(probes_wrappers.left_by_error, *chain, batch, world=2, replace=NEEDS)):
