@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lab.cluster.costs import sent_bytes
 from lab.harness.judge import never_holds
 from lab.harness.trace import sends
 
@@ -36,11 +35,6 @@ def all_send(ranks: list, want: dict[str, list], what: str = "", cause: str = ""
     for rank, got in enumerate(ranks):
         for part, rows in want.items():
             sends(got["sent"][part], rows, f"{what}rank {rank}, {part}", cause, fields)
-
-
-def bytes_sent(rows: list) -> float:
-    """The bytes that a rank sends for these collectives, if each runs around a ring."""
-    return sum(sent_bytes(row["op"], row["bytes"], len(row["group"])) for row in rows)
 
 
 def does_not_grow(

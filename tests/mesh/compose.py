@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.course.assignment import default
 from lab.model.transformer import Config, Transformer
 
 from . import probes_compose as probes
@@ -19,45 +21,37 @@ from .carried import asked
 from .experts import Mixture
 from .probes_placed import AXES, coordinate, part_of, stage_of
 
-NEEDS = [
-    "mesh.mesh", "mesh.conjugates", "mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel",
-    "mesh.sequence_parallel", "mesh.schedule_gpipe", "mesh.schedule_1f1b", "mesh.schedule_interleaved", "mesh.execute",
-    "mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine", "mesh.capacity", "mesh.reduce_gradients",
-    "mesh.attach", "mesh.fsdp_axis", "zero.fsdp_gather",
-]  # fmt: skip
+NEEDS = [*default().exercise("mesh.compose").needs]
 
 
 def train(model: nn.Module, steps: list, lr: float = 0.0, extra: Callable[[], Any] = int) -> dict:
     """Gradient descent in one process, a step for each list of micro-batches (inputs, targets).
 
-    extra: function of an additional loss per micro-batch, called after forward. Returns each step's losses (one per
-    micro-batch), and the gradients of their mean.
+    extra: function of an additional loss per micro-batch, called after forward. Returns each step's mean loss, without
+    extra, and its gradients.
     """
     losses, gradients = [], []
     for micro_batches in steps:
         model.zero_grad()
-        losses.append([])
+        found = []
         for inputs, targets in micro_batches:
-            loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-            ((loss + extra()) / len(micro_batches)).backward()
-            losses[-1].append(loss.detach())
+            found.append(F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()))
+            ((found[-1] + extra()) / len(micro_batches)).backward()
+        losses.append(torch.stack(found).mean().detach())
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
-        descend(model, lr)
+        with torch.no_grad():  # by hand: the first step of an optimizer of torch imports a compiler, which takes 2 s
+            for p in model.parameters():
+                p -= lr * p.grad
     return {"losses": losses, "gradients": gradients}
 
 
-def descend(model: nn.Module, lr: float) -> None:
-    """Gradient descent by hand: the first step of an optimizer of torch imports a compiler, which takes 2 s."""
-    with torch.no_grad():
-        for p in model.parameters():
-            p -= lr * p.grad
-
-
 def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: int, balance: float, lr: float,
-          dtype: str = "float64") -> dict:  # fmt: skip
+          hook: Callable[[Transformer], object] | None = None) -> dict:  # fmt: skip
     """Train a step per batch; return losses, the first step's gradients, and the smallest gap between a chosen expert
-    and the next."""
-    made = bare(model, state, dtype)
+    and the next. hook: called with the model, to give it hooks."""
+    made = bare(model, state, "float64")
+    if hook:
+        hook(made)
     mixtures = [m for m in made.modules() if isinstance(m, Mixture)]
     # Join the i-th micro-batches of all ranks into one.
     steps = []
@@ -65,37 +59,29 @@ def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: i
         joined = (t.unflatten(0, (shares, micro_batches, -1)).transpose(0, 1).flatten(1, 2) for t in batch)
         steps.append(list(zip(*joined, strict=True)))
     got = train(made, steps, lr, lambda: balance * sum(m.balance for m in mixtures))
-    return {**of_steps(got), "gap": min([math.inf, *(m.gap for m in mixtures)]),
-            "dropped": sum(m.dropped for m in mixtures)}  # fmt: skip
-
-
-def of_steps(got: dict) -> dict:
-    """The mean loss of each step, and the gradients of the first."""
-    return {"losses": [float(torch.stack(each).mean()) for each in got["losses"]], "gradients": got["gradients"][0]}
+    return {
+        "losses": [float(loss) for loss in got["losses"]], "gradients": got["gradients"][0],
+        "gap": min([math.inf, *(m.gap for m in mixtures)]), "dropped": sum(m.dropped for m in mixtures),
+    }  # fmt: skip
 
 
 def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: dict, masks: list, lr: float) -> dict:
     """As `alone`, for a dense model with given dropout. masks: per rank, the masks that it drew, in order."""
-    made, drawn = bare(model, state, "float64"), [iter(own) for own in masks]
-    layers, stages, shares = model["sizes"]["layers"], degrees["pipe"], degrees["data"]
+    drawn, places = [iter(own) for own in masks], [coordinate(degrees, rank) for rank in range(len(masks))]
 
-    def drop(site: int) -> Callable:
-        stage = 0 if site == 0 else stage_of(site - 1, layers, stages)
-        calls = itertools.count()
+    def drop(made: Transformer) -> None:
+        for site, module in enumerate([made.embedding, *made.blocks]):
+            stage = 0 if site == 0 else stage_of(site - 1, len(made.blocks), degrees["pipe"])
+            ranks = [rank for rank, place in enumerate(places) if place["pipe"] == stage]
+            module.register_forward_hook(functools.partial(keep, ranks))
 
-        def hook(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
-            here = {"data": next(calls) // plan["micro_batches"] % shares, "pipe": stage}
-            ranks = [r for r in range(len(masks)) if coordinate(degrees, r).items() >= here.items()]
-            kept = [next(drawn[r]) for r in ranks]  # the masks of all tensor ranks
-            whole = torch.cat(kept, 1) if plan["sequence"] else kept[0]
-            return output * whole.double() / (1 - plan["dropout"])
+    def keep(ranks: list, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        kept = torch.stack([next(drawn[rank]) for rank in ranks]).unflatten(0, (degrees["data"], -1))
+        # kept: (data, tensor, batch, context, width). Tensor ranks drop the same, or each its own tokens.
+        parts = kept.transpose(1, 2).flatten(2, 3) if plan["sequence"] else kept[:, 0]
+        return output * parts.flatten(0, 1).double() / (1 - plan["dropout"])
 
-        return hook
-
-    for site, module in enumerate([made.embedding, *made.blocks]):
-        module.register_forward_hook(drop(site))
-    count = shares * plan["micro_batches"]
-    return of_steps(train(made, [list(zip(x.chunk(count), y.chunk(count), strict=True)) for x, y in batches], lr))
+    return alone(model, state, batches, degrees["data"], plan["micro_batches"], 0.0, lr, drop)
 
 
 def bare(model: dict, state: dict | None = None, dtype: str = "float32") -> Transformer:
@@ -126,17 +112,11 @@ def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bo
     return {"sizes": sizes, "experts": experts, "k": 2 if experts > 2 else 1, "tied": tied}
 
 
-def model_for(rng, degrees: dict, plan: dict | None = None, tied: bool = False) -> dict:
+def model_for(rng, degrees: dict, plan: dict | None = None) -> dict:
     """Draw a model that the mesh divides; with an expert axis, a mixture of experts."""
     virtual = degrees.get("pipe", 1) * (plan or {}).get("chunks", 1)
     experts = degrees["expert"] * rng.integers(1, 2) if degrees.get("expert", 1) > 1 else 0
-    return draw_model(
-        rng, degrees.get("tensor", 1), virtual + rng.integers(0, 1), max(experts, 2 * bool(experts)), tied
-    )
-
-
-def draw_state(rng, model: dict, size: float = 0.4) -> dict:
-    return drawn_like(rng, bare(model).state_dict(), size)
+    return draw_model(rng, degrees.get("tensor", 1), virtual + rng.integers(0, 1), experts)
 
 
 def drawn_like(rng, state: dict, size: float) -> dict:
@@ -153,7 +133,7 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
     shape = (shares * micro_batches * rows, model["sizes"]["context"])
     told = {**model, "parts": [shares, degrees.get("tensor", 1) if plan.get("sequence") else 1]}
     for _ in range(20):
-        state = draw_state(rng, model)
+        state = drawn_like(rng, bare(model).state_dict(), 0.4)
         if model["tied"]:
             state["head.weight"] = state["embedding.weight"]
         batches = [

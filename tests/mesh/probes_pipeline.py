@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,20 +47,15 @@ class Mean(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return mean(x, group)
+        ctx.group, x = group, x.clone(memory_format=torch.contiguous_format)
+        if group is not None:
+            dist.all_reduce(x, group=group)
+            x /= dist.get_world_size(group)
+        return x
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return mean(gradient, ctx.group), None
-
-
-def mean(x: Tensor, group: Any) -> Tensor:
-    x = x.clone(memory_format=torch.contiguous_format)
-    if group is not None:
-        dist.all_reduce(x, group=group)
-        x /= dist.get_world_size(group)
-    return x
+        return Mean.apply(gradient, ctx.group), None
 
 
 class Chunk(nn.Module):
@@ -162,27 +156,14 @@ class GatedStage(nn.Module):
         return torch.cat([value, made_by.expand(len(value), 2)], 1)
 
 
-class Inputs(Sequence):
-    """Messages of ones, one per micro-batch, created on access, so that they use no memory before."""
-
-    def __init__(self, micro_batches: int, rows: int):
-        self.micro_batches, self.rows = micro_batches, rows
-
-    def __len__(self) -> int:
-        return self.micro_batches
-
-    def __getitem__(self, i: Any) -> Tensor:
-        message = torch.ones(self.rows, 3, dtype=torch.float64)
-        message[:, 1] = range(self.micro_batches)[i]
-        return message
-
-
 def gated(impl, schedule: list, micro_batches: int, chunks: int, rows: int, extra: int = 1) -> dict:
     """Run a schedule on rows of ones; return the loss and the gradients of this rank's weights."""
     rank, stages = dist.get_rank(), dist.get_world_size()
     modules = [GatedStage(c * stages + rank, extra) for c in range(chunks)]
+    # Rows that are expanded take no memory.
+    inputs = [torch.tensor([[1, i, 1]], dtype=torch.float64).expand(rows, 3) for i in range(micro_batches)]
     loss = impl.mesh.execute.execute(
-        actions_of(schedule, rank), modules, Inputs(micro_batches, rows), [None] * micro_batches,
+        actions_of(schedule, rank), modules, inputs, [None] * micro_batches,
         lambda output, _: output[:, 0].mean(), torch.empty(rows, 3, dtype=torch.float64),
     )  # fmt: skip
     return {"loss": None if loss is None else float(loss), "weights": [float(m.weight.grad) for m in modules]}

