@@ -21,16 +21,11 @@ from lab.model.transformer import Config, Transformer
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
 
 
-def sums(impl: Any, values: Tensor, accumulator: str) -> dict:
+def added(impl: Any, function: str, values: Tensor, accumulator: str) -> dict:
+    """The result of `accumulate` or `error_bound`."""
     theirs = Theirs(values=values)
-    found = impl.mixed_precision.accumulate.accumulate(values, DTYPES[accumulator])
-    return {"sum": found, "callers": theirs.seen()}
-
-
-def bound(impl: Any, values: Tensor, accumulator: str) -> dict:
-    theirs = Theirs(values=values)
-    found = impl.mixed_precision.accumulate.error_bound(values, DTYPES[accumulator])
-    return {"bound": found, "callers": theirs.seen()}
+    found = getattr(impl.mixed_precision.accumulate, function)(values, DTYPES[accumulator])
+    return {"found": found, "callers": theirs.seen()}
 
 
 # ---- dtypes ----
@@ -101,34 +96,20 @@ def observed(impl: Any, layers: list[str], parameters: str, loss: str, autocast:
                 setattr(module, name, nn.Parameter(on_fakes, requires_grad=False))
         torch.set_autocast_enabled(device, autocast in DTYPES)  # torch.autocast would require the device
         torch.set_autocast_dtype(device, DTYPES.get(autocast, torch.float16))
-        activations, last = _forward(model, _input(layers, parameters, device))
-        value = LOSSES[loss]()(last, _target(loss, device))
+        ids = torch.zeros(2, 3, dtype=torch.int64, device=device)
+        x = ids if layers[0] == "embedding" else torch.zeros(2, 3, WIDTH, dtype=DTYPES[parameters], device=device)
+        activations = {}
+        for name, layer in model.named_children():
+            x = layer(x)
+            activations[name] = _name(x.dtype)
+        classes = torch.zeros(2, WIDTH, dtype=torch.int64, device=device)  # they are dim 1
+        value = LOSSES[loss]()(x, torch.zeros(2, 3, WIDTH, device=device) if loss == "mse" else classes)
         torch.set_autocast_enabled(device, False)
     if value.requires_grad:  # a chain may have no parameters
         value.backward()
     names = {n: _name(p.dtype) for n, p in model.named_parameters()}
     gradients = names if fake else {n: _name(p.grad.dtype) for n, p in model.named_parameters() if p.grad is not None}
     return {"parameters": names, "activations": activations, "gradients": gradients, "loss": _name(value.dtype)}
-
-
-def _forward(model: nn.Sequential, x: Tensor) -> tuple[dict, Tensor]:
-    activations = {}
-    for name, layer in model.named_children():
-        x = layer(x)
-        activations[name] = _name(x.dtype)
-    return activations, x
-
-
-def _input(layers: list[str], parameters: str, device: str) -> Tensor:
-    if layers[0] == "embedding":
-        return torch.zeros(2, 3, dtype=torch.int64, device=device)
-    return torch.zeros(2, 3, WIDTH, dtype=DTYPES[parameters], device=device)
-
-
-def _target(loss: str, device: str) -> Tensor:
-    if loss == "mse":
-        return torch.zeros(2, 3, WIDTH, device=device)
-    return torch.zeros(2, WIDTH, dtype=torch.int64, device=device)  # classes are dim 1
 
 
 def _names(table: Any) -> dict[str, str]:
@@ -156,8 +137,10 @@ def scaler_life(impl: Any, options: dict, finite: list[bool], resume_at: int) ->
     return scales
 
 
-def scaled_loss(impl: Any, loss: Tensor, scale: float) -> Tensor:
-    return impl.mixed_precision.loss_scaler.LossScaler(scale).scale_loss(loss)
+def scaled_loss(impl: Any, loss: Tensor, scale: float) -> tuple[Tensor, bool]:
+    """The scaled loss, and whether autograd can go back from it."""
+    scaled = impl.mixed_precision.loss_scaler.LossScaler(scale).scale_loss(loss.requires_grad_())
+    return scaled.detach(), scaled.requires_grad
 
 
 def unscaled(impl: Any, gradients: list, scale: float) -> dict:
@@ -207,8 +190,7 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
         seen["compute"].add(str(output.dtype))
 
     model.first.register_forward_hook(watch)
-    reports, history, scales, parameters, calls = [], [], [], [], []
-    optimizer.register_step_pre_hook(lambda *_: calls.append(len(history)))  # the step in which the optimizer is called
+    reports, history, scales, parameters = [], [], [], []
     for (x, y), weight in zip(batches, weights, strict=True):
         x = x.to(DTYPES[options["dtype"]])
         step = module.mixed_step(
@@ -224,8 +206,7 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
     counts = [int(s["step"]) for s in optimizer.state.values() if "step" in s]
     return {
         "reports": reports, "masters": history, "parameters": parameters, "scales": scales, "counts": counts,
-        "calls": calls, "modes": changed(),
-        "forwards": seen["forwards"], "compute": sorted(seen["compute"]), "leftover": seen["leftover"],
+        "modes": changed(), **seen, "compute": sorted(seen["compute"]),
         "held": [str(p.dtype) for g in optimizer.param_groups for p in g["params"]],
     }  # fmt: skip
 

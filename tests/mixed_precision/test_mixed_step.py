@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.harness.judge import Judged, close, modes
+from lab.harness.judge import close, modes
 from lab.harness.named import plain_name
 from lab.harness.pytest_plugin import exercise
 
@@ -21,6 +21,10 @@ from . import probes_precision as probes
 
 STEP = "mixed_precision.mixed_step"
 SCALER = "mixed_precision.loss_scaler"
+CAUSE = (
+    "float32 training differs by more than 16-bit arithmetic explains: are gradients scaled before backward, then "
+    "converted, unscaled once and clipped, in this order, and do masters stay in float32?"
+)
 OPTIONS = {"dtype": "float16", "optimizer": "sgd", "lr": 0.5, "max_norm": 1e9, "scale": 2.0**14, "interval": 1000}
 
 
@@ -86,35 +90,10 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
     assert [str(m.dtype) for m in got["masters"][-1]] == ["torch.float32"] * 5, (
         f"masters are {[str(m.dtype) for m in got['masters'][-1]]}, expected float32"
     )
-    last = joined(got["masters"][-1]).float()
-    rounded = torch.equal(last, last.to(probes.DTYPES[dtype]).float())
     close(
-        last, joined(want), joined(plain).float(), f"masters after {steps} steps ({', '.join(names)}, end to end)",
-        cause=why(last, joined(want), joined(drawn["state"].values()), dtype if rounded else ""),
+        joined(got["masters"][-1]).float(), joined(want), joined(plain).float(),
+        f"masters after {steps} steps ({', '.join(names)}, end to end)", cause=CAUSE,
     )  # fmt: skip
-
-
-def why(last: torch.Tensor, want: torch.Tensor, start: torch.Tensor, rounded: str) -> str:
-    """The likely cause, by how far the masters moved. rounded: the dtype whose numbers all of them are."""
-    if not torch.isfinite(last).all():
-        return "masters are no longer finite: unscale the gradients before the step"
-    share = float((last - start).norm() / (want - start).norm())
-    if share < 0.05:
-        return (
-            f"the masters moved {share:.2g} times as far as expected: multiply the loss by the scale before backward, "
-            "and divide the gradients by it once; without scaling, float16 rounds small gradients to 0"
-        )
-    stood = (last == start)[(want - start).abs() > 0.02]  # by more than rounding to 16 bits hides
-    if stood.double().mean() > 0.1:
-        return f"{int(stood.sum())} masters never moved: without scaling, float16 rounds small gradients to 0"
-    if share > 20:
-        return f"the masters moved {share:.2g} times as far as expected: unscale the gradients before the step"
-    if rounded:
-        return f"every one is a {rounded} number: masters that are rounded at each step lose small updates"
-    return (
-        "float32 training differs by more than 16-bit arithmetic explains: in what order are gradients scaled, "
-        "converted, unscaled and clipped?"
-    )
 
 
 @exercise(STEP, kind="numerics")
@@ -177,18 +156,12 @@ def test_a_step_with_an_infinity_or_nan_changes_nothing(run, rng, optimizer):
     drawn, bad = draw(rng, 5), rng.integers(1, 3)
     drawn["weights"][bad] = {"sgd": 2.0**30, "adamw": float("nan")}[optimizer]  # times the scale: beyond float16
     got = ask(run, drawn, optimizer=optimizer, lr=1e-3)
-    assert got["compute"] == ["torch.float16"], (
-        f"the first layer returned {got['compute']}, the model was given in float16: what overflows in it does not "
-        "overflow in float32"
-    )
-    stepped, expected = [r["stepped"] for r in got["reports"]], [i != bad for i in range(5)]
     before, after = (torch.cat([m.flatten() for m in got["masters"][i]]) for i in (bad - 1, bad))
-    if not torch.equal(before, after):
-        raise Judged(
-            f"step {bad}, whose gradients are infinite or NaN, changed {int((before != after).sum())} of {len(after)} "
-            f"values of the masters, {int(after.isnan().sum())} of them to NaN, and reported stepped={stepped[bad]}",
-            f"optimizer.step() was called all the same, in steps {got['calls']}" * (bad in got["calls"]),
-        )
+    stepped, expected = [r["stepped"] for r in got["reports"]], [i != bad for i in range(5)]
+    assert torch.equal(before, after), (
+        f"step {bad}, whose gradients are infinite or NaN, changed {int((before != after).sum())} of {len(after)} "
+        f"values of the masters, {int(after.isnan().sum())} of them to NaN, and reported stepped={stepped[bad]}"
+    )
     assert stepped == expected, (
         f"the gradients of step {bad} alone are infinite or NaN; stepped: {stepped}, expected {expected}"
     )

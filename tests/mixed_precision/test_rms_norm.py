@@ -85,6 +85,7 @@ def test_any_strides(run, rng):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_weight_may_be_float32(run, rng, dtype):
     check(run, rng, (rng.integers(4, 9), 32), dtype, "float32")
+    check(run, rng, (rng.integers(4, 9), 32), rng.choice(sorted({*FLOATS} - {dtype})), dtype)
 
 
 @exercise(NORM, kind="numerics")
