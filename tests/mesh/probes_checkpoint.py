@@ -67,15 +67,11 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
     if stopped:
         return {**told, "stopped": stopped}
     dist.barrier()
-    told["flushed"] = [
-        str(path.relative_to(folder)) for path in folder.rglob("*") if path.stat().st_ino in flushed or None in flushed
-    ]
-    dist.barrier()
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    told["flushed"] = [name for name, path in paths.items() if path.stat().st_ino in flushed or None in flushed]
     if dist.get_rank() == 0:
-        told["files"] = {
-            str(path.relative_to(folder)): torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-            for path in sorted(folder.rglob("*")) if path.is_file()
-        }  # fmt: skip
+        raw = {name: bytearray(path.read_bytes()) for name, path in paths.items()}
+        told["files"] = {name: torch.frombuffer(data, dtype=torch.uint8) for name, data in raw.items()}
     group = optimizer.param_groups[0]
     told["group"] = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key in options}
     told["tuples"] = sorted(key for key, v in group.items() if isinstance(v, tuple))
@@ -150,15 +146,13 @@ def loads_as(impl, layout: dict, options: dict, values: dict, folder: Path, stat
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     got = contents(share, optimizer, extra)
-    for name, state in states.items():
-        if got[0] == state[0] and same(got, state):
-            return name
-    return "a mixture"
+    return next((name for name, state in states.items() if same(got, state)), "a mixture")
 
 
 def same(one: list, other: list) -> bool:
     """Whether two `contents` have the same bits."""
-    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))
+    alike = one[0] == other[0] and len(one) == len(other)
+    return alike and all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))
 
 
 def refused(impl, layouts: dict, values: dict) -> dict:
@@ -172,15 +166,12 @@ def refused(impl, layouts: dict, values: dict) -> dict:
     told = {"nothing saved": raised(lambda: checkpoint.load(share, optimizer))}
     dist.barrier()
     steps(share, optimizer, [values["saved"]])
-    told["extra"] = raised(lambda: checkpoint.save(share, optimizer, extra={"no JSON": object()}))
-    dist.barrier()  # hangs if an error stopped only some ranks
-    optimizer.param_groups[0]["odd"] = object()
-    told["odd"] = raised(lambda: checkpoint.save(share, optimizer))
-    dist.barrier()
-    del optimizer.param_groups[0]["odd"]
     several = torch.optim.AdamW([{"params": [p]} for p in share.shares], **options)
-    told["groups, save"] = raised(lambda: checkpoint.save(share, several))
-    dist.barrier()
+    odd = torch.optim.AdamW([{"params": [*share.shares], "odd": object()}], **options)
+    cases = {"extra": (optimizer, {"no JSON": object()}), "odd": (odd, None), "groups, save": (several, None)}
+    for name, (of, extra) in cases.items():
+        told[name] = raised(lambda: checkpoint.save(share, of, extra=extra))  # noqa: B023
+        dist.barrier()  # hangs if an error stopped only some ranks
     told["refused saves, files"] = str([path.name for path in folder.rglob("*") if path.is_file()])
     dist.barrier()
     checkpoint.save(share, optimizer)

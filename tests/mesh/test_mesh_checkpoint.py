@@ -92,9 +92,9 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
         for got in ranks:
             assert not got.get("stopped"), f"{name}, {told}: the first step after load() raised {got['stopped']}"
         trained = [alone(name, options, values, taken, dtype) for dtype in (torch.float64, torch.float32)]
-        for rank, piece in ((rank, piece) for rank, got in enumerate(ranks) for piece in got["parameters"]):
-            is_close(piece, here, *trained, f"{name}, {told}, rank {rank}", "not as if it had not been interrupted")
         for rank, got in enumerate(ranks):
+            for piece in got["parameters"]:
+                is_close(piece, here, *trained, f"{name}, {told}, rank {rank}", "not as if it had not been interrupted")
             before = {"session": number - 1, "é": [0.5, None]} if number else None
             assert got["extra"] == before, f"{told}, rank {rank}: extra came back as {got['extra']}, was {before}"
             assert got["group"] == options, f"{told}, rank {rank}: hyperparameters {got['group']}, were {options}"
