@@ -21,9 +21,7 @@ from . import judged
 from .oracles import PRECISIONS, WHERE, draw, lengths, needs_triton, rounding, tiles
 
 DKDV = "flash_attention.triton_backward_dkdv"
-LENGTHS = (
-    "queries that are not there have p = 0; with a mask query i sees keys 0 … i, a key that none sees has gradient 0"
-)
+LENGTHS = "queries that are not there have p = 0; with a mask query i sees keys 0 … i, and no others have a gradient"
 STRIDES = "are all strides used, and each for its own tensor, do too?"
 pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
 
