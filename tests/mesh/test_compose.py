@@ -197,6 +197,9 @@ def test_dropout_on_a_whole_mesh(run, rng, expect, sequence):
     for rank, own in enumerate(masks):
         sites = (3, 1)[coordinate(degrees, rank)["pipe"]]  # behind embedding and two blocks, and behind the third
         assert len(own) == 4 * sites, f"rank {rank} dropped {len(own)} times, expected 2 steps × 2 × {sites}"
+        assert not all(bool(kept.all()) for kept in own), (
+            f"rank {rank}: with dropout of 0.5 nothing was dropped: are p and training of each nn.Dropout right?"
+        )
         assert not all(torch.equal(a, b) for a, b in zip(own, own[2 * sites :], strict=False)), (
             f"rank {rank} drops the same in both steps: seed once, when the model is parallelized, not in each step"
         )
