@@ -156,12 +156,12 @@ def test_limits_are_where_communication_just_takes_as_long(run, rng, overlap):
     cases = [draw_layer(rng, overlap=overlap, **kinds[i % 5]) for i in range(50)]
     for case, (least, data, tensor) in zip(cases, run(probes.limits, cases), strict=True):
         few, many = min(least * (1 - 1e-6), 1e15), max(least * (1 + 1e-6), 1e-6)
-        told = f"got {least:.6g} tokens, {'the longer of' if overlap else ''} data and tensor: compute of"
+        told = f"got a limit of {least:.6g} tokens, by the {'longer' if overlap else 'sum'} of data and tensor: with"
         assert least == 0 or (least > 0 and spare(case, few) <= 1 + RELATIVE), (
-            f"{told} fewer, {few:.6g}, is {spare(case, few):.6g} of communication, expected at most 1{inputs(case)}"
+            f"{told} {few:.6g} compute is {spare(case, few):.6g} of communication, expected at most 1{inputs(case)}"
         )
         assert least == math.inf or spare(case, many) >= 1 - RELATIVE, (
-            f"{told} more, {many:.6g}, is {spare(case, many):.6g} of communication, expected at least 1{inputs(case)}"
+            f"{told} {many:.6g} compute is {spare(case, many):.6g} of communication, expected at least 1{inputs(case)}"
         )
         want = fastest(case)
         assert (data, tensor) == want, (
