@@ -24,13 +24,14 @@ from handout.images import (  # noqa: E402
     mixed_precision,
     mixed_precision_memory,
     planning,
+    planning_costs,
     zero,
 )  # fmt: skip
 from handout.images.moving import MOVING  # noqa: E402
 
 CHAPTERS = (
     journey, benchmarking, benchmarking_costs, mixed_precision, mixed_precision_memory, flash_attention, ddp, zero,
-    mesh, mesh_costs, planning,
+    mesh, mesh_costs, planning, planning_costs,
 )  # fmt: skip
 PICTURES = tuple(draw for chapter in CHAPTERS for draw in chapter.PICTURES)
 

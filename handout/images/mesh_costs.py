@@ -72,9 +72,13 @@ def limits() -> Picture:
 
 
 def fewest() -> Picture:
-    """Tokens of a device below which messages outlast products, over tensor ranks, all on an H100's NVLink."""
-    p = Picture("fewest", WIDTH, 300, "Fewest tokens of a device over the number of tensor ranks")
+    """Tokens of a device below which messages outlast products, over tensor ranks, all on an H100's NVLink; and the
+    number of tensor ranks with the least messages, over the tokens of a device."""
+    p = Picture(
+        "fewest", WIDTH, 530, "Fewest tokens of a device over tensor ranks, and the ranks with the least messages"
+    )
     c = Chart(p, (0.5, 11), (0, 3000), log_x=False, log_y=False)
+    c.bottom = 254.0
     c.axes("tensor ranks T", "fewest tokens of a device", {n: str(n) for n in range(1, 11)},
            {1000 * n: f"{1000 * n:,}" for n in range(4)})  # fmt: skip
     h100 = cluster("dgx-h100", 8)
@@ -90,6 +94,17 @@ def fewest() -> Picture:
         c.say(best, points[best], f"{points[best]:,.0f}", "middle", dy=below)
         c.say(last, points[last], f"h = {hidden:,}", "middle", dx=dx, dy=dy)
     c.say(1, points[1], f"{points[1]:,.0f}: data alone", dx=10, dy=4)
+    least = Chart(p, (500, 16_384), (1, 9))
+    least.top = 340.0
+    least.axes(
+        "tokens of a device t", "", {2.0**n: f"{2**n:,}" for n in range(9, 14)}, {n: str(n) for n in (1, 2, 4, 8)}
+    )
+    p.words(12, 322, "T with the least messages", "soft")
+    for hidden, colour in ((16_384, ORANGE), (28_672, BLUE)):
+        least.curve([(t, (hidden / t) ** 0.5) for t in (512, 16_384)], colour, dashed=colour == ORANGE)
+    for t in (points[6], 8192):
+        least.dot(t, (28_672 / t) ** 0.5, BLUE)
+        least.say(t, (28_672 / t) ** 0.5, f"{(28_672 / t) ** 0.5:.1f}", dx=8, dy=-8)
     return p
 
 
