@@ -57,6 +57,28 @@ def rings() -> Picture:
     return p
 
 
+def pods() -> Picture:
+    """Llama 3's network: pods under thinner switches; cards of a pod that send upwards, by the order of nodes."""
+    p = Picture("pods", WIDTH, 292, "Devices in pods, and the cards of a pod that send to other pods")
+    devices, of_pod, node, pipeline, thinner = 16_384, 3_072, 8, 16 * 8, 7
+    p.box(116, 12, 208, 30, GREY, f"between pods: 1/{thinner}")
+    for i in range(6):
+        x = 16 + 69 * i
+        p.line(x + 32, 92, 120 + 40 * i, 44)
+        held = min(of_pod, devices - i * of_pod)
+        p.box(x, 94, 64, 44, BLUE, f"{held:,}")
+        p.words(x + 32, 156, f"pod {i}", "soft small", "middle")
+    room, apart = of_pod / thinner, (devices - of_pod) / (devices - node)
+    p.words(16, 184, f"cards of a pod ({of_pod:,}) that send to others", "ink bold")
+    rows = (("nodes in order", pipeline, GREEN), ("room", room, GREY), ("at random", apart * of_pod, ORANGE))
+    for i, (name, cards, colour) in enumerate(rows):
+        y = 196 + 30 * i
+        p.words(16, y + 17, name, "ink")
+        p.box(124, y, 255 * cards / (apart * of_pod), 24, colour)
+        p.words(130 + 255 * cards / (apart * of_pod), y + 17, f"{cards:,.0f}", "ink small")
+    return p
+
+
 def network_roofs() -> Picture:
     """Share of the peak that sharded data parallelism allows, over the tokens of a rank, by where its ranks lie."""
     p = Picture("network_roofs", WIDTH, 300, "The roof of the network over the tokens of a data rank, by place")
@@ -146,4 +168,4 @@ def published() -> Picture:
     return p
 
 
-PICTURES = (planner, rings, network_roofs, optimal, in_flight, bubble, published)
+PICTURES = (planner, rings, pods, network_roofs, optimal, in_flight, bubble, published)

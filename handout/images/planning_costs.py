@@ -18,7 +18,7 @@ MEASURED = {
 }  # fmt: skip
 
 # Plans that `planner(job, 1)` finds for 1,024 sequences of 8,192 tokens, by model and devices; None: nothing fits.
-CHOSEN = {
+CHOSEN: dict[str, dict[int, Plan | None]] = {
     "8b": {
         64: Plan(64, zero=2), 256: Plan(256, zero=2), 1024: Plan(1024, zero=2), 4096: Plan(1024, tensor=4),
     },
