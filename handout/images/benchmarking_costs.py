@@ -9,10 +9,10 @@ from .picture import BLUE, GREY, ORANGE, WIDTH, Chart, Picture
 A100 = cluster("dgx-a100", 8).device
 ASK = 10e-6  # seconds that the host needs to ask for a kernel, as in Figure 1
 
-# Measured in float32 on one core of a CPU, wall clock, each operator of a block of SIZES["small"] alone on 1,024 tokens,
+# Measured in float32 on one core of a CPU, wall clock, each operator of a block of SIZES["small"] on 1,024 tokens,
 # all in turn, medians of 21 rounds: ms into fresh memory, and into memory used before (masked_fill_ for masked_fill);
 # FLOPs of products, and bytes that move.
-PEAK, BANDWIDTH = 70.6e9, 14.7e9  # of the same core, in the same rounds: a product of 2,048³, and a scaled copy of 50 MB
+PEAK, BANDWIDTH = 70.6e9, 14.7e9  # same core, same rounds: a product of 2,048³, and a scaled copy of 50 MB
 SCORES = 12 * 1024**2
 MEASURED = (
     ("q_proj", 18.2, 17.6, 2 * 1024 * 768**2, 4 * (2 * 1024 * 768 + 768**2)),
