@@ -84,9 +84,9 @@ def test_gradients_sent_as_they_come_when_a_layer_rests(run, rng, expect):
     trains_as_one(run, rng, expect, "overlapped", resting=rests(rng))
 
 
-@exercise("ddp.bucketed", kind="numerics")
+@exercise("ddp.bucketed", kind="property")
 def test_buckets_when_a_layer_rests(run, rng, expect):
-    """In one bucket, which never fills up, and in many."""
+    """In one bucket, which never fills up, and in many. A property, for that course says nothing of unused parameters."""
     for megabytes in (1, 1e-4):
         trains_as_one(run, rng, expect, "bucketed", resting=rests(rng), megabytes=megabytes)
 

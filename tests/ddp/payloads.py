@@ -15,9 +15,9 @@ SUMS = ("all_reduce", "reduce_scatter")  # operations that begin a sum over rank
 def carries_own(what: str, told: dict, world: int) -> None:
     """Assert that each gradient of this rank is in one message of the step, unchanged or divided by W.
 
-    A message may hold several gradients in any order, and other data. told: a step with its "rows", "payloads", and
-    "own": this rank's gradients by name, in float64 and from a plain computation. Adds "carries" to each row: the names
-    of the gradients in it.
+    A message may hold several gradients in any order, and other data; or several messages may hold one gradient.
+    told: a step with its "rows", "payloads", and "own": this rank's gradients by name, in float64 and from a plain
+    computation. Adds "carries" to each row: the names of the gradients in it.
     """
     own, plain = ({name: g for name, g in gradients.items() if g is not None} for gradients in told["own"])
     for row in told["rows"]:
@@ -32,12 +32,16 @@ def carries_own(what: str, told: dict, world: int) -> None:
         allowed = max(NEAR * float(values.abs().max()), 15 * error)
         places = [(*place, i, divisor) for i, (_, payload) in enumerate(sums) for divisor in {1, world}
                   if (place := _find(payload, values / divisor, free[i], allowed / divisor))]  # fmt: skip
-        if not places:
+        if places:
+            _, at, i, _ = min(places)
+            free[i][at : at + len(values)] = False
+            sums[i][0]["carries"].append(name)
+        elif pieces := next(filter(None, (_pieces(sums, values / d, free, allowed / d) for d in (1, world))), None):
+            for i in pieces:
+                free[i][:] = False
+                sums[i][0]["carries"].append(name)
+        else:
             missing.append(name)
-            continue
-        _, at, i, _ = min(places)
-        free[i][at : at + len(values)] = False
-        sums[i][0]["carries"].append(name)
     assert not missing, (
         f"{what}: the gradients are right, but none of the {len(sums)} messages that sum over ranks carried this "
         f"rank's own gradient of {some(missing)}: send each gradient itself, as it is or divided by {world}"
@@ -72,3 +76,22 @@ def _find(payload: Tensor, values: Tensor, free: Tensor, allowed: float) -> tupl
         for at in near.nonzero().flatten().tolist() if free[at : at + len(values)].all()
     ]  # fmt: skip
     return min((error for error in errors if error[0] <= allowed), default=None)
+
+
+def _pieces(sums: list, values: Tensor, free: list[Tensor], allowed: float) -> list[int]:
+    """Indices of unused messages that together are these values, one piece after the other; [] if there are none."""
+    pieces: list[int] = []
+    at = 0
+    while at < len(values):
+        fits = [
+            (-len(payload), error, i)  # the longest, since any few zeros look like others
+            for i, (_, payload) in enumerate(sums)
+            if 0 < len(payload) <= len(values) - at and i not in pieces and free[i].all()
+            and (error := float((payload - values[at : at + len(payload)]).abs().max())) <= allowed
+        ]  # fmt: skip
+        if not fits:
+            return []
+        length, _, i = min(fits)
+        pieces.append(i)
+        at -= length
+    return pieces

@@ -75,11 +75,17 @@ def test_each_gradient_is_sent_once_and_during_backward(run, rng, world, dtypes)
             f"{what}: messages by operation, dtype, number of elements and phase {dict(sorted(sent.items()))}, "
             f"expected {dict(sorted(want.items()))}: one all-reduce for each gradient, in its own hook"
         )
+
+
+@exercise(OVERLAPPED, kind="property")
+def test_a_gradient_leaves_before_backward_goes_on(run, rng):
+    chain = draw_chain(rng, 2)
+    orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
+    for rank, step, told in each_step(steps_of(run, rng, "overlapped", chain, orders)):
         gone = left_late(told)
         assert not gone, (
-            f"{what}: {len(gone)} of {len(told['rows'])} all-reduces left when backward had gone on from their "
-            f"layer, the first that of {gone[0][0]['carries'][0]}: send each gradient in its "
-            "own hook"
+            f"rank {rank}, step {step}: {len(gone)} of {len(told['rows'])} all-reduces left when backward had gone on "
+            f"from their layer, the first that of {gone[0][0]['carries'][0]}: send each gradient in its own hook"
         )
 
 
