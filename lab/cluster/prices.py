@@ -76,7 +76,7 @@ def group_s(op: str, bytes: float, nodes: int, each: int, cluster: Cluster, worl
     - all_to_all: parts for other nodes by the card, at the same time the others by the node's links;
     - hierarchy: within each node, then between nodes with 1/`each` of the tensor per card, then within each node again.
 
-    Source of tree and hierarchy: NCCL's double binary trees (Sanders et al. 2009); Mikami et al. 2018 for 2D all-reduce.
+    Source of the tree: NCCL's double binary trees (Sanders et al. 2009); of the hierarchy: Mikami et al. 2018.
     """
     world = world or nodes * each
     if world == 1:

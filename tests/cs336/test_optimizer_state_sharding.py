@@ -95,14 +95,14 @@ def test_zero_grad_clears_the_gradient_of_every_tensor(run, rng):
 def test_a_rank_keeps_a_share_of_the_state(run, rng, world):
     plan = draw(rng, 1, [(rng.integers(30, 40),) * 2] * 8)
     total = run(probes.held, "plain", plan)["live"]
-    most = total / world + 64 * 8
+    most = 1.5 * total / world + 64 * 8  # AdamW has two numbers an element; a rank may copy its own parameters, too
     elements = sum(v.numel() for v in plan["values"])
     for rank, got in enumerate(run(probes.held, "zero1", plan, most, world=world)):
         assert got["live"] <= most, (
             f"rank {rank} of {world}: two steps of AdamW left {got['live']:,} bytes behind, the whole state has "
-            f"{total:,}: a rank keeps the state of its own tensors only"
+            f"{total:,}: a rank keeps the state of its own share only, and perhaps a copy of that share"
         )
-        assert got["updated"] <= elements / world, (
+        assert got["updated"] <= elements / world + len(plan["values"]), (  # each tensor may be cut, with a rest
             f"rank {rank} of {world}: a step updates {got['updated']:,.0f} of {elements:,} elements, a share is "
             f"{elements // world:,}: a rank updates its own tensors"
         )
