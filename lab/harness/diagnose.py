@@ -29,12 +29,6 @@ def harmless(explain: Callable[P, str]) -> Callable[P, str]:
     return explained
 
 
-def amended(error: AssertionError, more: str) -> str:
-    """An error's text with `more` at its end, but before its LOOKS line."""
-    text, mark, looks = str(error).partition(f"\n{LOOKS}")
-    return f"{text}{more}{mark}{looks}"
-
-
 def region(wrong: torch.Tensor, names: Sequence[str]) -> str:
     """Describe the region of all wrong values by indices of the named dimensions; "" if it is the whole tensor."""
     told = []
