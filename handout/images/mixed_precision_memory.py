@@ -119,13 +119,18 @@ def selective() -> Picture:
         accounting(replace(config, layers=n), **shape, precision="bfloat16").activations for n in (1, 0)
     )  # fmt: skip
     counted = {name: f.forward for name, f in flops(config, **shape).items() if name != "head"}
-    square = (counted["scores"] + counted["values"]) / (3 * sum(counted.values()))  # of forward and backward
+    forward_and_backward = 3 * sum(counted.values())
+    scores, values = (counted[name] / forward_and_backward for name in ("scores", "values"))
     numbers = 2 * 8 * 1024  # bytes of one number per token
     matrix = 2 * 8 * config.heads * 1024**2 + 1024**2  # of probabilities, and the mask
     rows = (
         ("everything kept", whole - ends, 0.0),
-        ("attention's matrix forgotten", whole - ends - matrix, square),
-        ("only input and products with weights kept", numbers * (6 * config.width + 2 * config.hidden), square),
+        ("attention's matrix forgotten", whole - ends - matrix, scores),
+        (
+            "only input and products with weights kept",
+            numbers * (6 * config.width + 2 * config.hidden),
+            scores + values,
+        ),
         ("only the input kept", numbers * config.width, 1 / 3),
     )
     for i, (name, kept, extra) in enumerate(rows):
