@@ -109,7 +109,7 @@ def conjugates() -> Picture:
 def heads() -> Picture:
     """8 query heads and 2 key heads on two ranks: where each lies, and the rows of o that read it."""
     p = Picture("heads", WIDTH, 268, "Attention with 8 query heads and 2 key heads on two ranks")
-    queries, keys, ranks = 8, 2, 2
+    queries, ranks = 8, 2
     names = (("q: columns", 44), ("k, v: columns", 84), ("o: rows", 124))
     p.words(16, 30, "rank", "soft")
     for rank in range(ranks):
@@ -117,10 +117,9 @@ def heads() -> Picture:
         p.words(left + 74, 30, str(rank), "ink bold", "middle")
         for i in range(queries // ranks):
             head = rank * queries // ranks + i
-            p.box(left + 37 * i, names[0][1], 35, 28, COLOURS[rank], str(head))
-            p.box(left + 37 * i, names[2][1], 35, 28, COLOURS[rank], str(head))
-        for i in range(keys // ranks):
-            p.box(left, names[1][1], 146, 28, COLOURS[rank], f"key head {rank * keys // ranks + i}")
+            for _, y in (names[0], names[2]):
+                p.box(left + 37 * i, y, 35, 28, COLOURS[rank], str(head))
+        p.box(left, names[1][1], 146, 28, COLOURS[rank], f"key head {rank}")
         p.box(left, 176, 146, 28, YELLOW, f"summand {rank}")
         p.line(left + 73, 154, left + 73, 174, arrow=True)
         p.line(left + 73, 206, 276 - 4 * (1 - 2 * rank) * 2, 222, arrow=True)
