@@ -21,7 +21,7 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import Trace
 
 from . import probes_steps as probes
-from .oracles import DTYPES, draw, given_to_backward, lengths, recomputed, rounding
+from .oracles import DTYPES, attention, draw, given_to_backward, lengths, recomputed, rounding
 from .test_tiled_forward import LEADING, LONG, LONG_FACTOR, causal, draw_long, small_tiles
 
 BACKWARD = "flash_attention.tiled_backward"
@@ -43,7 +43,12 @@ def _check(run, expect, given, is_causal, factor, lie) -> Trace:
     q, k = given["q"], given["k"]
     (trace,) = run.trace(probes.attention_gradients, given, is_causal, lie)
     got = trace.values
-    want, plain = (expect(recomputed, given, is_causal, dtype) for dtype in ("float64", str(q.dtype)[6:]))
+    exact = expect(attention, q, k, given["v"], is_causal, "float64")  # o and lse that are given are rounded
+    exact = {**given, **exact, "delta": (given["do"].double() * exact["o"]).sum(-1)}
+    want, plain = (
+        expect(recomputed, exact, is_causal, "float64"),
+        expect(recomputed, given, is_causal, str(q.dtype)[6:]),
+    )
     what = f"q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, is_causal={is_causal}, in memory: {layouts.told(lie)}"
     for name, rows in (("dq", "query"), ("dk", "key"), ("dv", "key")):
         assert got[name].dtype == q.dtype, f"{name} is {got[name].dtype}, the inputs are {q.dtype}"
