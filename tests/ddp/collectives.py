@@ -192,7 +192,7 @@ def has_room(run, rng, op, elements, needs, forbidden, what, world=4) -> None:
 
 
 def summands(op, cases, place) -> list[list[torch.Tensor]]:
-    """Return the tensors that make up each result of a rank, in the order of its results: one tensor if it is copied."""
+    """Return, for each result of a rank, the tensors of which it is the sum: one tensor if it is a copy."""
     if op == "all_to_all":
         return [[case["inputs"][place]] for case in cases]
     tensors = [case["tensor"] for case in cases]
