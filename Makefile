@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
-.PHONY: env test stages checks kit test-docs test-slurm handout pdf grade mutants hostile soak survival lint bench gpu clean sandbox
+.PHONY: env test stages checks test-docs test-slurm handout pdf grade mutants hostile soak survival lint bench gpu clean sandbox
 
 env: $(VENV)/.ready
 
@@ -40,17 +40,13 @@ test-slurm: env sandbox
 grade: env sandbox
 	@$(PY) -m examples.grade --out out --jobs 2
 
-# At once, each shown when it has ended: the reference on all stages; form, stubs in step, one mutant and variant a stage;
-# the kit's own tests.
+# The reference on all stages, beside it form, stubs in step, one mutant and variant a stage; then the kit's own tests.
 test: env sandbox
-	@echo "stages, checks and the kit's tests run at once; each prints when it has ended"
-	@$(MAKE) --no-print-directory -j 3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) stages checks kit
+	@$(MAKE) --no-print-directory -j 2 stages checks
+	$(PY) -m pytest tests/kit -n 3 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 3
 
 stages: env
 	$(PY) -m pytest tests --impl reference --profile full
-
-kit: env
-	$(PY) -m pytest tests/kit -n 3 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 3
 
 checks: lint
 	$(PY) -m grader stubs --check
