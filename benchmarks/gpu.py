@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -39,20 +40,23 @@ class Part:
     peers: bool = False  # takes --peer
 
 
-_TESTS = ("--impl", "reference", "--profile", "full", "-q")
+_WORKERS = ("-n", str(min(12, os.cpu_count() or 1))) if find_spec("xdist") else ()
+_TESTS = ("--impl", "reference", "--profile", "full", "-q", *_WORKERS)
 _TRAIN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lab.train", "--mesh", "data=2", "--impl",
           "reference", "--fresh", "--folder", ".cache/gpu-train", "--steps")  # fmt: skip
 PARTS = (
     Part("doctor", ("-m", "lab", "doctor"), gpus=0),
     Part("machine code", ("-m", "benchmarks.static", "--print", "--arch", "90", "--dim", "128"), gpus=0, peers=True),
-    Part("kernels, bfloat16 too", ("-m", "pytest", "tests/flash_attention", *_TESTS), limit_s=320),
-    Part("CUDA graphs", ("-m", "pytest", "tests/benchmarking/test_cuda_graph.py", *_TESTS), limit_s=60),
+    Part("tests", ("-m", "pytest", "tests/flash_attention", "tests/benchmarking", "tests/mixed_precision", *_TESTS),
+         limit_s=400),
     Part("tile sizes", ("-m", "benchmarks.sweep"), limit_s=240,
          rehearsal=("-m", "benchmarks.sweep", "--device", "cpu")),
     Part("attention", ("-m", "benchmarks.attention", "--lengths", "2048", "8192", "16384", "--rounds", "10"),
          limit_s=260, rehearsal=("-m", "benchmarks.attention", "--device", "cpu"), peers=True),
     Part("mixed precision", ("-m", "benchmarks.mixed_precision"),
          rehearsal=("-m", "benchmarks.mixed_precision", "--device", "cpu", "--batch", "1", "--steps", "2")),
+    Part("chapters", ("-m", "benchmarks.chapters"), limit_s=120,
+         rehearsal=("-m", "benchmarks.chapters", "--device", "cpu")),
     Part("NCCL", (*_TRAIN, "20"), gpus=2, rehearsal=(*_TRAIN, "3")),
 )  # fmt: skip
 

@@ -6,8 +6,12 @@ A run that was stopped goes on where it was. `--device cpu` runs each kernel onc
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import itertools
+import multiprocessing
 import os
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -20,12 +24,12 @@ from .results import Kept, reason
 
 N, REPEATS = 8192, 8
 TILES = {  # BLOCK_M, BLOCK_N, warps
-    "forward": [(128, 128, 8), (128, 64, 8), (64, 128, 4)],
-    "overlapped": [(128, 128, 8), (128, 64, 8)],
-    "dq": [(128, 64, 8), (64, 64, 4), (64, 128, 8)],
-    "dkdv": [(64, 128, 8), (32, 128, 8), (64, 64, 4)],
+    "forward": [(128, 128, 8), (128, 64, 8), (128, 64, 4), (64, 128, 4), (64, 64, 4)],
+    "overlapped": [(128, 128, 8), (128, 64, 8), (64, 128, 4)],
+    "dq": [(128, 64, 8), (128, 128, 8), (128, 64, 4), (64, 64, 4), (64, 128, 8)],
+    "dkdv": [(64, 128, 8), (32, 128, 8), (128, 128, 8), (64, 64, 4), (32, 128, 4), (64, 128, 4)],
 }
-STAGES = (2, 3)
+STAGES = (2, 3, 4)
 PRODUCTS = {"forward": 2, "overlapped": 2, "dq": 3, "dkdv": 4}
 
 
@@ -37,14 +41,13 @@ def main() -> None:
         return rehearse()
     if not torch.cuda.is_available():
         raise SystemExit("not run: no CUDA device (--device cpu runs each kernel once in the interpreter)")
+    compile_all()
     kept, modules = Kept("sweep"), _modules()
     for dim, is_causal in itertools.product((128, 64), (False, True)):
         calls = _calls(modules, dim, is_causal, *inputs(N, dim))
         for name, module in modules.items():
-            if name == "overlapped" and dim != 128:
-                continue
             chosen = module._blocks
-            for (m, n, warps), stages in itertools.product(TILES[name], STAGES):
+            for m, n, warps, stages in configurations(name):
                 words = f"{m} × {n}, {warps} warps, {stages} stages"
                 key = {"dim": dim, "causal": is_causal, "kernel": name, "configuration": words}
                 if not kept.has(**key):
@@ -57,6 +60,29 @@ def main() -> None:
     print(kept.write(f"bfloat16, N {N:,}; each kernel's own products; medians of {REPEATS}."))
 
 
+def configurations(name: str) -> list[tuple[int, int, int, int]]:
+    """BLOCK_M, BLOCK_N, warps, stages to try."""
+    return [(*tile, stages) for tile, stages in itertools.product(TILES[name], STAGES)]
+
+
+def compile_all() -> None:
+    """Compile all of them into Triton's cache, one process a core."""
+    jobs = itertools.product(TILES, (128, 64), (False, True))
+    cases = [(*job, choice) for job in jobs for choice in configurations(job[0])]
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile, cases))
+
+
+def _compile(case: tuple[str, int, bool, tuple[int, int, int, int]]) -> None:
+    name, dim, is_causal, choice = case
+    modules = _modules()
+    module, chosen = modules[name], modules[name]._blocks
+    module._blocks = lambda *_: choice
+    with contextlib.suppress(Exception):  # the run itself reports it
+        _calls(modules, dim, is_causal, *inputs(N, dim))[name]()
+    module._blocks = chosen
+
+
 def _speed(call: Any, products: int, is_causal: bool) -> str:
     flops = products * 2 * TOKENS * N * WIDTH * (0.5 if is_causal else 1.0)
     try:
@@ -66,6 +92,7 @@ def _speed(call: Any, products: int, is_causal: bool) -> str:
     return f"{flops / seconds / 1e12:.0f}"
 
 
+@functools.cache
 def _modules() -> dict[str, Any]:
     kernels = load(ROOT / "reference").flash_attention
     return {

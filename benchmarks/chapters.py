@@ -1,0 +1,244 @@
+"""What the chapters print as measured on a GPU: `python -m benchmarks.chapters`; `--device cpu` rehearses it, tiny.
+
+Times are medians of the device's own clock unless a line says otherwise; memory is the allocator's highest mark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lab.course.assignment import ROOT
+from lab.model.transformer import SIZES, Transformer, attention
+from lab.solution.impl import load
+
+from .results import reason, write
+
+Row = tuple[str, str, str]  # chapter, what, measured
+DTYPES = {"float32": torch.float32, "TF32": torch.float32, "bfloat16": torch.bfloat16}
+gpu, impl = True, load(ROOT / "reference")
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    global gpu
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    gpu = asked.parse_args().device == "cuda"
+    if gpu and not torch.cuda.is_available():
+        raise SystemExit("not run: no CUDA device (--device cpu rehearses it)")
+    rows: list[Row] = []
+    with torch.device("cuda" if gpu else "cpu"):
+        for part in (warming, asking, products, moving, models, profiled, layers, checkpoints, contexts, graphs):
+            try:
+                for row in part():
+                    print(*row, sep=" | ", flush=True)
+                    rows.append(row)
+            except Exception as error:  # the others go on
+                print(part.__name__, reason(error), flush=True)
+                rows.append((part.__name__, "failed", reason(error)))
+    if gpu:
+        write("chapters", [dict(zip(("chapter", "what", "measured"), row, strict=True)) for row in rows])
+
+
+def warming() -> Iterator[Row]:
+    """The first steps of a program, each by the host's clock."""
+    step = step_of("small", 8, torch.bfloat16)
+    times = impl.benchmarking.benchmark.benchmark(step, warmup=0, steps=8 if gpu else 2).samples
+    yield "benchmarking", "first steps of small, ms", " ".join(f"{1e3 * t:.1f}" for t in times)
+
+
+def asking() -> Iterator[Row]:
+    """How long the host takes to ask for a product and for a small kernel, and the device to compute it."""
+    for n in (64, 8192) if gpu else (64,):
+        a = torch.randn(n, n, dtype=torch.bfloat16)
+        for _ in range(3):
+            a @ a
+        wait()
+        asked, done = [], []
+        for _ in range(20):
+            start = time.perf_counter()
+            a @ a
+            asked.append(time.perf_counter() - start)
+            wait()
+            done.append(time.perf_counter() - start)
+        times = f"asked {1e6 * statistics.median(asked):.1f}, done {1e6 * statistics.median(done):.1f}"
+        yield "benchmarking", f"product of {n} in bfloat16, µs", times
+
+
+def products() -> Iterator[Row]:
+    for name, dtype in DTYPES.items():
+        torch.backends.cuda.matmul.allow_tf32 = name == "TF32"
+        speeds = []
+        for n in (256, 512, 1024, 2048, 4096, 8192, 16384) if gpu else (64,):
+            a, b = (torch.randn(n, n, dtype=dtype) for _ in range(2))
+            speeds.append(f"{n}: {2 * n**3 / seconds(lambda a=a, b=b: a @ b) / 1e12:.3g}")
+        yield "benchmarking", f"products in {name}, TFLOP/s", ", ".join(speeds)
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def moving() -> Iterator[Row]:
+    speeds = []
+    for n in (2**16, 2**20, 2**24, 2**28, 2**30) if gpu else (2**10,):
+        x, out = torch.randn(n, dtype=torch.bfloat16), torch.empty(n, dtype=torch.bfloat16)
+        speeds.append(f"{n:,}: {4 * n / seconds(lambda x=x, out=out: torch.add(x, 1, out=out)) / 1e9:.4g}")
+    yield "benchmarking", "x + 1 of so many bfloat16, GB/s", ", ".join(speeds)
+
+
+def models() -> Iterator[Row]:
+    benchmark_model = impl.benchmarking.benchmark_model.benchmark_model
+    for size in ("small", "medium", "large", "xl") if gpu else ("tiny",):
+        times = []
+        for mode in ("forward", "forward_backward", "step"):
+            context = min(1024, SIZES[size].context)
+            try:
+                told = benchmark_model(Transformer(SIZES[size]), mode=mode, batch=4, context=context, steps=5)
+                times.append(f"{mode} {1e3 * told.median:.1f} ± {1e3 * told.standard_deviation:.1f}")
+            except Exception as error:
+                times.append(f"{mode} {reason(error)}")
+        yield "benchmarking", f"{size}, batch 4, context 1,024, float32, ms", ", ".join(times)
+
+
+def profiled() -> Iterator[Row]:
+    """The kernels of one forward pass that take longest, by torch's profiler."""
+    model, (tokens, _) = Transformer(SIZES["small" if gpu else "tiny"]).to(torch.bfloat16), batch_of("small", 8)
+    with torch.no_grad(), torch.profiler.profile() as told:
+        for _ in range(2):
+            model(tokens)
+        wait()
+    key = "self_device_time_total" if gpu else "self_cpu_time_total"
+    for line in told.key_averages().table(sort_by=key, row_limit=14, max_name_column_width=60).splitlines():
+        yield "benchmarking", "profile", line
+
+
+def layers() -> Iterator[Row]:
+    """gate_proj of 8,192 tokens, and silu(g) · u eager and compiled."""
+    tokens, width, hidden = (8192, 768, 2048) if gpu else (64, 32, 64)
+    fused = torch.compile(lambda g, u: F.silu(g) * u) if gpu else None
+    for name, dtype in DTYPES.items():
+        torch.backends.cuda.matmul.allow_tf32 = name == "TF32"
+        x, w = torch.randn(tokens, width, dtype=dtype), torch.randn(width, hidden, dtype=dtype)
+        g, u = (torch.randn(tokens, hidden, dtype=dtype) for _ in range(2))
+        times = {"gate_proj": lambda x=x, w=w: x @ w, "silu(g) * u": lambda g=g, u=u: F.silu(g) * u}
+        if fused:
+            times["compiled"] = lambda g=g, u=u: fused(g, u)
+        yield "mixed_precision", f"{name}, µs", ", ".join(f"{n} {1e6 * seconds(c):.1f}" for n, c in times.items())
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def checkpoints() -> Iterator[Row]:
+    """Memory and time of forward and backward with every block checkpointed, and without."""
+    for size, context in (("small", 512), ("small", 1024), ("medium", 1024)) if gpu else (("tiny", 64),):
+        tokens, targets = batch_of(size, 8, context)
+        for which in ("plain", "checkpointed"):
+            model = Transformer(SIZES[size]).to(torch.bfloat16)
+            if which == "checkpointed":
+                for block in model.blocks:
+                    inner: Any = block.forward
+                    block.forward = lambda *a, f=inner: impl.mixed_precision.checkpoint.checkpoint(f, *a)
+            call = lambda m=model, b=(tokens, targets): m.loss(*b).backward()  # noqa: E731
+            call()
+            before = held()
+            loss = model.loss(tokens, targets)
+            kept, counted = held() - before, impl.mixed_precision.saved_bytes.saved_bytes(loss, model.parameters())
+            loss.backward()
+            told = f"kept {kept / 1e9:.3f} GB, saved_bytes {counted.total / 1e9:.3f}, peak {peak(call) / 1e9:.2f}"
+            yield "mixed_precision", f"{size}, 8 × {context}, {which}", f"{told}, {1e3 * seconds(call):.1f} ms"
+
+
+def contexts() -> Iterator[Row]:
+    """Attention with the whole matrix, torch's and ours: forward and backward, by length; causal, 16 heads of 64."""
+    flash = impl.flash_attention.speed.flash_attention
+    ways: dict[str, Callable[..., Tensor]] = {"whole matrix": attention, "ours": flash}
+    ways["flash2"] = lambda q, k, v, c: F.scaled_dot_product_attention(q, k, v, is_causal=c)
+    for n in (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536) if gpu else ():
+        told = []
+        for name, attend in ways.items():
+            try:
+                q, k, v = (torch.randn(1, 16, n, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+                do = torch.randn_like(q)
+                call = lambda a=attend, x=(q, k, v), d=do: torch.autograd.grad(a(*x, True), x, d)  # noqa: E731
+                told.append(f"{name} {1e3 * seconds(call):.3f} ms {peak(call) / 2**20:,.0f} MiB")
+            except torch.OutOfMemoryError:
+                told.append(f"{name} out of memory")
+        yield "flash_attention", f"{n:,} tokens", ", ".join(told)
+
+
+def graphs() -> Iterator[Row]:
+    """A small model's forward pass, asked kernel by kernel and replayed as a graph, by the host's clock."""
+    for size, batch, context in (("tiny", 1, 64), ("small", 1, 128), ("small", 8, 1024)) if gpu else ():
+        model = Transformer(SIZES[size]).to(torch.bfloat16).requires_grad_(False)
+        tokens, _ = batch_of(size, batch, context)
+        graphed = impl.benchmarking.cuda_graph.GraphedStep(model, tokens)
+        timed = {n: impl.benchmarking.benchmark.benchmark(c) for n, c in (
+            ("eager", lambda m=model, t=tokens: m(t)), ("graph", lambda g=graphed, t=tokens: g(t)))}  # fmt: skip
+        told = ", ".join(f"{n} {1e3 * t.median:.3f}" for n, t in timed.items())
+        yield "benchmarking", f"forward of {size}, {batch} × {context}, ms", told
+
+
+def step_of(size: str, batch: int, dtype: torch.dtype) -> Callable[[], None]:
+    size = size if gpu else "tiny"
+    model = Transformer(SIZES[size]).to(dtype)
+    tokens, targets = batch_of(size, batch)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model.loss(tokens, targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def batch_of(size: str, batch: int, context: int = 1024) -> tuple[Tensor, Tensor]:
+    config = SIZES[size if gpu else "tiny"]
+    tokens, targets = torch.randint(config.vocabulary, (2, batch, min(context, config.context))).unbind()
+    return tokens, targets
+
+
+def wait() -> None:
+    if gpu:
+        torch.cuda.synchronize()
+
+
+def held() -> int:
+    wait()
+    return torch.cuda.memory_allocated() if gpu else 0
+
+
+def peak(call: Callable[[], Any]) -> int:
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    call()
+    wait()
+    return torch.cuda.max_memory_allocated() if gpu else 0
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Median of ten calls after three, by the device's clock."""
+    times = []
+    for _ in range(13):
+        if gpu:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(1_000_000)  # half a millisecond, in which the host prepares the launches
+            start.record()
+            call()
+            end.record()
+            wait()
+            times.append(start.elapsed_time(end) / 1e3)
+        else:
+            before = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - before)
+    return statistics.median(times[3:])
+
+
+if __name__ == "__main__":
+    main()
