@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -40,7 +40,7 @@ class Part:
     peers: bool = False  # takes --peer
 
 
-_WORKERS = ("-n", str(min(12, os.cpu_count() or 1))) if find_spec("xdist") else ()
+_WORKERS = ("-n", str(min(12, os.cpu_count() or 1))) if "xdist" in metadata.packages_distributions() else ()
 _TESTS = ("--impl", "reference", "--profile", "full", "-q", *_WORKERS)
 _TRAIN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lab.train", "--mesh", "data=2", "--impl",
           "reference", "--fresh", "--folder", ".cache/gpu-train", "--steps")  # fmt: skip
