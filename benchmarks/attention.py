@@ -203,7 +203,7 @@ def timed(call: Callable[[], Any]) -> float:
     """Seconds of the device's time, by events around the call, after it has finished everything else."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
-    torch.cuda._sleep(1_000_000)  # half a millisecond, in which the host prepares the launch
+    torch.cuda._sleep(4_000_000)  # two milliseconds, in which the host prepares the launches
     begin.record()
     call()
     end.record()

@@ -227,7 +227,7 @@ def seconds(call: Callable[[], Any]) -> float:
     for _ in range(13):
         if gpu:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(1_000_000)  # half a millisecond, in which the host prepares the launches
+            torch.cuda._sleep(4_000_000)  # two milliseconds, in which the host prepares the launches
             start.record()
             call()
             end.record()

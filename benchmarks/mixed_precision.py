@@ -63,7 +63,8 @@ def row(impl: Any, size: str, options: argparse.Namespace) -> dict:
 
 
 def plain_step(config: Any, device: str, tokens: torch.Tensor, targets: torch.Tensor) -> Callable[[], None]:
-    model = Transformer(config).to(device)
+    with torch.device(device):
+        model = Transformer(config)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
@@ -76,7 +77,8 @@ def plain_step(config: Any, device: str, tokens: torch.Tensor, targets: torch.Te
 
 def mixed_step(impl: Any, config: Any, device: str, tokens: torch.Tensor, targets: torch.Tensor) -> Callable[[], None]:
     module, scaling = impl.mixed_precision.mixed_step, impl.mixed_precision.loss_scaler
-    model = Transformer(config).to(device, torch.bfloat16)
+    with torch.device(device):
+        model = Transformer(config).to(torch.bfloat16)
     masters = module.master_weights(model)
     optimizer, scaler = torch.optim.AdamW(masters), scaling.LossScaler(1.0)
 

@@ -23,7 +23,7 @@ def attention_backward_dkdv(
     kv_heads, keys = k.shape[1:3]
     dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
     width = padded(dim)
-    block_m, block_n, warps, stages = _blocks(width, q.element_size(), is_causal)
+    block_m, block_n, warps, stages = _blocks(width, q.element_size())
     tma = fits_tma(q, k, v, do, dk, dv)
     flash_backward_dkdv[(triton.cdiv(keys, block_n) * batch * kv_heads,)](
         operand(q, block_m, tma), operand(do, block_m, tma), *(operand(x, block_n, tma) for x in (k, v, dk, dv)),
@@ -35,15 +35,13 @@ def attention_backward_dkdv(
     return dk, dv
 
 
-def _blocks(width: int, itemsize: int, is_causal: bool) -> tuple[int, int, int, int]:
+def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
     """BLOCK_M, BLOCK_N, warps, stages: at 16 bits and dim 64 or 128 nothing spills; float32 and wider heads do."""
     if itemsize == 4:
         return (32, 32, 4, 1) if width <= 128 else (16, 16, 4, 1)
     if width > 128:
         return 16, 64, 8, 1
-    if architecture() == 90:
-        return 32 if is_causal and width == 128 else 64, 128, 8, 3  # 64 queries and a mask spill at dim 128
-    return {80: (32, 64, 8, 2), 100: (64, 128, 8, 2)}[architecture()]
+    return {80: (32, 64, 8, 2), 90: (32, 64, 4, 3), 100: (64, 128, 8, 2)}[architecture()]
 
 
 @triton.jit

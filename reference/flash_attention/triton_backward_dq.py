@@ -44,7 +44,9 @@ def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
         return (32, 32, 4, 1) if width <= 128 else (16, 32, 4, 1)
     if width > 128:
         return 64, 32, 8, 1
-    return (128, 64, 8, 3) if architecture() >= 90 else (64, 64, 8, 2)
+    if architecture() == 90:
+        return (128, 64, 4, 3) if width <= 64 else (128, 64, 8, 4)
+    return (128, 64, 8, 3) if architecture() == 100 else (64, 64, 8, 2)
 
 
 @triton.jit

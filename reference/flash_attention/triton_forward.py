@@ -49,9 +49,10 @@ def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
         return (64, 32, 4, 1) if width <= 64 else (32, 32, 4, 1)
     if width > 128:
         return 64, 32, 8, 2
-    block_n = 128 if width == 128 and architecture() >= 90 else 64
-    stages = 2 if width == 128 and architecture() == 80 else 3
-    return 128, block_n, 8, stages
+    if architecture() == 90:  # two programs a multiprocessor: one multiplies while the other takes its exponentials
+        return (64, 128, 4, 2) if width <= 64 else (64, 64, 4, 3)
+    block_n = 128 if width == 128 and architecture() == 100 else 64
+    return 128, block_n, 8, 2 if width == 128 and architecture() == 80 else 3
 
 
 @triton.jit
