@@ -62,7 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.tbstyle == "auto" and not _asks_for(KIT, config):
+    workers = getattr(config.option, "numprocesses", None)  # of pytest-xdist, which has no summary of exercises
+    if config.option.tbstyle == "auto" and not workers and not _asks_for(KIT, config):
         # A student's run: the summary shows one failure per exercise. --tb=short shows all, with tracebacks.
         config.option.tbstyle, config.option.reportchars = "no", ""
     config.addinivalue_line("markers", "exercise(id, kind): the exercise a test judges")

@@ -36,12 +36,15 @@ def attention_backward_dkdv(
 
 
 def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
-    """BLOCK_M, BLOCK_N, warps, stages: at 16 bits and dim 64 or 128 nothing spills; float32 and wider heads do."""
+    """BLOCK_M, BLOCK_N, warps, stages: at 16 bits and dim 64 or 128 hardly anything spills; wider heads do.
+
+    On Hopper 56 bytes spill at dim 128 with a mask. Of those that spill nothing the fastest is 13 % slower.
+    """
     if itemsize == 4:
         return (32, 32, 4, 1) if width <= 128 else (16, 16, 4, 1)
     if width > 128:
         return 16, 64, 8, 1
-    return {80: (32, 64, 8, 2), 90: (32, 64, 4, 3), 100: (64, 128, 8, 2)}[architecture()]
+    return {80: (32, 64, 8, 2), 90: (64, 64, 4, 2), 100: (64, 128, 8, 2)}[architecture()]
 
 
 @triton.jit

@@ -45,7 +45,7 @@ def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
     if width > 128:
         return 64, 32, 8, 1
     if architecture() == 90:
-        return (128, 64, 4, 3) if width <= 64 else (128, 64, 8, 4)
+        return 128, 64, 4 if width <= 64 else 8, 4
     return (128, 64, 8, 3) if architecture() == 100 else (64, 64, 8, 2)
 
 

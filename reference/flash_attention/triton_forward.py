@@ -44,15 +44,19 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) 
 
 
 def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
-    """BLOCK_M, BLOCK_N, warps, stages: at 16 bits and dim 64 or 128 nothing spills; float32 and wider heads do."""
+    """BLOCK_M, BLOCK_N, warps, stages: at 16 bits and dim 64 or 128 nothing spills; float32 and wider heads do.
+
+    On Hopper two or three programs share a multiprocessor: one multiplies while another takes its exponentials.
+    """
     if itemsize == 4:
         return (64, 32, 4, 1) if width <= 64 else (32, 32, 4, 1)
     if width > 128:
         return 64, 32, 8, 2
-    if architecture() == 90:  # two programs a multiprocessor: one multiplies while the other takes its exponentials
+    if architecture() == 90:
         return (64, 128, 4, 2) if width <= 64 else (64, 64, 4, 3)
-    block_n = 128 if width == 128 and architecture() == 100 else 64
-    return 128, block_n, 8, 2 if width == 128 and architecture() == 80 else 3
+    if architecture() == 100:
+        return 128, 128 if width == 128 else 64, 8, 3
+    return 128, 64, 8, 2 if width == 128 else 3
 
 
 @triton.jit
