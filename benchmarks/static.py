@@ -37,12 +37,12 @@ CALIBRATION = 467 / 538
 PUBLISHED = {("forward", 128): (370, 600), ("forward", 64): (322, 412), ("backward", 128): (318, 518)}
 GOALS = {"forward": (1.4, 0.9), "backward": (1.3, 0.0)}  # ours over the two
 NOTE = (
-    "Modelled, not measured: no GPU was available. All numbers are for the inner loop without a mask. Instructions and "
-    "cycles are for one 128 × 128 tile of scores, over all warps. Bound is the busiest pipe. Covered is the share of "
-    "exponentials issued while a wgmma of the same warp is in flight. On sm_90 the replay loads tiles from L2, on "
-    "sm_80 from shared memory; sm_100 is not replayed. TFLOP/s counts the kernel's own products, on 132 SMs at "
-    "1.755 GHz (sm_90) or 108 at 1.41 GHz (sm_80), times 0.87: published over "
-    "replayed speed of Triton's tutorial on sm_90 (464 and 471 over 538)."
+    "Modelled; attention.md and sweep.md have what an H200 measured. All numbers are for the inner loop without a "
+    "mask. Instructions and cycles are for one 128 × 128 tile of scores, over all warps. Bound is the busiest pipe. "
+    "Covered is the share of exponentials issued while a wgmma of the same warp is in flight. On sm_90 the replay "
+    "loads tiles from L2, on sm_80 from shared memory; sm_100 is not replayed. TFLOP/s counts the kernel's own "
+    "products, on 132 SMs at 1.755 GHz (sm_90) or 108 at 1.41 GHz (sm_80), times 0.87: published over replayed speed "
+    "of Triton's tutorial on sm_90 (464 and 471 over 538)."
 )
 
 

@@ -18,6 +18,7 @@ from handout.images import (  # noqa: E402
     benchmarking_costs,
     ddp,
     flash_attention,
+    flash_attention_costs,
     journey,
     mesh,
     mesh_costs,
@@ -30,8 +31,8 @@ from handout.images import (  # noqa: E402
 from handout.images.moving import MOVING  # noqa: E402
 
 CHAPTERS = (
-    journey, benchmarking, benchmarking_costs, mixed_precision, mixed_precision_memory, flash_attention, ddp, zero,
-    mesh, mesh_costs, planning, planning_costs,
+    journey, benchmarking, benchmarking_costs, mixed_precision, mixed_precision_memory, flash_attention,
+    flash_attention_costs, ddp, zero, mesh, mesh_costs, planning, planning_costs,
 )  # fmt: skip
 PICTURES = tuple(draw for chapter in CHAPTERS for draw in chapter.PICTURES)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from lab.cluster.hardware import cluster
 from reference.flash_attention.accounting import accounting
-from reference.flash_attention.occupancy import Multiprocessor, occupancy
 
 from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Chart, Picture
 
@@ -219,41 +216,6 @@ def roofline() -> Picture:
     return p
 
 
-def room() -> Picture:
-    """One multiprocessor of an H100, and our forward kernel in it."""
-    p = Picture("room", WIDTH, 246, "One multiprocessor: a second program of the forward kernel does not fit")
-    m, registers, shared, warps = Multiprocessor(), 195, 230_400, 8
-    fits = occupancy(registers, shared, warps)
-    rows = (
-        ("registers", warps * math.ceil(32 * registers / m.register_unit) * m.register_unit, m.registers),
-        (
-            "shared memory, bytes",
-            math.ceil((shared + m.shared_reserved) / m.shared_unit) * m.shared_unit,
-            m.shared_bytes,
-        ),
-        ("warps", warps, m.warps),
-    )
-    for i, (name, taken, there) in enumerate(rows):
-        y, width = 44 + 64 * i, 200.0
-        p.words(16, y - 8, f"{name}: {taken:,} of {there:,}", "ink")
-        p.box(16, y, width * taken / there, 26, BLUE, "first" if taken / there > 0.2 else "1")
-        p.frame(
-            16 + width * taken / there + 2,
-            y,
-            width * taken / there - 4,
-            26,
-            "a second?" if taken / there > 0.2 else "2",
-        )
-        p.line(16 + width, y - 2, 16 + width, y + 32)
-    p.words(
-        16,
-        232,
-        f"Line: what there is. {fits.programs} program fits; registers and memory have no room for two.",
-        "soft",
-    )
-    return p
-
-
 def chunks() -> Picture:
     """Fused cross entropy: logits of a chunk of rows at a time."""
     rows, vocabulary, chunk = 8192, 50257, 128
@@ -304,4 +266,4 @@ def behind() -> Picture:
     return p
 
 
-PICTURES = (traffic, tiles, warps, online, programs, addresses, kept, backward, roofline, room, chunks, behind)
+PICTURES = (traffic, tiles, warps, online, programs, addresses, kept, backward, roofline, chunks, behind)

@@ -1,8 +1,8 @@
 """The autograd function, and what its kernels become for GPUs that need not be there.
 
-What must be true: gradients through autograd are those of attention; little is kept for backward; the same kernels that
-give these numbers compile at the benchmark's shapes in bfloat16, for sm_80, sm_90 and the newest generation, spill hardly
-any registers, and use tensor-core instructions. How it would be faked: other kernels for compiling than for
+What must be true: gradients through autograd are those of attention; little is kept for backward; the same kernels
+that give these numbers compile at the benchmark's shapes in bfloat16, for sm_80, sm_90 and the newest generation, spill
+hardly any registers, and use tensor-core instructions. How it would be faked: other kernels for compiling than for
 computing (their sources are compared, and what they become in bfloat16 with what they become in float16); tiles so
 small that nothing spills and no tensor core is used (instructions are counted in the PTX); torch's attention in
 backward (operators are noted).

@@ -1,0 +1,56 @@
+"""Pictures of the chapter on FlashAttention-2: what fits on a multiprocessor, and speeds that were measured."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from lab.course.assignment import ROOT
+from reference.flash_attention.occupancy import Multiprocessor, occupancy
+
+from .picture import BLUE, GREY, ORANGE, WIDTH, Picture
+
+
+def room() -> Picture:
+    """One multiprocessor of an H100, and programs of our forward kernel in it."""
+    p = Picture("room", WIDTH, 246, "One multiprocessor: two programs of the forward kernel fit, a third does not")
+    m, registers, shared, warps = Multiprocessor(), 138, 115_712, 4
+    fits = occupancy(registers, shared, warps)
+    rows = (
+        ("registers", warps * math.ceil(32 * registers / m.register_unit) * m.register_unit, m.registers),
+        (
+            "shared memory, bytes",
+            math.ceil((shared + m.shared_reserved) / m.shared_unit) * m.shared_unit,
+            m.shared_bytes,
+        ),
+        ("warps", warps, m.warps),
+    )
+    for i, (name, taken, there) in enumerate(rows):
+        y, step = 44 + 64 * i, 240.0 * taken / there
+        p.words(16, y - 8, f"{name}: {fits.programs} × {taken:,} of {there:,}", "ink")
+        for k in range(fits.programs):
+            p.box(16 + k * step, y, step - 2, 26, BLUE, ("first", "second")[k] if step > 50 else f"{k + 1}")
+        p.frame(16 + fits.programs * step, y, step - 4, 26, "a third?" if step > 50 else "3")
+        p.line(256, y - 2, 256, y + 32)
+    p.words(16, 232, "Line: what there is. Two programs fill shared memory.", "soft")
+    return p
+
+
+def fastest() -> Picture:
+    """TFLOP/s at 8,192 tokens on an H200: ours and two peers, as benchmarks/results/attention.json has them."""
+    p = Picture("fastest", WIDTH, 330, "Attention on an H200: ours, FlashAttention-2 and cuDNN, forward and backward")
+    rows = json.loads((ROOT / "benchmarks" / "results" / "attention.json").read_text())["rows"]
+    here = [r for r in rows if r["N"] == 8192 and r["what"] != "both"]
+    for i, row in enumerate(sorted(here, key=lambda r: (r["what"] == "backward", r["dim"], r["causal"]))):
+        y = 18 + 35 * i
+        p.words(16, y + 12, f"{row['what']}, {row['dim']}", "ink")
+        p.words(16, y + 26, "causal" if row["causal"] else "no mask", "soft small")
+        for k, (peer, colour) in enumerate((("ours", BLUE), ("flash2", ORANGE), ("cudnn", GREY))):
+            speed = int(row[peer].split()[0])
+            p.box(134, y + 10 * k, 0.36 * speed, 9, colour, hatched=peer == "flash2")
+            p.words(140 + 0.36 * speed, y + 10 * k + 9, f"{speed}", "soft small")
+    p.words(16, 320, "TFLOP/s. Blue: ours; hatched: FA-2; grey: cuDNN.", "soft")
+    return p
+
+
+PICTURES = (room, fastest)
