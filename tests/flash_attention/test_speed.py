@@ -34,7 +34,7 @@ def race(run, rng, direction: str, is_causal: bool, bar: float) -> None:
 
     decide(
         compare(more, bar, pairs=(12, 96)),
-        f"{direction}{', causal' * is_causal}, 8192 queries, dim 128, beside PyTorch's FlashAttention-2",
+        f"{direction}{', causal' * is_causal}, 4096 queries, dim 128, beside PyTorch's FlashAttention-2",
     )
 
 
