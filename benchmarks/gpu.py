@@ -45,14 +45,14 @@ _TESTS = ("--impl", "reference", "--profile", "full", "-q", *_WORKERS)
 _TRAIN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lab.train", "--mesh", "data=2", "--impl",
           "reference", "--fresh", "--folder", ".cache/gpu-train", "--steps")  # fmt: skip
 PARTS = (
-    Part("doctor", ("-m", "lab", "doctor"), gpus=0),
+    Part("doctor", ("-m", "lab", "doctor"), gpus=0, limit_s=40),
     Part("machine code", ("-m", "benchmarks.static", "--print", "--arch", "90", "--dim", "128"), gpus=0, peers=True),
     Part("tests", ("-m", "pytest", "tests/flash_attention", "tests/benchmarking", "tests/mixed_precision", *_TESTS),
-         limit_s=400),
-    Part("tile sizes", ("-m", "benchmarks.sweep"), limit_s=240,
+         limit_s=360),
+    Part("tile sizes", ("-m", "benchmarks.sweep"), limit_s=200,
          rehearsal=("-m", "benchmarks.sweep", "--device", "cpu")),
     Part("attention", ("-m", "benchmarks.attention", "--lengths", "2048", "8192", "16384", "--rounds", "10"),
-         limit_s=260, rehearsal=("-m", "benchmarks.attention", "--device", "cpu"), peers=True),
+         limit_s=240, rehearsal=("-m", "benchmarks.attention", "--device", "cpu"), peers=True),
     Part("mixed precision", ("-m", "benchmarks.mixed_precision"),
          rehearsal=("-m", "benchmarks.mixed_precision", "--device", "cpu", "--batch", "1", "--steps", "2")),
     Part("chapters", ("-m", "benchmarks.chapters"), limit_s=120,
