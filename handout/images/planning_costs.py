@@ -65,8 +65,8 @@ def stage_memory() -> Picture:
 
 
 def payloads() -> Picture:
-    """GB/s of an all-reduce over four nodes of eight B200s: Bekman's measurements, and the kit's price."""
-    p = Picture("payloads", WIDTH, 300, "Bandwidth of an all-reduce over its payload, measured and by our price")
+    """GB/s of an all-reduce over four nodes of eight B200s: Bekman's measurements, and the kit's rate."""
+    p = Picture("payloads", WIDTH, 300, "Bandwidth of an all-reduce over its payload, measured and by our rate")
     where = cluster("hgx-b200", 32)
     c = Chart(p, (14, 18000), (0, 400), log_y=False)
     named = {16: "16 MiB", 64: "64", 256: "256", 1024: "1 GiB", 4096: "4", 16384: "16"}
@@ -79,7 +79,7 @@ def payloads() -> Picture:
     c.curve([*MEASURED.items()], ORANGE)
     for value, colour in ((price(256), BLUE), (MEASURED[256], ORANGE)):
         c.dot(256, value, colour)
-    c.say(256, price(256), f"our price: {price(256):.0f}", "end", dx=-10, dy=-8)
+    c.say(256, price(256), f"our rate: {price(256):.0f}", "end", dx=-10, dy=-8)
     c.say(256, MEASURED[256], f"measured: {MEASURED[256]:.0f}", dx=10, dy=16)
     return p
 
