@@ -181,7 +181,7 @@ def step() -> Picture:
     p = Picture("mixed_step", WIDTH, 320, "A step in mixed precision: 16 bits on the left, float32 on the right")
     p.words(110, 24, "16 bits", "ink bold", "middle")
     p.words(332, 24, "float32", "ink bold", "middle")
-    for y, words in ((40, "weights"), (106, "forward, loss"), (172, "backward"), (238, "scaled gradients")):
+    for y, words in ((40, "weights"), (106, "forward"), (172, "backward"), (238, "scaled gradients")):
         p.box(36, y, 150, 34, BLUE, words)
     right = (
         (40, "masters, moments"),

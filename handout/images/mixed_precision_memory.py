@@ -85,29 +85,30 @@ def account() -> Picture:
 
 
 def activations() -> Picture:
-    """The share of activations in a step's memory over the context, for two models, whole and checkpointed."""
-    p = Picture("activations", WIDTH, 330, "The share of activations in the memory of a step, over the context")
-    c = Chart(p, (1024, 16384), (0, 1), log_y=False)
-    c.bottom -= 26
-    lengths = [2**i for i in range(10, 15)]
-    c.axes(
-        "context, tokens", "activations, share of a step's bytes", {n: f"{n // 1024}k" for n in lengths},
-        {y / 4: f"{y * 25} %" for y in range(5)},
-    )  # fmt: skip
-    left, half = c.at(1024, 0.5)
-    p.line(left, half, c.right, half)
-    for name, colour in (("small", ORANGE), ("7b", BLUE)):
-        for segment in (None, 1):
-            points = []
-            for n in (2 ** (10 + i / 8) for i in range(33)):
-                of_step = accounting(MODELS[name], batch=1, context=round(n), precision="bfloat16", segment=segment)
-                points.append((n, of_step.activations / of_step.total))
-            c.curve(points, colour, dashed=segment is not None)
-            for at in (points[i] for i in (0, 8, 16, 24, 32) if segment is None):
-                c.dot(*at, colour)
-    c.say(2048, 0.62, "0.16 billion", "end", dx=10, dy=-4)
-    c.say(8192, 0.66, "7 billion", "end", dx=-12, dy=0)
-    p.words(16, 320, "dashed: with a checkpoint per block", "soft")
+    """A step's GB over the context, for two models: the states, and activations whole and checkpointed."""
+    p = Picture(
+        "activations",
+        WIDTH,
+        372,
+        "Memory of a step over the context: states, and activations with and without checkpoints",
+    )
+    px = 1.2  # a GB
+    for k, (name, words) in enumerate((("small", "0.16 billion parameters"), ("xl", "1.4 billion parameters"))):
+        top = 22 + 168 * k
+        p.words(16, top, words, "ink bold")
+        for i, n in enumerate(2**j for j in range(10, 15)):
+            y = top + 10 + 28 * i
+            p.words(48, y + 15, f"{n // 1024}k", "ink", "end")
+            for row, (segment, colour) in enumerate(((None, ORANGE), (1, BLUE))):
+                of_step = accounting(MODELS[name], batch=1, context=n, precision="bfloat16", segment=segment)
+                states = (of_step.total - of_step.activations) / 1e9
+                p.box(56, y + 11 * row, states * px, 10, GREY)
+                p.box(56 + states * px, y + 11 * row, of_step.activations / 1e9 * px, 10, colour, hatched=not row)
+                if not row:
+                    p.words(61 + of_step.total / 1e9 * px, y + 10, f"{of_step.total / 1e9:.0f}", "soft small")
+        p.line(56 + 80 * px, top + 6, 56 + 80 * px, top + 146, dashed=True)
+        p.words(62 + 80 * px, top + 18, "80 GB", "soft small")
+    p.words(16, 364, "grey: states; hatched: activations; blue: checkpointed", "soft")
     return p
 
 
