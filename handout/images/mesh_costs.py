@@ -57,17 +57,21 @@ def floors() -> Picture:
 def limits() -> Picture:
     """Seconds of a layer's products and messages over the tokens of a data rank: equations (9) to (11)."""
     p = Picture("limits", WIDTH, 300, "Seconds of a layer's products and messages over the tokens of a data rank")
-    c = Chart(p, (500, 64_000), (5e-5, 5e-2))
-    named = {500: "500", 2000: "2,000", 8750: "8,750", 32000: "32,000"}
-    c.axes("tokens of a data rank", "ms, forward of a layer", named, {1e-4: "0.1", 1e-3: "1", 1e-2: "10"})
-    device, tokens = Device(1e15, 1e11), [500 * 2 ** (i / 4) for i in range(29)]
-    times = [layer_times(8 * n, 8192, 16384, data=8, tensor=2, device=device) for n in tokens]
+    c = Chart(p, (125, 16_000), (3e-6, 2e-2))
+    named = {125: "125", 500: "500", 2001: "2,001", 8000: "8,000"}
+    c.axes("tokens of a data rank", "ms, forward of a layer", named,
+           {1e-5: "0.01", 1e-4: "0.1", 1e-3: "1", 1e-2: "10"})  # fmt: skip
+    h100 = cluster("dgx-h100", 8)
+    device = Device(h100.device.peak_flops, h100.inside.bytes_per_s)
+    tokens = [125 * 2 ** (i / 4) for i in range(29)]
+    times = [layer_times(4 * n, 8192, 28_672, data=4, tensor=2, device=device) for n in tokens]
     for name, colour, dashed in (("compute", BLUE, False), ("data", ORANGE, True), ("tensor", GREEN, True)):
         c.curve([(n, getattr(t, f"{name}_s")) for n, t in zip(tokens, times, strict=True)], colour, dashed)
-    c.say(16_000, times[20].compute_s, "compute", "end", dx=-8, dy=-14)
-    c.say(600, times[0].data_s, "data: weights", dy=-10)
-    c.say(4_000, times[12].tensor_s, "tensor: activations", dx=12, dy=14)
-    c.dot(8_750, layer_times(70_000, 8192, 16384, data=8, tensor=2, device=device).compute_s, GREY)
+    c.say(4_000, times[20].compute_s, "compute", "end", dx=-8, dy=-14)
+    c.say(150, times[0].data_s, "data: weights", dy=-10)
+    c.say(1_000, times[12].tensor_s, "tensor: activations", dx=12, dy=14)
+    limit = 3 / 4 * device.flops_per_s / device.bytes_per_s
+    c.dot(limit, layer_times(round(4 * limit), 8192, 28_672, data=4, tensor=2, device=device).compute_s, GREY)
     return p
 
 
