@@ -112,6 +112,35 @@ def fewest() -> Picture:
     return p
 
 
+def block_messages() -> Picture:
+    """Every message of rank 0 for one block with experts on data=2, expert=2, tensor=2, in the order of forward."""
+    p = Picture("block_messages", WIDTH, 376, "Messages of rank 0 in a block with experts, data=2, expert=2, tensor=2")
+    tensor, expert, both = ("tensor 0 1", BLUE), ("expert 0 2", ORANGE), ("data×expert 0 2 4 6", GREEN)
+    rows = (
+        ("norm; q, k, v", None, ("all-reduce", tensor)), ("attention; o", ("all-reduce", tensor), None),
+        ("norm; router", ("all-reduce", both), None),
+        ("dispatch", ("all-to-all, twice", expert), ("all-to-all", expert)), ("experts", None, None),
+        ("combine", ("all-to-all", expert), ("all-to-all", expert)),
+    )  # fmt: skip
+    for x, said in ((16, "block"), (136, "forward, down"), (286, "backward, up")):
+        p.words(x, 22, said, "ink bold")
+    for i, (name, *ways) in enumerate(rows):
+        y = 32 + 42 * i
+        p.frame(16, y, 108, 36, name, "line")
+        for x, message in zip((136, 286), ways, strict=True):
+            if message:
+                op, (group, colour) = message
+                p.box(x, y, 138, 36, colour)
+                p.words(x + 69, y + 15, op, "in small", "middle")
+                p.words(x + 69, y + 30, group, "in small", "middle")
+    for i, (name, group, colour) in enumerate((("dense gradients", *both), ("experts' gradients", "data 0 4", YELLOW))):
+        y = 290 + 34 * i
+        p.words(16, y + 19, name, "ink")
+        p.box(172, y, 252, 28, colour, f"all-reduce: {group}")
+    p.words(16, 370, "numbers: the ranks that take part; below: once a step", "soft small")
+    return p
+
+
 def axis_memory() -> Picture:
     """GB of the fullest rank of Llama 3 8B, cut eightfold along one axis: by the planner's count, without buffers."""
     job = jobs.Job(jobs.MODELS["8b"], 8, 8192, cluster("dgx-h100", 8))
@@ -181,4 +210,4 @@ def zero_bubble() -> Picture:
     return p
 
 
-PICTURES = (axis_memory, axes_bytes, limits, fewest, floors, zero_bubble)
+PICTURES = (axis_memory, block_messages, axes_bytes, limits, fewest, floors, zero_bubble)
