@@ -1,4 +1,4 @@
-"""What the chapters print as measured on a GPU: `python -m benchmarks.chapters`; `--device cpu` rehearses it, tiny.
+"""Measures on a GPU the figures that the chapters print: `python -m benchmarks.chapters`; `--device cpu` rehearses it.
 
 Times are medians of the device's own clock unless a line says otherwise; memory is the allocator's highest mark.
 """
@@ -20,6 +20,8 @@ from lab.course.assignment import ROOT
 from lab.model.transformer import SIZES, Transformer, attention
 from lab.solution.impl import load
 
+from .attention import timed
+from .mixed_precision import plain_step
 from .results import reason, write
 
 Row = tuple[str, str, str]  # chapter, what, measured
@@ -51,7 +53,8 @@ def main() -> None:
 
 def warming() -> Iterator[Row]:
     """The first steps of a program, each by the host's clock."""
-    step = step_of("small", 8, torch.bfloat16)
+    size = "small" if gpu else "tiny"
+    step = plain_step(SIZES[size], "cuda" if gpu else "cpu", *batch_of(size, 8), torch.bfloat16)
     times = impl.benchmarking.benchmark.benchmark(step, warmup=0, steps=8 if gpu else 2).samples
     yield "benchmarking", "first steps of small, ms", " ".join(f"{1e3 * t:.1f}" for t in times)
 
@@ -99,11 +102,8 @@ def models() -> Iterator[Row]:
         times = []
         for mode in ("forward", "forward_backward", "step"):
             context = min(1024, SIZES[size].context)
-            try:
-                told = benchmark_model(Transformer(SIZES[size]), mode=mode, batch=4, context=context, steps=5)
-                times.append(f"{mode} {1e3 * told.median:.1f} ± {1e3 * told.standard_deviation:.1f}")
-            except Exception as error:
-                times.append(f"{mode} {reason(error)}")
+            told = benchmark_model(Transformer(SIZES[size]), mode=mode, batch=4, context=context, steps=5)
+            times.append(f"{mode} {1e3 * told.median:.1f} ± {1e3 * told.standard_deviation:.1f}")
         yield "benchmarking", f"{size}, batch 4, context 1,024, float32, ms", ", ".join(times)
 
 
@@ -186,20 +186,6 @@ def graphs() -> Iterator[Row]:
         yield "benchmarking", f"forward of {size}, {batch} × {context}, ms", told
 
 
-def step_of(size: str, batch: int, dtype: torch.dtype) -> Callable[[], None]:
-    size = size if gpu else "tiny"
-    model = Transformer(SIZES[size]).to(dtype)
-    tokens, targets = batch_of(size, batch)
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        model.loss(tokens, targets).backward()
-        optimizer.step()
-
-    return step
-
-
 def batch_of(size: str, batch: int, context: int = 1024) -> tuple[Tensor, Tensor]:
     config = SIZES[size if gpu else "tiny"]
     tokens, targets = torch.randint(config.vocabulary, (2, batch, min(context, config.context))).unbind()
@@ -225,22 +211,10 @@ def peak(call: Callable[[], Any]) -> int:
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """Median of ten calls after three, by the device's clock."""
-    times = []
-    for _ in range(13):
-        if gpu:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(4_000_000)  # two milliseconds, in which the host prepares the launches
-            start.record()
-            call()
-            end.record()
-            wait()
-            times.append(start.elapsed_time(end) / 1e3)
-        else:
-            before = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - before)
-    return statistics.median(times[3:])
+    """Median of ten calls after three, by the device's clock; on a CPU of two calls after one."""
+    if not gpu:
+        return impl.benchmarking.benchmark.benchmark(call, warmup=1, steps=2).median
+    return statistics.median([timed(call) for _ in range(13)][3:])
 
 
 if __name__ == "__main__":

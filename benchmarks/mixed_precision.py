@@ -62,9 +62,11 @@ def row(impl: Any, size: str, options: argparse.Namespace) -> dict:
     }
 
 
-def plain_step(config: Any, device: str, tokens: torch.Tensor, targets: torch.Tensor) -> Callable[[], None]:
+def plain_step(
+    config: Any, device: str, tokens: torch.Tensor, targets: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> Callable[[], None]:
     with torch.device(device):
-        model = Transformer(config)
+        model = Transformer(config).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
