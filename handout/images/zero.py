@@ -7,7 +7,7 @@ from typing import Literal
 from lab.cluster.costs import ring_cost
 from reference.zero.accounting import accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Bar, Chart, Picture
 
 RANKS = 4
 Method = Literal["none", "p_os", "zero2", "zero3"]
@@ -16,6 +16,7 @@ STAGES: tuple[tuple[str, Method], ...] = (
 )  # fmt: skip
 TENSORS = (9, 5, 4, 3, 2, 1)  # of the worked example
 LAYERS, LAYER_BYTES, COMPUTE_MS, ALPHA_S, BYTES_PER_S = 3, 16e6, 2.0, 20e-6, 10e9
+Order = Literal["ddp", "late", "early", "zero3"]  # ZeRO-1 and 2 gather after the step, or under the next forward
 
 
 def shares() -> Picture:
@@ -203,4 +204,84 @@ def prefetch() -> Picture:
     return p
 
 
-PICTURES = (shares, growth, stages, packing, renames, memory, storage, prefetch)
+def whole_step(order: Order, forward_ms: float = COMPUTE_MS) -> tuple[list[Bar], list[Bar]]:
+    """Compute and messages of a step, in ms; a backward takes two forwards, the optimizer's step nothing.
+
+    A link carries one message at a time, in the order in which they are asked for. ZeRO-3 keeps the last layer whole
+    between forward and backward, and gathers one layer ahead.
+    """
+    one = 1e3 * ring_cost("all_gather", LAYER_BYTES / RANKS, RANKS, ALPHA_S, 1 / BYTES_PER_S)
+    compute, messages = list[Bar](), list[Bar]()
+
+    def send(what: str, asked: float, times: int = 1) -> float:
+        start = max(asked, messages[-1][0] + messages[-1][1] if messages else 0.0)
+        messages.append((start, times * one, what))
+        return start + times * one
+
+    def work(what: str, needs: float, long: float) -> float:
+        start = max(needs, compute[-1][0] + compute[-1][1] if compute else 0.0)
+        compute.append((start, long, what))
+        return start
+
+    layers, here = range(1, LAYERS + 1), dict.fromkeys(range(1, LAYERS + 1), 0.0)
+    if order == "early":
+        here = {layer: send(f"p{layer}", 0.0) for layer in layers}
+    if order == "zero3":
+        here[1] = send("p1", 0.0)
+    for layer in layers:
+        start = work(f"f{layer}", here[layer], forward_ms)
+        if order == "zero3" and layer < LAYERS:
+            here[layer + 1] = send(f"p{layer + 1}", start)
+    done = 0.0
+    for layer in reversed(layers):
+        start = work(f"b{layer}", here[layer], 2 * forward_ms)
+        if order == "zero3":
+            if layer > 1:  # the gather is asked for before the reduce-scatter of the layer above
+                here[layer - 1] = send(f"p{layer - 1}", start)
+            if layer < LAYERS:
+                done = send(f"g{layer + 1}", start)
+        else:
+            done = send(f"g{layer}", start + 2 * forward_ms, 2 if order == "ddp" else 1)
+    if order == "zero3":
+        done = send("g1", start + 2 * forward_ms)
+    if order == "late":
+        for layer in layers:
+            send(f"p{layer}", done)
+    return compute, messages
+
+
+def exposed(compute: list[Bar], messages: list[Bar]) -> float:
+    """The part of a step in which nothing computes, in ms."""
+    return max(start + long for start, long, _ in (*compute, *messages)) - sum(long for _, long, _ in compute)
+
+
+def hidden() -> Picture:
+    """A whole step by DDP, ZeRO-1 and 2, and ZeRO-3: what travels under compute, and what sticks out."""
+    p = Picture("hidden", WIDTH, 414, "What overlaps with what in a step: DDP, ZeRO-1 and 2, ZeRO-3")
+    ms = 17.4
+    p.words(16, 22, "upper lane: computes; lower lane: the link; ms exposed", "soft")
+    rows: tuple[tuple[str, Order], ...] = (
+        ("DDP", "ddp"), ("ZeRO-1 and 2, gathers after the step", "late"),
+        ("ZeRO-1 and 2, gathers under forward", "early"), ("ZeRO-3", "zero3"),
+    )  # fmt: skip
+    for i, (name, order) in enumerate(rows):
+        compute, messages = whole_step(order)
+        top = 48 + 80 * i
+        p.words(16, top, f"{name}: {exposed(compute, messages):.1f} ms", "ink bold")
+        for start, long, what in compute:
+            p.box(16 + ms * start, top + 8, ms * long - 1.5, 24, BLUE if what[0] == "f" else GREEN, what)
+        for start, long, what in messages:
+            under = any(at < start + long and start < at + ran for at, ran, _ in compute)
+            colour = YELLOW if what[0] == "p" else ORANGE
+            p.box(16 + ms * start, top + 34, ms * long - 1.5, 24, colour, hatched=not under)
+            p.words(16 + ms * (start + long / 2), top + 51, what, "in small", "middle")
+    p.line(16, 350, 16 + ms * 23.6, 350, arrow=True)
+    for at in range(0, 24, 4):
+        p.line(16 + ms * at, 350, 16 + ms * at, 355)
+        p.words(16 + ms * at, 369, str(at) if at else "0 ms", "soft small", "middle" if at else "start")
+    p.words(16, 388, "f, b: forward, backward of a layer; p: its parameters", "soft small")
+    p.words(16, 406, "gathered; g: its gradient reduced; hatched: nothing computes", "soft small")
+    return p
+
+
+PICTURES = (shares, growth, stages, packing, renames, memory, hidden, storage, prefetch)
