@@ -191,22 +191,72 @@ def halves(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[lis
     return ranks
 
 
+DUAL = (  # DualPipe's ranks 0 and 1 of 4, 8 micro-batches: F, B, B in halves (X, W); a, b, …: from rank 3
+    "F0 F1 F2 Fa Xa Wa Fb F3+Bb Fc+B0 Bc Fd+B1 Bd X2 W2 X3 W3",
+    "F0 Fa F1 Fb F2 Ba Fc+B0 F3+Bb Fd+B1 Bc B2 Xd X3 Wd W3",
+)
+UNITS = {"F": 1, "B": 2, "X": 1, "W": 1}
+
+
+def dual_pipe() -> list[list[tuple[str, int]]]:
+    """Of each of four ranks: (what, start), by DUAL. Ranks 2 and 3 are mirrored. What is joined by + ends together."""
+    mirror = str.maketrans("0123abcd", "abcd0123")
+    orders = [row.split() for row in (*DUAL, *(row.translate(mirror) for row in reversed(DUAL)))]
+    ended: dict[tuple[str, str, int], int] = {}
+    ranks, free = [list[tuple[str, int]]() for _ in orders], [0] * len(orders)
+    while any(orders):
+        for r, order in enumerate(orders):
+            if not order:
+                continue
+            parts, needs = order[0].split("+"), list[tuple[str, str, int]]()
+            for kind, name in parts:
+                before = r - 1 if name.isdigit() == (kind == "F") else r + 1
+                if kind != "W" and 0 <= before < len(orders):
+                    needs.append(("F" if kind == "F" else "B", name, before))
+            if all(need in ended for need in needs):
+                now = max([free[r], *(ended[need] for need in needs)])
+                free[r] = now + sum(UNITS[kind] for kind, _ in parts)
+                for kind, name in parts:
+                    ranks[r].append((kind + name, now))
+                    now += UNITS[kind]
+                    if kind != "W":
+                        ended["F" if kind == "F" else "B", name, r] = free[r]
+                order.pop(0)
+    return ranks
+
+
 def zero_bubble() -> Picture:
-    """The work of the worked example with backward in two halves."""
-    ranks = halves()
-    length = max(start + 1 for rank in ranks for _, _, start in rank)
-    p = Picture("zero_bubble", WIDTH, 176, "Four stages and six micro-batches with backward cut in two halves")
-    p.words(16, 24, f"backward in two halves: {length}; 1F1B: {played('1f1b').length:g}", "ink bold")
-    unit, colours = 18.6, {"forward": BLUE, "dX": ORANGE, "dW": YELLOW}
-    for r, rank in enumerate(ranks):
-        y = 32 + 28 * r
-        p.words(16, y + 17, str(r), "soft small")
-        p.frame(30, y, unit * length, 25, kind="faint")
-        for what, micro_batch, start in rank:
-            x, w = 30 + unit * start, unit - 1
-            p.box(x, y, w, 25, colours[what], hatched=what == "dW")
-            p.words(x + w / 2, y + 17, str(micro_batch), "in small", "middle")
-    p.words(16, 166, "rows: ranks; blue: forward, orange: dX, hatched: dW", "soft small")
+    """Eight micro-batches by 1F1B, with backward in halves, and by DualPipe: (what, start) of each rank."""
+    many = 8
+    plain = played("1f1b", many)
+    kinds = {"forward": "F", "backward": "B", "dX": "X", "dW": "W"}
+    rows = (
+        ("1F1B", [
+            [(f"{kinds[action.kind]}{action.micro_batch}", round(start)) for action, start in zip(*rank, strict=True)]
+            for rank in zip(plain.ranks, plain.starts, strict=True)
+        ]),
+        ("in halves",
+         [[(f"{kinds[what]}{i}", start) for what, i, start in rank] for rank in halves(STAGES, many)]),
+        ("DualPipe", dual_pipe()),
+    )  # fmt: skip
+    p = Picture("zero_bubble", WIDTH, 426, "Four stages and eight micro-batches by 1F1B, in halves, and by DualPipe")
+    unit, colours = 12.2, {"F": BLUE, "B": ORANGE, "X": ORANGE, "W": YELLOW}
+    for i, (name, ranks) in enumerate(rows):
+        top = 22 + 124 * i
+        length = max(start + UNITS[what[0]] for rank in ranks for what, start in rank)
+        busy = 3 * many
+        said = f"{name}: {length} units, idle/busy {length - busy}/{busy} = {(length - busy) / busy:.1%}"
+        p.words(16, top, said.replace("%", " %"), "ink bold")
+        for r, rank in enumerate(ranks):
+            y = top + 8 + 24 * r
+            p.words(16, y + 16, str(r), "soft small")
+            p.frame(30, y, unit * length, 22, kind="faint")
+            for what, start in rank:
+                x, w = 30 + unit * start, unit * UNITS[what[0]] - 1
+                p.box(x, y, w, 22, colours[what[0]], hatched=what[0] == "W")
+                p.words(x + w / 2, y + 16, what[1], "in small", "middle")
+    p.words(16, 402, "rows: ranks; blue: forward; orange: backward, or dX alone;", "soft small")
+    p.words(16, 418, "hatched: dW; letters: micro-batches that enter at rank 3", "soft small")
     return p
 
 
