@@ -8,7 +8,7 @@ import math
 from lab.course.assignment import ROOT
 from reference.flash_attention.occupancy import Multiprocessor, occupancy
 
-from .picture import BLUE, GREY, ORANGE, WIDTH, Picture
+from .picture import BLUE, GREY, ORANGE, WIDTH, YELLOW, Picture
 
 
 def room() -> Picture:
@@ -53,4 +53,50 @@ def fastest() -> Picture:
     return p
 
 
-PICTURES = (room, fastest)
+CYCLES = {"S": 2 * 64 * 128 * 128 / 4096, "P": 64 * 128 / 16, "v": 2 * 64 * 128 * 128 / 4096}  # of one group's 64 rows
+IN_TURN = [(kind, group, tile) for tile in range(2) for kind in "SPv" for group in range(2)]
+PING_PONG = [
+    (kind, group, tile)
+    for tile in range(3)
+    for group in range(2)
+    for kind, tile in (("v", tile - 1), ("S", tile), ("P", tile))
+    if 0 <= tile < 2
+]  # a group's product with v and its next scores, then its exponentials beside the other group's products
+
+
+def schedule(order: list[tuple[str, int, int]], together: bool) -> list[tuple[float, str, int, int]]:
+    """When each operation starts: in order on its unit, after its group's last one; `together`: after both groups'."""
+    unit, ready, started = {"P": 0.0, "products": 0.0}, [0.0, 0.0], []
+    for i, (kind, group, tile) in enumerate(order):
+        lane = "P" if kind == "P" else "products"
+        if together and kind != order[i - 1][0]:
+            ready = [max(ready)] * 2
+        start = max(unit[lane], ready[group])
+        unit[lane] = ready[group] = start + CYCLES[kind]
+        started.append((start, kind, group, tile))
+    return started
+
+
+def ping_pong() -> Picture:
+    """Two groups of warps on one multiprocessor of an H100: tensor cores in one lane, exponential units in the other."""
+    p = Picture("ping_pong", WIDTH, 274, "Two groups of warps: in step, and in turns, so that exponentials are hidden")
+    scale = 408 / 6144
+    for top, name, order, together in (
+        (26, "in step", IN_TURN, True),
+        (136, "ping-pong", PING_PONG, False),
+    ):
+        started = schedule(order, together)
+        end = max(start + CYCLES[kind] for start, kind, _, _ in started)
+        busy = sum(CYCLES[kind] for _, kind, _, _ in started if kind != "P") / end
+        p.words(16, top, f"{name}: {end:,.0f} cycles, tensor cores busy {100 * busy:.0f} %", "ink bold")
+        for k in range(2):
+            p.frame(16, top + 10 + 34 * k, scale * end - 2, 28)
+        for start, kind, group, tile in started:
+            y, words = top + 10 + 34 * (kind == "P"), f"P{tile}·v" if kind == "v" else f"{kind}{tile}"
+            p.box(16 + scale * start, y, scale * CYCLES[kind] - 2, 28, (BLUE, YELLOW)[group], words)
+    p.words(16, 246, "upper lane: tensor cores; lower: exponentials", "soft")
+    p.words(16, 264, "blue: group 1; yellow: group 2", "soft")
+    return p
+
+
+PICTURES = (room, fastest, ping_pong)
