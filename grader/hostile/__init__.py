@@ -2,8 +2,9 @@
 
 They are data, `grader/hostile/*.toml`: a table `[name]` with the technique (one of techniques.toml), the exercise it
 attacks, why it is plausible, and the tests that it must fail, since its code without the trick fails them; without
-`loses` it may earn nothing. It hands in `files`, edits of a copy of the reference as mutants have them, or both; or an
-archive that a function of `archives` writes.
+`loses` it may earn nothing. It hands in `code` (the exercise's file), `files`, edits of a copy of the reference as
+mutants have them, or several of these; or an archive that a function of `archives` writes. `like` names a table of
+shared.toml: the attack has its keys, too, and makes its edits first.
 grader/hostility.py grades them. `strangers.toml` holds attacks by an author who had not seen the tests.
 """
 
@@ -13,6 +14,7 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from grader import mutants
 from lab.course.assignment import ROOT, default
@@ -22,8 +24,8 @@ from . import archives
 HERE = Path(__file__).parent
 HONEST = "honest"  # the technique of what is none
 EVERYTHING = ("everything",)
-_NEEDED = {"technique", "exercise", "why"}
-_KEYS = {*_NEEDED, "loses", "needs", "open", "files", "file", "old", "new", "edits", "archive"}
+_NEEDED = {"technique", "why"}
+_KEYS = {*_NEEDED, "exercise", "loses", "needs", "open", "code", "files", "file", "old", "new", "edits", "archive"}
 
 
 class HostileError(ValueError):
@@ -62,15 +64,19 @@ class Attack:
 
 def techniques() -> dict[str, str]:
     """{name: one line of explanation}."""
-    return tomllib.loads((HERE / "techniques.toml").read_text(encoding="utf-8"))
+    return _tables(HERE / "techniques.toml")
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def read() -> list[Attack]:
     """The whole corpus, file by file. Raises HostileError for an entry that cannot be used."""
     found = [
         _attack(path.name, name, table)
-        for path in sorted(HERE.glob("*.toml")) if path.name != "techniques.toml"
-        for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items()
+        for path in sorted(HERE.glob("*.toml")) if path.name not in ("techniques.toml", "shared.toml")
+        for name, table in _tables(path).items()
     ]  # fmt: skip
     if twice := _first_twice(a.name.casefold() for a in found):
         raise HostileError(f"two attacks are named {twice}: names are unique")
@@ -87,23 +93,30 @@ def honest() -> list[Attack]:
     ]
 
 
-def _attack(file: str, name: str, table: dict) -> Attack:
-    where, exercises = f"{file}: [{name}]", default().exercises
+def _attack(source: str, name: str, table: dict) -> Attack:
+    where, exercises = f"{source}: [{name}]", default().exercises
+    if like := table.pop("like", ""):
+        shared = _tables(HERE / "shared.toml")[like]
+        table = {**shared, **table, "edits": [*shared["edits"], *table["edits"]]}
     unknown, missing = set(table) - _KEYS, _NEEDED - set(table)
     if unknown or missing:
         raise HostileError(f"{where}: unknown keys {sorted(unknown)}, missing {sorted(missing)}")
     if table["technique"] not in techniques():
         raise HostileError(f"{where}: expected a technique of techniques.toml, got {table['technique']!r}")
-    if table["exercise"] not in ("", *exercises):
-        raise HostileError(f"{where}: expected an exercise of {ROOT.name}/assignment.toml, got {table['exercise']!r}")
-    edits = mutants.edits_of(table, exercises[table["exercise"]].file if table["exercise"] else "")
-    if bool(table.get("archive")) == bool(table.get("files") or edits):
-        raise HostileError(f"{where}: expected either files and edits, or an archive")
+    exercise = table.get("exercise", "")
+    if exercise not in ("", *exercises):
+        raise HostileError(f"{where}: expected an exercise of {ROOT.name}/assignment.toml, got {exercise!r}")
+    file = exercises[exercise].file if exercise else ""
+    edits, files = mutants.edits_of(table, file), table.get("files", {})
+    if "code" in table:
+        files = {file: table["code"], **files}
+    if bool(table.get("archive")) == bool(files or edits):
+        raise HostileError(f"{where}: expected either code, files and edits, or an archive")
     if table.get("archive") and not hasattr(archives, table["archive"]):
         raise HostileError(f"{where}: grader/hostile/archives.py has no function {table['archive']!r}")
-    plain = {key: table[key] for key in (*_NEEDED, "open", "files", "archive") if key in table}
+    plain = {key: table[key] for key in (*_NEEDED, "open", "archive") if key in table}
     loses, needs = tuple(table.get("loses", EVERYTHING)), tuple(table.get("needs", ()))
-    return Attack(name, **plain, loses=loses, needs=needs, edits=edits)
+    return Attack(name, exercise=exercise, **plain, loses=loses, needs=needs, files=files, edits=edits)
 
 
 def _first_twice(names: Iterable[str]) -> str:
