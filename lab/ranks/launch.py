@@ -49,7 +49,6 @@ class World:
         self.shared = ""  # the folder that all ranks share
         self.ports, self.requests = ports, requests
         self.strays = set[str]()
-        self.compiled = set[str]()  # files of the solution that ranks had to compile
         self.late = ""  # the module of LATE that a rank needs: import it, then fork all ranks again
         self.hung = False
         self.busy = ""  # message about the wait for cores, if that is why ranks did not end in time
@@ -209,7 +208,6 @@ class World:
             if header.get("late") in LATE and header["late"] not in sys.modules:
                 self.late = header["late"]
             error = None if ok else header["error"]
-            self.compiled |= {str(path) for path in header.get("compiled", ())}
         except (ValueError, KeyError, TypeError, AttributeError):
             self.refuse(rank, framing.FORGED)
             return

@@ -20,7 +20,7 @@ import socket
 import sys
 import warnings
 
-from ..solution import compiled, framing
+from ..solution import framing
 from ..solution.framing import GIVE_UP
 from . import alone, processes, seccomp
 from .child import LATE, Job
@@ -108,7 +108,6 @@ def main() -> None:
         )
         if left:
             return
-        compiled.keep(world.compiled, job.impl)
         forks += len(ranks)
         if forks >= _PAYS and not gathered:
             processes.in_huge_pages()

@@ -1,1 +1,1 @@
-"""A solution's files: found, loaded, compiled, searched for forbidden calls; and values to and from its process."""
+"""A solution's files: found, loaded, searched for forbidden calls; and values to and from its process."""

@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 from ..course.assignment import ROOT
-from . import compiled
 
 NAME = "impl"
 
@@ -99,7 +98,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> Any:
         if not Path(self.path).is_file():
             return compile("", self.path, "exec")
-        return compiled.code(self.path) or super().get_code(fullname)
+        return super().get_code(fullname)
 
     def exec_module(self, module: ModuleType) -> None:
         try:
