@@ -15,8 +15,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from . import clock, streams
-
 
 class Observer(TorchDispatchMode):
     """Calls `see(func, out, args, kwargs)` after each torch operator inside the block."""
@@ -98,49 +96,6 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
 
     with Observer(see), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield memory
-
-
-@contextlib.contextmanager
-def record(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
-    """Like `meter`; on CUDA it reads the allocator's history instead, so it shows the memory that was really used.
-
-    On CUDA only peak_bytes, live_bytes and events are set, at the end of the block.
-    """
-    if not torch.cuda.is_available() or streams.installed is not None:
-        with meter(inputs) as memory:
-            yield memory
-        return
-    memory = _Phases()
-    torch.cuda.memory._record_memory_history(max_entries=1_000_000)
-    try:
-        yield memory
-        torch.cuda.synchronize()
-        traces = torch.cuda.memory._snapshot()["device_traces"]
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
-    memory.replay([entry for trace in traces for entry in trace])
-
-
-class _Phases(Memory):
-    """Records the time of each change of phase, to find the phase of events in the allocator's history."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "phase":
-            self.__dict__.setdefault("changes", []).append((clock.time() * 1e6, value))
-        super().__setattr__(name, value)
-
-    def replay(self, history: list[dict]) -> None:
-        """Add the allocations and frees of a CUDA memory snapshot as events."""
-        made: dict[int, tuple[str, int]] = {}
-        for entry in sorted(history, key=lambda e: e["time_us"]):
-            if entry["action"] == "alloc":
-                before = [p for at, p in self.__dict__["changes"] if at <= entry["time_us"]]
-                phase = before[-1] if before else "forward"
-                made[entry["addr"]] = phase, entry["size"]
-                self._change(phase, entry["size"])
-            elif entry["action"] == "free_completed" and entry["addr"] in made:
-                phase, size = made.pop(entry["addr"])
-                self._change(phase, -size)
 
 
 def innermost() -> FrameType | None:

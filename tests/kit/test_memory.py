@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import torch
 
-from lab.measure.memory import _Phases, meter
+from lab.measure.memory import meter
 
 KIB = 1024
 
@@ -88,19 +88,3 @@ def test_the_timelines_highest_point_is_the_peak():
     assert max(map(sum, zip(*lines.values(), strict=True))) == memory.peak_bytes
     assert sum(line[-1] for line in lines.values()) == memory.live_bytes
     assert min(min(line) for line in lines.values()) >= 0
-
-
-def test_a_snapshot_of_cuda_tells_the_same():
-    memory = _Phases()
-    now = memory.__dict__["changes"][0][0]
-    history = [
-        {"action": "alloc", "addr": 1, "size": 512, "time_us": now + 10},
-        {"action": "alloc", "addr": 2, "size": 1024, "time_us": now + 2e8},
-        {"action": "free_requested", "addr": 1, "size": 512, "time_us": now + 3e8},
-        {"action": "free_completed", "addr": 1, "size": 512, "time_us": now + 3e8},
-        {"action": "free_completed", "addr": 9, "size": 64, "time_us": now + 4e8},  # made before the recording
-    ]
-    memory.__dict__["changes"].append((now + 1e8, "backward"))
-    memory.replay(history[::-1])
-    assert (memory.peak_bytes, memory.live_bytes) == (1536, 1024)
-    assert memory.timeline() == {"forward": [0, 512, 512, 0], "backward": [0, 0, 1024, 1024]}
