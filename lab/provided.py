@@ -1,7 +1,5 @@
 """The mark for what a student is given: it stays whole in the generated stubs."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 T = TypeVar("T")

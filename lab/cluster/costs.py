@@ -3,8 +3,6 @@
 The link, the accounting exercises and the planner all use these functions, so they agree.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A planner's input, a job (what to train, and on which cluster), and its output, a plan."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..model import transformer

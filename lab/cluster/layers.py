@@ -4,8 +4,6 @@ Each kernel that a framework would launch is one line: its FLOPs, the bytes it r
 n: tokens of the micro-batch; T: ranks of the tensor axis; E: bytes per activation.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from .events import Collective, Compute, Event, Wait

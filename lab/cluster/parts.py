@@ -1,7 +1,5 @@
 """The parts of a model: the work of one micro-batch on a chunk, and the collectives of the data axis."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache

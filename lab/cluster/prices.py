@@ -3,8 +3,6 @@
 No constant is fitted to a training run. lab/cluster/hardware.toml gives their sources, and names the calibrated one.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

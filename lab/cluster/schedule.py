@@ -5,8 +5,6 @@ c·p + r. Micro-batches pass through the virtual stages in this order, and back.
 backward take a given time, messages take none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -4,8 +4,6 @@ A rank computes on one stream. Each group has its own stream for collectives, an
 stops only where an event makes it wait, so everything else overlaps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """A plan's training step: events and memory of each stage, a lower bound of its time, and its simulated time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise

@@ -4,8 +4,6 @@ This module checks only the form: whether an answer parses, has the right unit, 
 whether it is right.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import math

@@ -6,8 +6,6 @@ stages three to five on data=2: your attention, buckets, sharded optimizer and c
 last checkpoint; --fresh starts anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

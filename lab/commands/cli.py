@@ -1,7 +1,5 @@
 """The student's command line: `lab` says where you are and what is next, `lab check` tests what you wrote."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

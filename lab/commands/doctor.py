@@ -3,8 +3,6 @@
 Both students and graders need these checks; `grader.doctor` adds those for graders. Each check returns findings.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

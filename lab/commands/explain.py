@@ -4,8 +4,6 @@ The text is in `lab/explanations/<stage>.md`, one section per exercise, for stud
 reasons, what the measured property shows, what real systems add, and one source.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Prints text wrapped between words at the terminal's width, or at 80 columns if the width is unknown."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """`lab`: shows the current exercise, results that are out of date, the next exercise, and a hint."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.text import Text
 

@@ -1,7 +1,5 @@
 """Formats lists of names and test results for messages."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Where a result comes from: versions of packages, the kit's commit, and changes that are not committed."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import subprocess

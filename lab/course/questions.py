@@ -4,8 +4,6 @@ questions.toml holds no answers; the grader computes them. The student's command
 the questions here.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ only if all numeric tests of the exercise pass. Points of tests that did not run
 their own column, and do not count as possible. The same holds for timed tests that are inconclusive.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Numbers with units: "1.5 MB" and "1500000 B" are the same answer; "1.5 Mb" is refused."""
 
-from __future__ import annotations
-
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _TABLE: dict[str, tuple[str, float]] = {

@@ -1,7 +1,5 @@
 """Compares the rows of two ranks that ran separately, and finds the first operations that do not match."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest

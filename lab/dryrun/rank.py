@@ -8,8 +8,6 @@ If the host needs a number, `lab.dryrun.host` gives one for balanced data. To kn
 as well: `lab.dryrun.accounts.matched` compares all stages of a pipeline, and a neighbour along each other axis.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

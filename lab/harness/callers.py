@@ -1,7 +1,5 @@
 """Detects changes to a caller's tensors: arguments, incoming gradients, and tensors saved for backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Probes for many exercises: call a function of the implementation, and record what it returns, raises, allocates."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import operator

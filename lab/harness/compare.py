@@ -3,8 +3,6 @@
 A comparison that is undecided at the limit is *inconclusive*: the test does not pass, but costs no points.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 We keep these digests beside the results. They show at once whether the results are up to date, and what has changed.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from pathlib import Path

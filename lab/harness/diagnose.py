@@ -4,8 +4,6 @@ A function whose text is a separate line begins it with LOOKS. Such a line goes 
 `lab.harness.mistakes` ignores it when it compares messages, so we can add patterns without recording mistakes again.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec

@@ -1,7 +1,5 @@
 """Advice for common error messages of torch."""
 
-from __future__ import annotations
-
 REMEDIES = {
     "is not part of group": "src= and dst= are ranks of the world; group_src= and group_dst= are those of the group",
     "tensor splits not equal to group size": "splits have one number a rank of the group, which without group= is the "

@@ -1,7 +1,5 @@
 """Writes files that several processes share, perhaps on several machines."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

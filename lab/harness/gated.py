@@ -4,8 +4,6 @@ In forward, a micro-batch passes gate "0.1 begins" (step 0, micro-batch 1) and t
 gate "0.1 layer 3" at the output of layer 3, one such gate per layer, and finally gate "0.1 ends".
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """`pytest --inline`: probes run in pytest itself, so that a debugger stops in the student's code."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

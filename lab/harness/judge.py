@@ -1,7 +1,5 @@
 """Compares values with expected ones, and names the worst element; decides timed comparisons."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

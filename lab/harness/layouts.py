@@ -1,7 +1,5 @@
 """Memory layouts of operands. Each operand gets another layout, to catch code that uses another operand's strides."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from collections.abc import Callable, Collection

@@ -7,8 +7,6 @@ give a 0 or a False. So if the message has no longer number, the mistake is only
 The file holds no line of a solution.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

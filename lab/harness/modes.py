@@ -1,7 +1,5 @@
 """Detects modules that leave the mode that the caller chose: training or evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import nn

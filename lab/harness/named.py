@@ -1,7 +1,5 @@
 """Modules with random member names, registered in random order, so that neither reveals the order in which they run."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Iterator, Sequence
 from typing import Any

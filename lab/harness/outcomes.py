@@ -1,7 +1,5 @@
 """Turns the outcome of a test into a Result, with a message for the person who wrote the code."""
 
-from __future__ import annotations
-
 import pytest
 
 from ..course import assignment as assignments

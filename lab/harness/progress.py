@@ -1,7 +1,5 @@
 """Remembers the last test results of student/ in .cache/progress.json, and knows which are out of date."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ A test names its exercise and kind, runs a probe, and judges the values that it 
     def test_replicas_start_equal(run, rng): …
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Helpers for probes of bad input: record the exception that a call raises."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

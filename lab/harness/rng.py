@@ -1,7 +1,5 @@
 """Inputs and shapes drawn from a seed at run time: public for students, secret for the grader."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The end of `pytest tests/`: points per exercise, the first failure, and the next exercise."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from typing import Any

@@ -1,7 +1,5 @@
 """Reads from a test file's source, without importing it, which exercise and property each test judges."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ its holder dies. A session locks only the cores on which it may run, so sessions
 for each other. Any user of the machine can hold such a lock, so the wait has a limit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -5,8 +5,6 @@ digests everything that the result depends on. Otherwise the numerics run first,
 session writes its verdicts to that cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path

@@ -3,8 +3,6 @@
 Code of `lab` must take the time from here, so that timeouts and reports stay right under simulation.
 """
 
-from __future__ import annotations
-
 import os
 from time import monotonic, perf_counter, perf_counter_ns, process_time, sleep, thread_time, time
 

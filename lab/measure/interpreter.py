@@ -1,7 +1,5 @@
 """Makes Triton's interpreter faster: patches the language once per launch, not in every call of a device function."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -9,8 +9,6 @@ with compiling(90) as kernels:  # in a process without it: every launch compiles
 kernels[0].spilled_bytes, kernels[0].instructions["wgmma"]
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """Memory that a computation allocates and keeps, measured in torch's dispatcher: exact on any machine."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import weakref

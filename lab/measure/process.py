@@ -1,7 +1,5 @@
 """Helpers to measure a process's memory as the operating system sees it, for any library and thread."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

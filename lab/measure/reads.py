@@ -1,7 +1,5 @@
 """Finds calls in which the host reads a tensor's value, and so would wait for a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

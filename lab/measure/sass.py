@@ -1,9 +1,6 @@
 """The inner loop of a kernel's machine code: its instructions by pipe, and the overlap of exponentials with wgmma."""
 
-from __future__ import annotations
-
 import re
-from collections import Counter
 from dataclasses import dataclass
 
 PIPES = {
@@ -14,16 +11,12 @@ PIPES = {
     "tensor": "HGMMA HMMA UTCHMMA", "barrier": "BAR", "tile": "SYNCS", "copy": "UTMALDG", "wait": "WARPGROUP",
 }  # fmt: skip
 PIPE = {op: pipe for pipe, ops in PIPES.items() for op in ops.split()}
-HMMA_CYCLES = 8  # of m16n8k16 on a tensor core of sm_80: 4,096 FLOP at 512 per cycle
 
 
 @dataclass(frozen=True)
 class Instruction:
     op: str  # with modifiers: HGMMA.64x128x16.F32.BF16
     operands: str
-    stall: int  # cycles until the warp may issue its next
-    sets: tuple[int, int]  # scoreboards for the result and for the release of operands; 7: none
-    waits: int  # scoreboards that must be clear, as bits
 
     @property
     def name(self) -> str:
@@ -42,24 +35,11 @@ class Instruction:
         """How many groups of wgmma may still be in flight after this wait; None if it is no such wait."""
         return int(self.operands.split(",")[1], 16) if self.op.startswith("WARPGROUP.DEPBAR") else None
 
-    def tensor_cycles(self) -> float:
-        """Cycles of the tensor core, or of shared memory (128 B per cycle) if reading the operands takes longer."""
-        if shape := re.match(r"HGMMA\.64x(\d+)x(\d+)", self.op):
-            n, k = map(int, shape.groups())
-            from_shared = self.operands.split(",")[1].strip().startswith("gdesc")
-            return max(64 * n * k * 2 / 4096, (n + 64 * from_shared) * k * 2 / 128)
-        return HMMA_CYCLES
-
 
 def disassemble(sass: str) -> dict[int, Instruction]:
-    """Instructions by address, from `cuobjdump -sass`: two 64-bit words each, the second with control bits."""
-    line = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@\S+\s+)?(\S+)\s*(.*?)\s*;\s*/\* 0x\w+ \*/\s*/\* 0x(\w+) \*/")
-    code = {}
-    for address, op, operands, word in line.findall(sass):
-        bits = int(word, 16)
-        sets = (bits >> 46 & 7, bits >> 49 & 7)
-        code[int(address, 16)] = Instruction(op, operands, bits >> 41 & 15, sets, bits >> 52 & 63)
-    return code
+    """Instructions by address, from `cuobjdump -sass`."""
+    line = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@\S+\s+)?(\S+)\s*(.*?)\s*;\s*/\* 0x\w+ \*/\s*/\* 0x\w+ \*/")
+    return {int(address, 16): Instruction(op, operands) for address, op, operands in line.findall(sass)}
 
 
 def inner_loop(code: dict[int, Instruction]) -> list[Instruction]:
@@ -74,11 +54,6 @@ def inner_loop(code: dict[int, Instruction]) -> list[Instruction]:
     if not found:
         raise ValueError("expected a loop with tensor-core instructions in the machine code, got none")
     return min(found, key=len)
-
-
-def counts(loop: list[Instruction]) -> Counter[str]:
-    """Instructions of one warp and step by pipe."""
-    return Counter(i.pipe for i in loop)
 
 
 def coverage(loop: list[Instruction]) -> float:

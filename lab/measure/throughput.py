@@ -1,7 +1,5 @@
 """Throughput of a training run: tokens per second, utilization (MFU), memory."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

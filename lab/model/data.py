@@ -6,8 +6,6 @@ step: a run that resumes at step 300, with any number of ranks, gets the same ba
 rank takes its own share, as with a distributed sampler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Scaling laws: how large a model to train with a given amount of compute, and on how much text."""
 
-from __future__ import annotations
-
 import math
 
 TOKENS_A_PARAMETER = 20

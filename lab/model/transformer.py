@@ -5,8 +5,6 @@ own attention: annotated, tiled or sharded. Sources: Touvron et al. 2023 (Llama)
 Shazeer 2020 (SwiGLU), Ainslie et al. 2023 (grouped-query attention).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Plots, one function each: Okabe–Ito colours with hatches, an alternative text, and a table of the numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Plots loss over steps, one curve per run. Curves of equal runs lie on each other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Plots memory over the course of a step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..measure.memory import Memory

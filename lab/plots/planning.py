@@ -1,7 +1,5 @@
 """Plots of plans: a map of meshes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

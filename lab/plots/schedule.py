@@ -1,7 +1,5 @@
 """Draws a pipeline schedule: a row per rank, a bar per action with its micro-batch's number, white where it waits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..cluster.schedule import KINDS, Simulation

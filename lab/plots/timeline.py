@@ -3,8 +3,6 @@
 A rank's upper bars show its compute, the lower bars its messages. Where only the lower row has a bar, the rank waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

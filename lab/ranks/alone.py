@@ -6,8 +6,6 @@ tensor whose memory a test measures does not fit there. Some kernels allow unpri
 ranks keep only the filter and the sandbox, and `lacking` gives the reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -3,8 +3,6 @@
 The zygote forks a child for one probe and one rank. The child never returns from `answer`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

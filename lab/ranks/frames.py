@@ -1,7 +1,5 @@
 """Frames between a rank and the switch: the lengths of header and payload, a JSON header, the payload's bytes."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

@@ -4,8 +4,6 @@ Gates prove the order of work. To compute a layer's gradient, a rank must first 
 that layer, so the switch sees which messages the rank sent before and after.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Forks the ranks of one probe, collects their answers, and ends them."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

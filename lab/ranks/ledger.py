@@ -3,8 +3,6 @@
 Tests read the switch's ledger (lab/ranks/switch.py). Each rank also keeps its own rows, for dry runs and benchmarks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ that we replace there. Two things escape: native code that bypasses the dispatch
 an operator whose name does not contain the words of a forbidden name.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterable

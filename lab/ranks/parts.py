@@ -1,7 +1,5 @@
 """Parts: each rank's contribution to an operation. Checks the parts, and computes each rank's result from them."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from dataclasses import dataclass

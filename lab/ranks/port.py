@@ -1,7 +1,5 @@
 """A rank's only connection: a socket to the switch. A background thread reads the answers."""
 
-from __future__ import annotations
-
 import ctypes
 import socket
 import threading

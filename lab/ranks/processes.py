@@ -1,7 +1,5 @@
 """System calls about processes: list them, clean up after them, measure them, protect them, and use huge pages."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """The process of one rank, as the zygote that forked it sees it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """The status of a rank as the switch sees it: which operations it has issued, waits for, and has results of."""
 
-from __future__ import annotations
-
 import socket
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Reductions over ranks, in rank order and in the dtype that was sent, as in a real ring."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

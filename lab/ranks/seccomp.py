@@ -6,8 +6,6 @@ a rank also refuses new namespaces (a new tmpfs has no size limit), locks and wa
 carry messages), and memory that no process is charged for (memfd, System V segments). See seccomp(2), linux/filter.h.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

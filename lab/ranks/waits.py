@@ -4,8 +4,6 @@
 It patches the methods of torch's Work and Future classes. The objects themselves stay torch's own.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any

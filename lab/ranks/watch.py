@@ -6,8 +6,6 @@ make objects of classes, and replaces operators in torch's dispatcher. Torch its
 refusal is reported even if the solution catches the exception.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

@@ -9,8 +9,6 @@ whole submission, the zygote imports them at once. Elsewhere that would delay th
 such a module when a rank first needs it, and then forks that probe's ranks again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

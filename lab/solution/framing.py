@@ -1,7 +1,5 @@
 """Messages on a pipe: a JSON header and blobs, each preceded by its length. The ends need not trust each other."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -4,8 +4,6 @@
 *replaced*: after its module has executed, and before other modules import from it, its name is rebound to a stand-in.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import importlib.machinery

@@ -1,7 +1,5 @@
 """Parses submitted source. A file that cannot be parsed is refused; other files are not affected."""
 
-from __future__ import annotations
-
 import ast
 
 LIMIT = 1 << 18  # bytes of one file: many times the size of a solution

@@ -1,7 +1,5 @@
 """Finds files that are still stubs, from the source alone, without running a probe."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Supports nested dicts, lists and tuples of tensors, numbers, strings, bools and 
 received data is never executed. Strides and aliases are lost; a probe that needs odd strides must make them itself.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import dataclass

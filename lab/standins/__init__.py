@@ -5,8 +5,6 @@ takes the student's executed module, and returns the object that replaces the st
 has one, otherwise a correct solution that lacks the exercise's property.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 

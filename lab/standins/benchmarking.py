@@ -1,7 +1,5 @@
 """Stand-ins of stage `benchmarking`."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Stand-ins for `lab train` of exercises that no other builds on: torch's own, or plain. Named <stage>_<exercise>."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import ModuleType

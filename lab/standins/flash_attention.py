@@ -1,7 +1,5 @@
 """Stand-ins of stage `flash_attention`."""
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stand-ins of stage `mixed_precision`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from types import ModuleType
 

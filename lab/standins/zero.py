@@ -1,7 +1,5 @@
 """Stand-ins of stage `zero`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from types import ModuleType

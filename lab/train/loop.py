@@ -5,8 +5,6 @@ ranks itself. A run that was stopped, or that torchrun restarts after the loss o
 from its last checkpoint, on the same mesh or another.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -5,8 +5,6 @@ bucketed data parallelism, a sharded optimizer, clipping and checkpoints. Both u
 implementation's own. A stand-in can replace each piece, by its exercise's id.
 """
 
-from __future__ import annotations
-
 import argparse
 import pkgutil
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Stand-ins for the data axis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Stand-ins for the expert axis: routing, and the exchange of tokens with the experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Stand-in for the mesh itself."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Stand-ins for the pipeline: schedules and their execution."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Stand-ins for the tensor axis: sharded layers and sharded sequences."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 from typing import Any
