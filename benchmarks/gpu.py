@@ -46,7 +46,6 @@ _TRAIN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lab.tra
           "reference", "--fresh", "--folder", ".cache/gpu-train", "--steps")  # fmt: skip
 PARTS = (
     Part("doctor", ("-m", "lab", "doctor"), gpus=0, limit_s=40),
-    Part("machine code", ("-m", "benchmarks.static", "--print", "--arch", "90", "--dim", "128"), gpus=0, peers=True),
     Part("tests", ("-m", "pytest", "tests/flash_attention", "tests/benchmarking", "tests/mixed_precision", *_TESTS),
          limit_s=360),
     Part("tile sizes", ("-m", "benchmarks.sweep"), limit_s=200,
