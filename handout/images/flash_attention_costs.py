@@ -78,7 +78,7 @@ def schedule(order: list[tuple[str, int, int]], together: bool) -> list[tuple[fl
 
 
 def ping_pong() -> Picture:
-    """Two groups of warps on one multiprocessor of an H100: tensor cores in one lane, exponential units in the other."""
+    """Two groups of warps on one multiprocessor of an H100: a lane of tensor cores, one of exponential units."""
     p = Picture("ping_pong", WIDTH, 274, "Two groups of warps: in step, and in turns, so that exponentials are hidden")
     scale = 408 / 6144
     for top, name, order, together in (
