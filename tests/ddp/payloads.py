@@ -17,7 +17,8 @@ def carries_own(what: str, told: dict, world: int) -> None:
 
     A message may hold several gradients in any order, and other data; or several messages may hold one gradient.
     told: a step with its "rows", "payloads", and "own": this rank's gradients by name, in float64 and from a plain
-    computation. Adds "carries" to each row: the names of the gradients in it.
+    computation. Adds "carries" to each row: the names of the gradients in it; a row of "backward" that nothing proves
+    to have left there becomes one of "finish".
     """
     own, plain = ({name: g for name, g in gradients.items() if g is not None} for gradients in told["own"])
     for row in told["rows"]:
@@ -46,6 +47,12 @@ def carries_own(what: str, told: dict, world: int) -> None:
         f"{what}: the gradients are right, but none of the {len(sums)} messages that sum over ranks carried this "
         f"rank's own gradient of {some(missing)}: send each gradient itself, as it is or divided by {world}"
     )
+
+    # After the gate of its last layer, only that layer's gradients need a backward: others may have left at any time.
+    last, reached = told["marks"][-1]
+    for row in told["rows"][reached:]:
+        if row["phase"] == "backward" and row["carries"] and last not in map(number_of, row["carries"]):
+            row["phase"] = "finish"
 
 
 def left_late(told: dict) -> list[tuple[dict, int]]:
