@@ -3,8 +3,6 @@
 It removes whole lines. `grader.stubs` lets ruff remove unused imports and fix the layout.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -18,7 +16,6 @@ from lab.course.assignment import Assignment
 from .errors import Wrong
 
 WIDTH = 120
-_MARK = re.compile(r"#+\s*(begin|end) solution\s*$")
 _SENTENCE = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bal)(?<!\bvs)(?<!\bEq)(?<!\bcf)[.!?;:](?=\s|$)")
 _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -32,15 +29,12 @@ class Cutter:
 
     def __init__(self, file: str, text: str, assignment: Assignment):
         self.file, self.assignment, self.lines = file, assignment, ["", *text.splitlines()]
-        self.regions = _regions(file, self.lines)
         self.gone: set[int] = set()
         self.raises: dict[int, str] = {}  # line number → text to insert after it
         self.hidden: set[str] = set()  # private names that were removed
 
     def code(self) -> str:
         self.block(ast.parse("\n".join(self.lines[1:])).body, "", 1, len(self.lines) - 1)
-        if self.regions:
-            raise StubError(f"{self.file}:{self.regions[0][0]}: a region belongs inside a function")
         kept = []
         for number, line in enumerate(self.lines):
             kept += [line] if number and number not in self.gone else []
@@ -73,12 +67,7 @@ class Cutter:
                 return self.definition(node, marks) or self.class_(node, f"{scope}{node.name}.")
             kernel, doc = "jit" in marks, ast.get_docstring(node)
             message = raising(kernel, self.file, scope + node.name, doc, node.col_offset + 4, self.assignment)
-            inside = [region for region in self.regions if node.lineno < region[0] <= _end(node)]
-            for begin, end in inside:
-                self.regions.remove((begin, end))
-                self.gone.update(range(begin, end + 1))
-                self.raises[begin] = self.lines[begin].partition("#")[0] + message
-            return bool(inside) or self.definition(node, marks) or self.function(node, message)
+            return self.definition(node, marks) or self.function(node, message)
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             names = [*_assigned(node)]
             declares = isinstance(node, ast.AnnAssign) and node.value is None
@@ -130,39 +119,6 @@ class Cutter:
                 break
             last = number
         return last
-
-
-def _regions(file: str, lines: Sequence[str]) -> list[tuple[int, int]]:
-    """(first, last) line of each region from `# begin solution` to `# end solution`. Raises StubError."""
-    regions, begun = list[tuple[int, int]](), 0
-    for number, line in enumerate(lines):
-        if (mark := _MARK.search(line)) is None:
-            continue
-        if line[: mark.start()].strip():
-            raise StubError(f"{file}:{number}: {mark[0].strip()} belongs on a line of its own, between statements")
-        if mark[1] == "begin" and begun:
-            raise StubError(f"{file}:{number}: begin solution inside the region begun on line {begun}")
-        if mark[1] == "end" and not begun:
-            raise StubError(f"{file}:{number}: end solution without a begin solution before it")
-        regions += [(begun, number)] if begun else []
-        begun = 0 if begun else number
-    if begun:
-        raise StubError(f"{file}:{begun}: begin solution without an end solution after it")
-    for begin, end in regions:
-        columns = [(len(line) - len(line.lstrip()), line.lstrip()) for line in lines[begin : end + 1] if line.strip()]
-        column = min((column for column, text in columns if not text.startswith("#")), default=-1)
-        if column < 0:
-            raise StubError(f"{file}:{begin}: the region holds no statement")
-        if {columns[0][0], columns[-1][0]} != {column}:
-            raise StubError(f"{file}:{begin}: the region crosses a block; begin, end and statements share a column")
-        try:
-            ast.parse("\n".join([*lines[:begin], " " * column + "pass", *lines[end + 1 :]]))
-        except SyntaxError:
-            raise StubError(
-                f"{file}:{begin}: the region to line {end} does not hold whole statements; "
-                "begin and end belong between statements"
-            ) from None
-    return regions
 
 
 def raising(kernel: bool, file: str, name: str, doc: str | None, column: int, assignment: Assignment) -> str:

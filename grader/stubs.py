@@ -1,11 +1,8 @@
 """Generates the students' stubs: the reference without its solutions.
 
 Public functions and methods keep decorators, signature and docstring, and raise. Triton kernels keep them too, and do
-not compile. Code marked `@provided` stays. Other private code is removed, with the imports that only it used. In a
-function with lines from `# begin solution` to `# end solution`, only these lines are removed.
+not compile. Code marked `@provided` stays. Other private code is removed, with the imports that only it used.
 """
-
-from __future__ import annotations
 
 import ast
 import json

@@ -168,67 +168,7 @@ def assert_clean(path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-SCAFFOLD = '''
-    """A loop."""
-
-    from lab.provided import provided
-
-
-    @provided
-    def _step(x):
-        return x + 1
-
-
-    def benchmark(x):
-        """Time a step. Twice."""
-        total = 0
-        for i in x:
-            # begin solution
-            total += i  # SECRET
-            if total:
-                total = "SECRET"
-            # end solution
-        return _step(total)
-'''
-
-
-def test_a_region_is_cut_where_it_stands_and_the_rest_of_the_body_stays(tmp_path):
-    text = stub(tmp_path, SCAFFOLD, "benchmarking/benchmark.py")
-    assert "SECRET" not in text
-    assert "solution" not in text
-    raising = 'raise NotImplementedError("benchmarking.benchmark: Time a step")'
-    assert f"for i in x:\n        {raising}\n    return _step" in text
-    assert "return x + 1" in text, "what the rest of the body uses stays"
-    (tmp_path / "benchmarking/benchmark.py").write_text(text)
-    assert_clean(tmp_path)
-    two = region(BEGIN, "x = 'SECRET'", "x = 2", END, "x = 3", BEGIN, "x = 'SECRET'", END)
-    raising = '    raise NotImplementedError("ddp.naive: write f")\n'
-    assert stub(tmp_path, two) == f"def f(x):\n{raising}    x = 3\n{raising}    return x\n"
-
-
-def test_a_region_of_a_kernel_fails_to_compile_rather_than_raising(tmp_path):
-    kernel = region("y = 1", "# begin solution", "x = 2", "# end solution")
-    text = stub(tmp_path, f"import triton\nimport triton.language as tl\n@triton.jit\n{kernel}")
-    assert '    y = 1\n    tl.static_assert(False, "ddp.naive: write this kernel")\n    return x\n' in text
-
-
-def region(*lines: str) -> str:
-    return "def f(x):\n" + "".join(f"    {line}\n" for line in lines) + "    return x\n"
-
-
-BEGIN, END = "# begin solution", "# end solution"
 REFUSED = {  # source, and the line that the message names
-    "without an end": (region(BEGIN, "x = 1"), 2),
-    "without a begin": (region("x = 1", END), 3),
-    "inside the region begun on line 2": (region(BEGIN, BEGIN, "x = 1", END), 3),
-    "holds no statement": (region("x = 1", BEGIN, END), 3),
-    "crosses a block": (region("if x:", f"    {BEGIN}", "    x = 1", "x = 2", f"    {END}"), 3),
-    "share a column": (region("if x:", f"    {BEGIN}", "    x = 1", END), 3),
-    "crosses": (region("if x:", f"    {BEGIN}", "    x = 1", "else:", "    x = 2", f"    {END}"), 3),
-    "whole statements": (region(BEGIN, "if x:", "    x = 1", END, "else:", "    x = 2"), 2),
-    "between statements": (region("x = [", f"    {BEGIN}", "    1,", f"    {END}", "]"), 3),
-    "line of its own": (region(f"x = 1  {BEGIN}", "x = 2", END), 2),
-    "inside a function": (f"{BEGIN}\nx = 1\n{END}\n", 1),
     "_pick": ("def _pick():\n    return 1\n\n\nTILE = _pick()\n", 5),
     "_f": ("class C:\n    def _f(self):\n        return 1\n\n    g = property(_f)\n", 5),
     "not Python": ("x = 1\n\n\n\ndef f(:\n", 5),
@@ -249,38 +189,19 @@ MORE = {  # source, what stays, what does not
         "if 1:\n\n    def f():\n        raise",
         "zlib",
     ),
-    "else": ("if 1:\n  x = 1\nelse:\n  def f():\n    SECRET\n", "else:\n\n    def f():\n        raise", "SECRET"),
     "dunder all": ("from os import sep, path\n__all__ = ['path']\ndef f(): sep, path\n", "import path", "sep"),
-    "side effect": ("import readline  # noqa: F401\nimport zlib\ndef f(): zlib\n", "import readline", "zlib"),
     "shadowed": (
         "import zlib\ndef _h(): SECRET\n@provided\ndef f(zlib, _h):\n    return zlib, _h\ndef g(): zlib\n",
         "zlib, _h",
         "import",
     ),
     "overload": ("@overload\ndef f(x: int) -> int: ...\ndef f(x): SECRET\n", "-> int: ...", "SECRET"),
-    "nested": ("class A:\n    class B:\n        def f(self): SECRET\n    class _C: SECRET\n", "A.B.f", "SECRET"),
     "typing only": ("import typing as t\nif t.TYPE_CHECKING:\n    import os\ndef f(): os\n", "def f", "import"),
-    "whole base": (
-        "@provided\nclass _B:\n    def f(self): return 1\n@provided\nclass A(_B): pass\n",
-        "return 1",
-        "raise",
-    ),
     "set of a constant": ("_T = {}\n_T['a'] = 'SECRET'\ndef f(): return _T\n", "raise", "_T"),
-    "default": ("@provided\ndef _d(): return 1\ndef f(x=_d()): SECRET\n", "return 1", "SECRET"),
     "decorator": ("@provided\ndef _d(f): return f\n@_d\ndef f(x): SECRET\n", "return f", "SECRET"),
-    "own": ("class A:\n    @provided\n    def _f(self): return self._f\n    def g(self): SECRET\n", "return", "SECRET"),
-    "two lines": (
-        f'def f():\n    """{"do it " * 16}now; then. Or."""\n',
-        f'(\n        "ddp.naive: {"do it " * 16}now"\n    )',
-        "SECRET",
-    ),
     "long": (f'def f():\n    """{"do it " * 40}."""\n    SECRET\n', '…"\n    )', "SECRET"),
-    "backslash": ('def f():\n    r"""Do \\alpha."""\n    SECRET\n', "Do \\\\alpha", "SECRET"),
-    "fields": ("class A:\n    _x: int\n    _y: int = 'SECRET'\n    z = 3\n", "_x: int\n    z = 3", "SECRET"),
-    "first in a class": ("class A:\n    _x = 1\n\n    def f(self): SECRET\n", "class A:\n    def f", "SECRET"),
     "end of a class": ("class A:\n    y = 1\n    def _f(self): x\n\n    # SECRET\nz = 2\n", "y = 1\n\n\nz", "SECRET"),
     "end of a file": ("x = 1\ndef _f(): x\n\n# SECRET\n", "x = 1\n", "SECRET"),
-    "private kernel": ("@triton.jit\ndef _k(x): SECRET\n@provided\n@triton.jit\ndef _p(x): x\n", "def _p", "SECRET"),
 }
 
 
@@ -304,13 +225,12 @@ def test_the_id_is_that_of_the_exercise_nearest_by_file_then_name(tmp_path):
         assert f'"{message}"' in text
     none = dataclasses.replace(default(), exercises={})
     assert '"ddp: write NaiveDDP.f"' in stubs.generate(tmp_path, none)[FILE]
-    assert stub(tmp_path, "def f(): _x\n", "ddp/__init__.py") == "def f(): _x\n"
 
 
 def test_write_makes_check_content_and_check_names_what_is_not(tmp_path):
     reference, student = tmp_path / "reference", tmp_path / "student"
     stub(reference, HOUSE)
-    stub(reference, SCAFFOLD, "benchmarking/benchmark.py")
+    stub(reference, "x = 1\n", "benchmarking/benchmark.py")
     assert len(stubs.check(reference, student)) == 2
     assert stubs.write(reference, student) == ["benchmarking/benchmark.py", FILE]
     assert stubs.write(reference, student) == stubs.check(reference, student) == []
