@@ -139,12 +139,6 @@ def an_abstract_socket() -> str:
     return NAME
 
 
-@way(lambda name: socket.gethostname() == name)
-def the_name_of_the_machine() -> str:
-    socket.sethostname(NAME)
-    return NAME
-
-
 def _locked(path: str) -> bool:
     with open(path, "rb") as stream:
         try:
@@ -201,16 +195,6 @@ def _killed(pid: str) -> bool:
 def a_signal() -> str:
     signal.signal(signal.SIGURG, lambda *_: None)
     return str(os.getpid())
-
-
-@way(lambda pid: any(_comm(p) for p in _pids(pid)))
-def the_name_of_a_process() -> str:
-    Path("/proc/self/comm").write_text("a word from 0")
-    return _pid()
-
-
-def _comm(pid: str) -> bool:
-    return "word" in Path(f"/proc/{pid}/comm").read_text()
 
 
 def _reads_memory(told: str) -> bool:

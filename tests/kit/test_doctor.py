@@ -51,9 +51,7 @@ def test_what_ci_uses_needs_nothing(machine):
     ("has", "what", "found", "do", "fatal"),
     [
         ({"torch": "2.9.1"}, "torch", "2.9.1", "pip install 'torch>=2.11'", True),
-        ({"torch": None}, "torch", "not installed", "pip install 'torch>=2.11'", True),
         ({"torch": "2.99.0"}, "torch", "2.99.0, newer than 2.13.0, which was tried", "torch==2.13.0", False),
-        ({"triton": "3.5.0"}, "triton", "3.5.0", "pip install 'triton>=3.6'", True),
         ({"numpy": None}, "numpy", "not installed", "pip install 'numpy'", True),
         ({"python": "3.10.14"}, "python", "3.10.14", ">=3.11", True),
         ({"triton": "3.6.0", "numpy": "2.4.0"}, "versions together", "triton 3.6.0 with numpy 2.4.0: loops",
@@ -67,13 +65,6 @@ def test_a_version_out_of_range_says_which_to_install(machine, monkeypatch, has,
     finding = one(doctor.versions(), what)
     assert (finding.found.startswith(found), finding.fatal) == (True, fatal)
     assert do in finding.do
-
-
-def test_without_triton_its_exercises_are_not_run_on_a_mac(machine, monkeypatch):
-    machine(triton=None)
-    elsewhere = SimpleNamespace(marker=SimpleNamespace(evaluate=lambda: False), specifier="")
-    assert doctor._version("triton", elsewhere).do == doctor.triton().do
-    assert "not run here" in doctor.triton().do
 
 
 @pytest.mark.parametrize(
@@ -103,7 +94,6 @@ ROW = ("NVIDIA H200", "580.65.06", "Disabled")
     ("rows", "torch", "what", "found", "do"),
     [
         ([], {"built": None, "devices": []}, "GPU", "none", "not run"),
-        ([ROW], {"built": "13.0", "devices": [H200]}, "GPU in torch", "NVIDIA H200, sm_90, 150 GiB", ""),
         ([ROW] * 2, {"built": "13.0", "devices": [H200] * 2}, "GPU in torch", "2 × NVIDIA H200, sm_90, 150 GiB", ""),
         ([ROW], {"built": None, "devices": []}, "GPU in torch", "built without CUDA", "a CUDA build"),
         ([ROW], {"built": "13.0", "devices": []}, "GPU in torch", "though there is one", "compare the driver"),
@@ -123,7 +113,6 @@ def test_a_gpu_is_seen_by_the_driver_and_by_torch_or_it_says_why(monkeypatch, ro
 
 
 def test_the_driver_is_read_line_by_line(monkeypatch):
-    assert doctor.output(["no-such-program-anywhere"]) == ""
     text = "NVIDIA H200, 580.65.06, Disabled\nNVIDIA H200, 580.65.06, [N/A]\nNVIDIA-SMI has failed\n"
     monkeypatch.setattr(doctor, "output", lambda command: text)
     assert doctor.driver() == [ROW, ("NVIDIA H200", "580.65.06", "[N/A]")]
@@ -134,23 +123,21 @@ NO_UID = "uid isolation needs root; run with: sudo"
 
 
 @pytest.mark.parametrize(
-    ("bubblewrap", "uid", "fatal", "do"),
+    ("bubblewrap", "uid", "do"),
     [
-        ("", "", False, {"bubblewrap": "", "uid": ""}),
-        ("", NO_UID, False, {"bubblewrap": "", "uid": ""}),
-        (NO_BWRAP, "", False, {"bubblewrap": "apt-get install bubblewrap; until then: --isolation uid", "uid": ""}),
-        (NO_BWRAP, NO_UID, True, {"bubblewrap": "run: apt-get install bubblewrap", "uid": "run with: sudo"}),
+        ("", NO_UID, {}),
+        (NO_BWRAP, "", {"bubblewrap": "apt-get install bubblewrap; until then: --isolation uid"}),
+        (NO_BWRAP, NO_UID, {"bubblewrap": "run: apt-get install bubblewrap", "uid": "run with: sudo"}),
     ],
 )
-def test_only_a_machine_without_any_box_cannot_grade(monkeypatch, bubblewrap, uid, fatal, do):
+def test_only_a_machine_without_any_box_cannot_grade(monkeypatch, bubblewrap, uid, do):
     monkeypatch.setattr(grader_doctor, "available", lambda: {"bubblewrap": bubblewrap, "uid": uid, "process": ""})
     found = list(grader_doctor.isolation())
-    assert any(f.fatal for f in found) == fatal
-    for kind, words in do.items():
+    assert any(f.fatal for f in found) == bool(bubblewrap and uid)
+    for kind in ("bubblewrap", "uid"):
         finding = one(found, f"isolation {kind}")
-        assert words in finding.do
-        assert bool(finding.do) == bool(words)
-        assert finding.found in ("works", (bubblewrap if kind == "bubblewrap" else uid).partition(";")[0])
+        assert do.get(kind, "") in finding.do
+        assert bool(finding.do) == (kind in do)
 
 
 @pytest.mark.parametrize(
@@ -191,15 +178,10 @@ def test_slurm_is_told_piece_by_piece(monkeypatch):
     assert one(found, "partition class*") == Finding("partition class*", "up, 3 nodes idle, gpu:h100:8")
     assert "sinfo -R" in one(found, "partition old").do
     assert "sinfo -R" in one(found, "partition off").do
-    outputs[" "] = ""
     monkeypatch.setattr(grader_doctor, "output", lambda command: "class*|up|3|idle|(null)\n")
     assert "--gpus" in one(grader_doctor.slurm(), "GPUs in Slurm").do
-    monkeypatch.setattr(grader_doctor, "output", lambda command: "")
-    assert one(grader_doctor.slurm(), "partitions").do == "look at: sinfo"
     monkeypatch.setattr(schedulers, "answers", lambda: False)
     assert "scontrol ping" in one(grader_doctor.slurm(), "Slurm").do
-    monkeypatch.setattr(schedulers.importlib.util, "find_spec", lambda name: None)
-    assert one(grader_doctor.slurm(), "Slurm").do == "run: pip install submitit"
     there.remove("sbatch")
     assert one(grader_doctor.slurm(), "Slurm").found == "sbatch not found"
     there.clear()
