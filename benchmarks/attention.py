@@ -6,8 +6,6 @@ shared; medians and quartiles; the matrix ceiling measured beside them; results 
 bfloat16, batch · N = 16,384, heads · dim = 2,048. A run that was stopped goes on where it was.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import itertools

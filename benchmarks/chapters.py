@@ -3,8 +3,6 @@
 Times are medians of the device's own clock unless a line says otherwise; memory is the allocator's highest mark.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import statistics

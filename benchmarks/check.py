@@ -4,8 +4,6 @@ Each is run as a student runs it, a process of its own, in a copy of the kit who
 timed is the whole command, start of Python included.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import statistics

@@ -6,8 +6,6 @@ so overlap hides little there; on a *link* a message costs latency and bandwidth
 throttled by `tc` (Linux, as root) real traffic queues. NCCL where there are as many GPUs as ranks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

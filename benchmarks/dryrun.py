@@ -6,8 +6,6 @@ dry run, exactly, and without a pipeline those at most too; the router is forced
 one rank's step of a 70 B model on one core, over ranks, layers and micro-batches.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -5,8 +5,6 @@ this commit and device, with the same uncommitted changes, is not run again. Wit
 as a rehearsal.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

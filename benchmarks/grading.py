@@ -4,8 +4,6 @@
 is in `benchmarks.overhead`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -6,8 +6,6 @@ ranks of one run; bytes held at most and between steps, of every storage that to
 from the ledger. Ranks are no more than cores. PyTorch has no expert axis of its own: there is no row for it.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 

@@ -3,8 +3,6 @@
 Needs a GPU to mean anything; `--device cpu` runs it all the same, on the smallest size, to see that it does.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import Any

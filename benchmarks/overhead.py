@@ -4,8 +4,6 @@
 fills the cache of expected values.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import subprocess

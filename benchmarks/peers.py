@@ -1,7 +1,5 @@
 """An attention function that the user names on the command line: `--peer path:function`."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

@@ -5,8 +5,6 @@ layer, which are none of the runs below. One rule for what a source does not tel
 that fits. Beside it stands what knows no mesh at all: the constant that is best in hindsight.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import math

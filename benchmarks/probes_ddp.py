@@ -1,7 +1,5 @@
 """What runs in the ranks of `benchmarks.ddp`: a step of each wrapper in turn, and the parts of one measured alone."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from typing import Any

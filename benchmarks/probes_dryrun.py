@@ -1,7 +1,5 @@
 """What runs in the processes of `benchmarks.dryrun`."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time

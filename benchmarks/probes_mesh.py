@@ -1,7 +1,5 @@
 """What runs in the ranks of `benchmarks.mesh`: steps on one axis, ours and torch's in turn, and bytes of each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

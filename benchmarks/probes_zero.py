@@ -1,7 +1,5 @@
 """What runs in the ranks of `benchmarks.zero`: steps of each optimizer and each wrapper in turn, and bytes of each."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes what was measured to benchmarks/results/, with where, with what and at which commit."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """What the benchmarks of ranks share: a model, steps in turn, what a step holds and sends, and a row of each."""
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

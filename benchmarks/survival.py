@@ -4,8 +4,6 @@ The assignment is of a second, the grader the real one. kill -9 at random moment
 a regrade. Nothing that was written down may be lost or graded again, and nothing may be left behind.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

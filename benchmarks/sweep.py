@@ -3,8 +3,6 @@
 A run that was stopped goes on where it was. `--device cpu` runs each kernel once in the interpreter, and keeps nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

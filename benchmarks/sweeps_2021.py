@@ -1,7 +1,5 @@
 """Orders that Narayanan et al. 2021 state in words or figures, section 5, as the planner's prices have them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise

@@ -4,8 +4,6 @@ Reference and variants on secret seeds, while every core is kept busy by somethi
 once is a wrong verdict, and is named. What is timed may stay inconclusive, but in no more than 2 % of tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

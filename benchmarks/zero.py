@@ -6,8 +6,6 @@ between steps, of every storage that torch operations have met; bytes sent, from
 the cores that carry the messages; on a *link* a message costs latency and bandwidth and no core.
 """
 
-from __future__ import annotations
-
 import statistics
 
 from lab.cluster.costs import Link

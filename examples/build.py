@@ -3,8 +3,6 @@
 Honest ones come as students send them; hostile ones each try one trick in one file, and hold honest code in another.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Builds and grades examples/submissions/: `python -m examples.grade --out out`; without a sandbox, no hostile ones."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

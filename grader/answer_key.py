@@ -5,8 +5,6 @@ memory meter, cost functions, ledger of the reference) instead of repeating the 
 Values are in base units: bytes, seconds, a fraction of 1. A multiple-choice answer is its letter.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

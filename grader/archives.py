@@ -3,8 +3,6 @@
 Every source checks names the same way. It limits the bytes that it reads, whatever sizes the headers claim.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gzip

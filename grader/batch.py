@@ -1,7 +1,5 @@
 """Grades many submissions in parallel workers, each submission in its own sandboxes; records each as it finishes."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import ctypes
 import multiprocessing

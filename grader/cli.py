@@ -1,7 +1,5 @@
 """The instructor's command line: `grader grade submissions/`."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

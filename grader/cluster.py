@@ -6,8 +6,6 @@ array run, and requeues jobs of a failing node. We submit a job again if it disa
 lists the jobs, so that a new grader finds them after the old one was killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Reads CSV as spreadsheets write it, with any of their delimiters, and writes CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence

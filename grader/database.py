@@ -1,7 +1,5 @@
 """Stores the gradebook's two tables: one writer, atomic transactions. SQLite here, PostgreSQL in `postgres`."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

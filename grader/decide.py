@@ -1,7 +1,5 @@
 """The commands for decisions by hand, marks, and grades for other tools; grader.policy says how decisions count."""
 
-from __future__ import annotations
-
 import getpass
 import json
 from collections.abc import Collection

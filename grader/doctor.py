@@ -1,7 +1,5 @@
 """`grader doctor`: what a machine lacks for grading, and how to fix it. `lab.commands.doctor` checks the rest."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -5,8 +5,6 @@ of its prerequisites, on what solutions import from lab, and on its entry in ass
 matter: every report reads them again. grader.batch handles prerequisites whose verdict changes.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

@@ -6,8 +6,6 @@ same time or right after, earns all points and gets no flag. Honest submissions 
 flags.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import ctypes

@@ -4,8 +4,6 @@ The tests are those that students have. Two things differ: probes run in a sandb
 solution that fits only the public inputs fails. Tests that fail on the secret seed also run on the public one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Collection, Container, Iterable

@@ -4,8 +4,6 @@ A stray tests/adapters.py beside stage folders does not make a submission a fork
 most submissions have; a submission of the other layout is refused, without an effect on the rest.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ whether the tests notice a change at all. `grader mutants --operators` draws som
 judges each survivor: either the change makes no difference, or a test is missing.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import random

@@ -1,7 +1,5 @@
 """Lists the files and lines that belong to an exercise, for somebody who deletes it: `grader parts ID`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

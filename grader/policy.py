@@ -4,8 +4,6 @@ Decisions are rows beside the results. A row never changes; another row can with
 regrade, and their history stays. Each grade is computed anew from results and decisions.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A gradebook in PostgreSQL, with the same tables and statements as in SQLite."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

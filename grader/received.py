@@ -3,8 +3,6 @@
 Names and sizes are checked as in a student's archive, with higher limits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Decides which exercises of which submissions to judge again, and why; the rest of the run is kept."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path

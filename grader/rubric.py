@@ -4,8 +4,6 @@ A row is one criterion of one question of one submission. A half-filled sheet is
 unchanged. One bad row, and the import takes nothing from the sheet.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -6,8 +6,6 @@ their stub. Forks of CS336 are compared with each other, each as one text. Short
 them, so a person must read both and decide.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Commands for staff: the web pages, accounts, and requests to be graded again."""
 
-from __future__ import annotations
-
 import getpass
 import secrets
 import signal

@@ -4,8 +4,6 @@ Nothing here trusts a name, a size or a header. Files are read within a byte lim
 never followed; other files are left out and counted. An archive that exceeds a limit is refused as a whole.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Commands besides grading: stubs, checks of the tests and of the grader, releases, similarity, leaderboard."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -3,8 +3,6 @@
 Their points are separate; they do not change the points of the code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable

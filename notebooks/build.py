@@ -5,8 +5,6 @@ sources/setup.py. Outputs are committed. They need no implementation: what a rea
 below it go on without it.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The one import of a notebook: torch, pyplot, colours, and `check`, which judges what a reader wrote."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -4,8 +4,6 @@ Who is there, and do all run the same versions with the same settings; does anyb
 slow alone; what does an all-reduce take. `--absent 2` and `--slow 1` play the part of a rank in trouble.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import os

@@ -5,8 +5,6 @@ that our tests expect. profiles.toml says which of our tests count, because that
 which are advisory. A test that needs something missing here (a GPU, a package) is reported as not run, never as failed.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import fnmatch

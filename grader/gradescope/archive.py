@@ -3,8 +3,6 @@
 It contains no reference solution. The only secret in it is the seed, in `settings.json`.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

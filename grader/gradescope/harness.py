@@ -4,8 +4,6 @@ run_autograder first writes a results.json that says that the grader failed; a g
 grader never looks like a fault of the student. Only instructors see standard output.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -8,8 +8,6 @@ shared.toml: the attack has its keys, too, and makes its edits first.
 grader/hostility.py grades them. `strangers.toml` holds attacks by an author who had not seen the tests.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Each function writes one submission for the honest code in `EXERCISE`, with something added, and returns its path.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -3,8 +3,6 @@
 All files are searched for code of solutions first (`leaks`); if any is found, no archive is written.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

@@ -5,8 +5,6 @@ code with other indentation or line breaks, escaped in a notebook's JSON, or in 
 equal tokens in a row are a leak. It does not find code with renamed variables; `grader similarity` does.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator, Mapping

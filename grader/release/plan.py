@@ -6,8 +6,6 @@ profile = "core"
 2026-11-09 = ["mixed_precision"]                              # the rest of the stage
 """
 
-from __future__ import annotations
-
 import datetime
 from dataclasses import dataclass
 from pathlib import Path

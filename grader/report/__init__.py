@@ -5,8 +5,6 @@ to store and show: no characters that control a terminal, break a database or JS
 HTML or CSV comes later.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

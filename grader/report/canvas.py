@@ -1,7 +1,5 @@
 """Writes a column of points for Canvas' gradebook, matched to the students on its roster."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Data of the class page: every submission, the distribution, the hardest exercises."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection

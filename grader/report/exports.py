@@ -3,8 +3,6 @@
 Text from submissions is made plain first; cells that a spreadsheet would run as formulas are disarmed.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable

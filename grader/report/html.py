@@ -4,8 +4,6 @@ Pages load nothing and run only the script that sorts tables; a Content-Security
 submissions is made plain, then jinja2 escapes it. A student's page never shows evidence or the secret seed.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 It shows only students who asked for it, under names of their choice (`read_names`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Names and code come from submissions, so they are made plain and then escaped.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data of a submission's page, with failures grouped for the reader."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections import defaultdict

@@ -4,8 +4,6 @@ If the grader is root, bubblewrap mounts as root, so that it can reach an interp
 to an unprivileged user. If the grader is a normal user, it needs user namespaces.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

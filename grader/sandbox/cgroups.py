@@ -4,8 +4,6 @@ Names of cgroups and temporary folders, which outlive a crash, identify their gr
 remove those of dead graders.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -9,8 +9,6 @@ limited, not their sum.
 inside survives. For honest code only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Limits of a box, and how its processes are held to them: resource limits and a separate user id."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

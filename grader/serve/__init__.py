@@ -1,7 +1,5 @@
 """`grader serve`: web pages on the gradebook for staff and students. All access rights are decided in this file."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import threading

@@ -1,7 +1,5 @@
 """Keeps the class in memory, and reads from the gradebook only what changed."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The pages: class, submission, marking, requests, decisions. Forms call the same functions as the commands."""
 
-from __future__ import annotations
-
 import functools
 import shlex
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 `--cards` writes the cards' lines into the chapters instead.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ What must be true: each page of the site is in it, figures as pictures; links be
 what only a screen can use (buttons, figures that move) is left out.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What the chapters say of each exercise beside their prose: from assignment.toml, and from the tests themselves."""
 
-from __future__ import annotations
-
 import re
 
 from lab.course.assignment import KINDS, ROOT, Exercise, default

@@ -1,7 +1,5 @@
 """Sphinx' settings. Nothing here reaches for the network; MathML wants no script."""
 
-from __future__ import annotations
-
 from lab.course.assignment import default
 
 project = default().title

@@ -5,8 +5,6 @@ an exercise is a section with a card. The site makes a figure with a caption of 
 moves if moving/ has numbers of its image's name; static/moving/ then has a script of that name.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path, PurePosixPath

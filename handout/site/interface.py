@@ -1,7 +1,5 @@
 """What a file asks for, without how it is done: signatures and docstrings, and what is `@provided` whole."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -3,8 +3,6 @@
 Of student/ nobody reads more than `interface` shows; the solutions' edition reads reference/ in its place.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

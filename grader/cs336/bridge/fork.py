@@ -1,7 +1,5 @@
 """Loads tests/adapters.py of the fork beside this file, and fakes packages that this machine lacks."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

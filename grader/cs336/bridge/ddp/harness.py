@@ -1,7 +1,5 @@
 """Does what the course's own tests do around a wrapped model: call its hooks before a step and after backward."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The fork's autograd functions, which take tensors of shape (batch, length, dim)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

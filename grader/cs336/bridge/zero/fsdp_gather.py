@@ -1,7 +1,5 @@
 """get_fsdp. It shards only Linear and Embedding of cs336_basics, so we first replace torch's layers by those."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 
