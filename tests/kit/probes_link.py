@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import torch
 import torch.distributed as dist
 
-from lab.harness.raising import raised
 from lab.ranks.group import ledger
 
 from .probes_backend import cases
@@ -79,10 +77,3 @@ def overlap(impl, count: int, compute_s: float) -> dict:
         took[name] = {"s": time.perf_counter() - start, "issued_s": issued, "done_early": done_early}
         took[name]["row"] = ledger.rows[-count].plain()  # of the first, which is done long before it is waited for
     return took
-
-
-def lose_a_peer(impl) -> None:
-    """Rank 1 ends during an operation; return the error of rank 0's wait."""
-    dist.all_reduce(torch.ones(4))
-    work = dist.all_reduce(torch.ones(4), async_op=True) if dist.get_rank() == 0 else os._exit(3)
-    raise ValueError(f"the wait raised {raised(work.wait)}")

@@ -7,18 +7,16 @@ break, and one ratio that sleeping makes large.
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 
 from lab.cluster.costs import Link, ring_cost, sent_bytes
 from lab.course.assignment import ROOT
 from lab.dryrun.mismatch import diff
-from lab.harness.runner import ProbeFailed
 
 from . import probes, probes_link
-from .probes_backend import CASES, WORLD
-from .test_backend import same
+from .probes_backend import CASES, WORLD, crossing
+from .test_backend import inputs, same
 
 IMPL = ROOT / "reference"
 SLOW = Link(alpha_s=2e-3, bytes_per_s=1e6)
@@ -53,11 +51,8 @@ def test_costs_are_those_of_the_formulas(op, bytes, cost_ms, sent):
     ("call", "words"),
     [
         (lambda: Link(-1e-3, 1e6), "alpha_s: expected"),
-        (lambda: Link(math.nan, 1e6), "alpha_s: expected"),
         (lambda: Link(0, 0), "bytes_per_s: expected"),
-        (lambda: Link(0, math.nan), "bytes_per_s: expected"),
         (lambda: Link(0, "1 Gbit/s"), "bytes_per_s: expected"),
-        (lambda: Link(True, 1), "alpha_s: expected"),
         (lambda: ring_cost("allreduce", 8, 2, 0, 0), "expected an op among all_reduce"),
         (lambda: ring_cost("all_reduce", 8, 0, 0, 0), "world >= 1"),
         (lambda: sent_bytes("all_reduce", -8, 2), "bytes >= 0"),
@@ -77,9 +72,10 @@ def test_a_link_is_a_link_and_joins_ranks(runner, options):
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_operation_moves_its_data_and_none_is_sooner_than_it_costs(runner, name):
-    plain, linked = (runner.run(probes_link.every_case, [name], world=WORLD, link=link) for link in (None, SLOW))
-    for rank, (want, got) in enumerate(zip(plain, linked, strict=True)):
-        assert same([*got["values"].values()], [*want["values"].values()]), f"{name}, rank {rank}"
+    linked = runner.run(probes_link.every_case, [name], world=WORLD, link=SLOW)
+    for rank, got in enumerate(linked):
+        want = crossing(CASES[name][1](inputs("float32"), rank))
+        assert same(got["values"][f"{name}, float32"], want), f"{name}, rank {rank}"
     ranks = [got["rows"] for got in linked]
     nothing_is_sooner(ranks, SLOW)
     for a, b in itertools.combinations(ranks, 2):
@@ -147,9 +143,3 @@ def test_messages_and_work_beside_them_overlap(runner):
         row = took["at once"]["row"]
         assert row["issued_s"] < row["started_s"] < row["done_s"] < row["waited_s"] <= row["returned_s"]
         assert took["at once"]["s"] < 0.85 * took["after"]["s"], "0.24 s beside 0.24 s should take little more than one"
-
-
-@pytest.mark.parametrize("link", [None, SLOW])
-def test_a_wait_for_a_peer_that_is_gone_raises(runner, link):
-    with pytest.raises(ProbeFailed, match="the wait raised RuntimeError"):
-        runner.run(probes_link.lose_a_peer, world=2, link=link)

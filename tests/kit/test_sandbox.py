@@ -205,23 +205,6 @@ def test_no_sockets_past_the_network(boxed) -> None:
     assert boxed(VSOCK) == 97  # EAFNOSUPPORT
 
 
-GLOO = """
-def rank(r):
-    import torch, torch.distributed as d
-    d.init_process_group('gloo', init_method='file:///tmp/store', rank=r, world_size=2)
-    x = torch.ones(4) * (r + 1); d.all_reduce(x); return x.tolist()
-import torch.distributed
-pid = os.fork()
-x = rank(1 if pid else 0)
-if not pid: os._exit(0)
-os.waitpid(pid, 0); print(json.dumps(x)); sys.stdout.flush(); os._exit(0)
-"""
-
-
-def test_gloo_works_inside(boxed) -> None:
-    assert boxed(GLOO) == [3.0] * 4
-
-
 def test_inherited_descriptors_are_invisible(boxed, tmp_path: Path) -> None:
     (tmp_path / "open").write_text(SECRET)
     fd = os.open(tmp_path / "open", os.O_RDONLY)

@@ -26,6 +26,11 @@ def said(id: str, outcome: str = "passed", **more) -> Result:
     return Result(id, "numerics", f"tests/x/test_x.py::test_{id.partition('.')[2]}", "", outcome, **more)
 
 
+CONFIG = SimpleNamespace(
+    stash={VERDICTS: SimpleNamespace(passes=lambda id: True, stood_in={})}, option=SimpleNamespace(impl="student")
+)
+
+
 def written() -> tuple[list[str], SimpleNamespace]:
     """A list of lines, and a terminal that writes to it."""
     lines: list[str] = []
@@ -44,15 +49,10 @@ def test_the_cases_in_which_a_test_passes_stand_beside_those_in_which_it_fails()
 def test_an_untouched_stub_is_not_attempted_and_next_follows_what_was_tried():
     stub = said(FIRST, "failed", reason="unwritten", message="not written")
     lines, terminal = written()
-    config = SimpleNamespace(
-        stash={VERDICTS: SimpleNamespace(passes=lambda id: True, stood_in={})}, option=SimpleNamespace(impl="student")
-    )
-    summary.write(terminal, [stub, said("ddp.flat"), dataclasses.replace(stub, exercise="ddp.overlapped")], config)
-    lines.clear()
-    summary.write(terminal, [stub, said("flash_attention.speed", "not_run", reason="no GPU")], config)
+    summary.write(terminal, [stub, said("flash_attention.speed", "not_run", reason="no GPU")], CONFIG)
     assert any(line.startswith(f"next: {FIRST}") for line in lines), "what did not run was not tried"
     lines.clear()
-    summary.write(terminal, [stub, said("ddp.flat"), dataclasses.replace(stub, exercise="ddp.overlapped")], config)
+    summary.write(terminal, [stub, said("ddp.flat"), dataclasses.replace(stub, exercise="ddp.overlapped")], CONFIG)
     assert not any("numerics" in line for line in lines), "nothing is wrong with what nobody wrote"
     assert sum(line.endswith("not attempted") for line in lines) == 2
     assert any(line.startswith("next: ddp.overlapped") for line in lines), "behind what was tried, not before"
@@ -82,11 +82,9 @@ def test_a_hint_at_the_method_is_not_given_where_only_a_refusal_is_missed():
     id = next(iter(default().exercises))  # what lab says is next on a fresh tree
     hint = default().exercise(id).hints[0]
     refusal = dataclasses.replace(said(id, "failed", reason="assertion", message="off"), test="t::test_0_is_refused")
-    verdicts = SimpleNamespace(passes=lambda id: True, stood_in={})
-    config = SimpleNamespace(stash={VERDICTS: verdicts}, option=SimpleNamespace(impl="student"))
     for results, given in (([refusal], False), ([refusal, said(id, "failed", reason="assertion")], True)):
         lines, terminal = written()
-        summary.write(terminal, results, config)
+        summary.write(terminal, results, CONFIG)
         out = Console(file=io.StringIO(), width=400)
         status.show(Progress(results, {id: {}}), out)
         (entry,) = gradescope(Graded("ada", results=results), default(), [id])["tests"]
@@ -96,9 +94,7 @@ def test_a_hint_at_the_method_is_not_given_where_only_a_refusal_is_missed():
 
 def test_what_was_stopped_half_run_has_no_points():
     lines, terminal = written()
-    verdicts = SimpleNamespace(passes=lambda id: True, stood_in={})
-    config = SimpleNamespace(stash={VERDICTS: verdicts}, option=SimpleNamespace(impl="student"))
-    summary.write(terminal, [said(FIRST), said("ddp.flat")], config, {"ddp.flat": (1, 9)})
+    summary.write(terminal, [said(FIRST), said("ddp.flat")], CONFIG, {"ddp.flat": (1, 9)})
     assert "ddp.flat: stopped after 1 of 9 tests: no verdict yet" in lines
     assert [line.partition(" ")[0] for line in lines if "✓" in line] == [FIRST]
     assert not any(line.startswith("next: ") for line in lines)
