@@ -3,6 +3,7 @@
 Code of `lab` must take the time from here, so that timeouts and reports stay right under simulation.
 """
 
+import contextlib
 import os
 from time import monotonic, perf_counter, perf_counter_ns, process_time, sleep, thread_time, time
 
@@ -10,15 +11,19 @@ __all__ = ["monotonic", "perf_counter", "perf_counter_ns", "process_time", "slee
 
 
 def starved_s() -> float:
-    """Seconds that this process's threads have waited for a core, since they began; 0 if the kernel does not count.
+    """Seconds that this process's threads have waited for a core, since they began; 0 if the kernel does not count."""
+    return time_on_cores()[1]
 
-    Source: proc(5), /proc/pid/task/tid/schedstat, the second number: nanoseconds on a run queue.
+
+def time_on_cores(pid: int | str = "self") -> tuple[float, float]:
+    """Seconds that a process's threads ran, and seconds that they waited for a core; zeros if not reported.
+
+    Source: proc(5), /proc/pid/task/tid/schedstat: nanoseconds on a core, and on a run queue.
     """
-    total = 0
-    try:
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/schedstat") as stream:
-                total += int(stream.read().split()[1])
-    except (OSError, IndexError):  # no Linux, no statistics in this kernel, or the thread has just ended
-        pass
-    return total / 1e9
+    ran = waited = 0
+    with contextlib.suppress(OSError, ValueError):  # a thread may just have ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/schedstat") as stream:
+                on_core, in_queue = map(int, stream.read().split()[:2])
+            ran, waited = ran + on_core, waited + in_queue
+    return ran / 1e9, waited / 1e9

@@ -12,10 +12,11 @@ import tempfile
 import time
 from dataclasses import dataclass
 
+from ..measure.clock import time_on_cores
 from ..solution import framing
 from . import alone, child, seccomp
 from .child import LATE, Job
-from .processes import dumpable, ends_with_its_parent, processes, resident, time_on_cores
+from .processes import dumpable, ends_with_its_parent, processes, resident
 from .rank_process import Rank, frames_of
 
 OUTPUT_LIMIT = 16 << 10  # bytes of a rank's output that we keep; the rest is read and dropped

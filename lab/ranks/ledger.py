@@ -5,8 +5,9 @@ Tests read the switch's ledger (lab/ranks/switch.py). Each rank also keeps its o
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 
@@ -34,6 +35,14 @@ class Row:
     peer: int = -1  # source or destination, a global rank; set on arrival for a recv from any rank
     tag: int = 0  # of a send or a recv
 
+    @classmethod
+    def of(cls, op: str, segments: Sequence[tuple[torch.dtype, int]], **details: Any) -> Self:
+        """A row issued now. segments: (dtype, elements) of each tensor of the payload."""
+        return cls(
+            op=op, bytes=sum(dtype.itemsize * n for dtype, n in segments), elements=sum(n for _, n in segments),
+            dtype=str(segments[0][0]).removeprefix("torch.") if segments else "", issued_s=_now(), **details,
+        )  # fmt: skip
+
     def plain(self) -> dict:
         return {**vars(self), "group": list(self.group)}
 
@@ -60,19 +69,9 @@ class Ledger:
         return "backward" if torch._C._current_graph_task_id() != -1 else self._phase
 
     def write(self, op: str, tensors: list[torch.Tensor], group: list[int], peer: int = -1, tag: int = 0) -> Row:
-        row = Row(
-            number=len(self.rows),
-            op=op,
-            bytes=sum(t.numel() * t.element_size() for t in tensors),
-            elements=sum(t.numel() for t in tensors),
-            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
-            group=group,
-            phase=self.now(),
-            rank=self.rank,
-            issued_s=_now(),
-            peer=peer,
-            tag=tag,
-        )
+        segments = [(t.dtype, t.numel()) for t in tensors]
+        number, phase = len(self.rows), self.now()
+        row = Row.of(op, segments, number=number, group=group, phase=phase, rank=self.rank, peer=peer, tag=tag)
         self.rows.append(row)
         return row
 

@@ -1,7 +1,6 @@
 """Parts: each rank's contribution to an operation. Checks the parts, and computes each rank's result from them."""
 
 import itertools
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +43,9 @@ class Part:
 def handed_in(rank: int, members: tuple[int, ...], header: dict[str, Any], payload: bytearray) -> Part:
     """Make a Part from a frame that this rank has just sent. Raises Refused."""
     segments = [(dtype_named(dtype), count(n)) for dtype, n in header["segments"]]
-    row = Row(
-        number=int(header["number"]), op=header["op"], bytes=sum(dtype.itemsize * n for dtype, n in segments),
-        elements=sum(n for _, n in segments), dtype=str(segments[0][0]).removeprefix("torch.") if segments else "",
-        group=list(members), phase="", rank=rank, issued_s=time.perf_counter(), peer=int(header["peer"]),
-        tag=int(header.get("tag", 0)),
+    row = Row.of(
+        header["op"], segments, number=int(header["number"]), group=list(members), phase="", rank=rank,
+        peer=int(header["peer"]), tag=int(header.get("tag", 0)),
     )  # fmt: skip
     part = Part(
         rank, row, payload, segments, str(header.get("reduce", "")), float(header.get("factor", 1)),

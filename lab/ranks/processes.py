@@ -57,20 +57,6 @@ def resident(pid: int) -> int:
         return -1
 
 
-def time_on_cores(pid: int) -> tuple[float, float]:
-    """Seconds that a process's threads ran, and seconds that they waited for a core; zeros if not reported.
-
-    Source: proc(5), /proc/pid/task/tid/schedstat: nanoseconds on a core, and on a run queue.
-    """
-    ran = waited = 0
-    with contextlib.suppress(OSError, ValueError):  # a thread may just have ended
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/schedstat") as stream:
-                on_core, in_queue = map(int, stream.read().split()[:2])
-            ran, waited = ran + on_core, waited + in_queue
-    return ran / 1e9, waited / 1e9
-
-
 def dumpable(yes: bool) -> None:
     """Allow or forbid other processes of the same user to inspect this one."""
     if sys.platform == "linux":

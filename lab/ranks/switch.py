@@ -195,21 +195,18 @@ class Switch:
             self.mismatch = self.mismatch or why
             self._fail(parts, why)
             return
-        cost = max(self.link.cost_s(p.row.op, p.row.bytes, len(members)) for p in parts) if self.link else 0.0
-        answers = results(parts, members)
-        self._carry(parts, [(p, a, -1) for p, a in zip(parts, answers, strict=True)], cost)
+        answers = [(p, a, -1) for p, a in zip(parts, results(parts, members), strict=True)]
+        self._at(self._carry([p.row for p in parts]) if len(parts) > 1 else 0.0, answers)
 
     def _message(self, name: str, part: Part) -> None:
         row = part.row
         if row.op == "send":
+            self._carry([row])
             for source in (row.rank, -1):
                 if waiting := self._mail["recv", source, row.peer, name, row.tag]:
                     self._meet(part, waiting.popleft())
                     return
             self._mail["send", row.rank, row.peer, name, row.tag].append(part)
-            if self.link:
-                self._busy[row.rank] = self._begin(row, [row.rank]) + self.link.cost_s("send", row.bytes, 2)
-                row.done_s = self._busy[row.rank]
             return
         found = [
             parts[0] for (op, source, to, of, tag), parts in self._mail.items()
@@ -229,27 +226,18 @@ class Switch:
             self.mismatch = self.mismatch or why
             self._fail([send, recv], why)
             return
-        if self.link and send.row.started_s < 0:
-            self._busy[send.rank] = self._begin(send.row, [send.rank]) + self.link.cost_s("send", send.row.bytes, 2)
-            send.row.done_s = self._busy[send.rank]
         recv.row.started_s, recv.row.peer = send.row.started_s, send.rank
-        at = max(send.row.done_s, time.perf_counter()) if self.link else 0.0
-        self._at(at, [(send, b"", -1), (recv, send.payload, send.rank)])
+        self._at(send.row.done_s, [(send, b"", -1), (recv, send.payload, send.rank)])
 
-    def _begin(self, row: Row, ranks: Sequence[int]) -> float:
-        """Set and return the time at which the links of these ranks are free: the operation starts then."""
-        row.started_s = max(time.perf_counter(), *(self._busy[r] for r in ranks))
-        return row.started_s
-
-    def _carry(self, parts: list[Part], answers: list[tuple[Part, Any, int]], cost: float) -> None:
-        """Keep the links of these ranks busy for `cost` seconds, then answer."""
-        end = 0.0
-        if self.link and len(parts) > 1:
-            start = self._begin(parts[0].row, [p.rank for p in parts])
-            end = start + cost
-            for part in parts:
-                part.row.started_s, self._busy[part.rank] = start, end
-        self._at(end, answers)
+    def _carry(self, rows: Sequence[Row]) -> float:
+        """Keep the links of these rows' ranks busy from when all are free. Return when the operation is done."""
+        if not self.link:
+            return 0.0
+        start = max(time.perf_counter(), *(self._busy[row.rank] for row in rows))
+        end = start + max(self.link.cost_s(row.op, row.bytes, len(row.group)) for row in rows)
+        for row in rows:
+            row.started_s, row.done_s, self._busy[row.rank] = start, end, end
+        return end
 
     # ---- answering ----
 

@@ -149,8 +149,9 @@ def parse(arguments: list[str] | None = None, parser: Parser | None = None) -> a
     if options.stack == "data" and (beyond or asked or options.micro_batches > 1):
         more = ", ".join([*(f"--mesh {a}=" for a in beyond), *(f"--{n}" for n in asked)]) or "--micro-batches"
         parser.error(f"expected --mesh data=… alone with --stack data, got {more}; --stack mesh has the rest")
-    if options.stack == "data" and options.sequences % ranks:
-        parser.error(f"expected a multiple of {ranks} --sequences, one share a rank, got {options.sequences}")
+    shares = max(ranks, world)  # without --mesh, torchrun's ranks are those of the data axis
+    if options.stack == "data" and options.sequences % shares:
+        parser.error(f"expected a multiple of {shares} --sequences, one share a rank, got {options.sequences}")
     if alone and ranks > world == 1:
         parser.error(f"--mesh has {ranks} ranks, and this is one: torchrun --nproc-per-node {ranks} -m lab.train …")
     return options
