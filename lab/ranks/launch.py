@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import json
 import os
 import selectors
 import shutil
@@ -49,7 +50,6 @@ class World:
         self.ports, self.requests = ports, requests
         self.strays = set[str]()
         self.late = ""  # the module of LATE that a rank needs: import it, then fork all ranks again
-        self.hung = False
         self.busy = ""  # message about the wait for cores, if that is why ranks did not end in time
         self.seconds = 0.0
         self.waited_s = 0.0  # the longest time that a rank waited for a core
@@ -188,46 +188,36 @@ class World:
             self._parse(rank)
 
     def _parse(self, rank: Rank) -> None:
-        """Parse the answer once it is complete."""
+        """Parse the answer once it is complete. Refuse one that `child.answer` would not have sent."""
         if len(rank.inbox) < 8:
             return
         size = int.from_bytes(rank.inbox[:8], "little")
-        if size > framing.HEADER_LIMIT or len(rank.inbox) > framing.BLOB_LIMIT:
-            self.refuse(rank, "an answer that is too large")
-            return
-        if len(rank.inbox) < 8 + size:
-            return
         try:
-            header = framing.json.loads(rank.inbox[8 : 8 + size])
-            (blob_size,) = header["blobs"]
-            if header.get("secret") != rank.secret:
-                self.refuse(rank, framing.FORGED)
+            if size > framing.HEADER_LIMIT or len(rank.inbox) > framing.BLOB_LIMIT:
+                raise ValueError("too large")
+            if len(rank.inbox) < 8 + size:
                 return
+            header = json.loads(rank.inbox[8 : 8 + size])
+            (blob_size,) = header["blobs"]
+            if header["secret"] != rank.secret or type(blob_size) is not int or blob_size < 0:
+                raise ValueError("forged")
             ok = header["ok"] is True
+            extra = {} if ok else {"error": header["error"]}
             if header.get("late") in LATE and header["late"] not in sys.modules:
                 self.late = header["late"]
-            error = None if ok else header["error"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            self.refuse(rank, framing.FORGED)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            rank.fail("error", "refused", framing.FORGED)
             return
-        if type(blob_size) is not int or blob_size < 0 or blob_size > framing.BLOB_LIMIT:
-            self.refuse(rank, "an answer that is too large")
-        elif len(rank.inbox) >= 8 + size + blob_size:
-            rank.outcome = "ok" if ok else "error"
+        if len(rank.inbox) >= 8 + size + blob_size:
+            rank.outcome, rank.extra = "ok" if ok else "error", extra
             rank.blob = bytes(rank.inbox[8 + size : 8 + size + blob_size])
-            rank.extra = {} if ok else {"error": error}
 
     def _reap(self, rank: Rank) -> None:
         """Notice the end of a rank whose pipe is still open because a grandchild holds the other end."""
-        if rank.outcome or not rank.pid:
-            return
-        if rank.wait(os.WNOHANG):
+        if not rank.outcome and rank.pid and rank.wait(os.WNOHANG):
             self._read(rank, "reply")
             if not rank.outcome:
                 self._died(rank)
-
-    def refuse(self, rank: Rank, why: str, reason: str = "refused") -> None:
-        rank.outcome, rank.extra = "error", {"error": {"reason": reason, "type": "", "text": why, "frames": []}}
 
     def _died(self, rank: Rank) -> None:
         """Record how the process ended: its reply pipe closed without an answer."""
@@ -238,29 +228,18 @@ class World:
         code = os.waitstatus_to_exitcode(rank.status)
         how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
         how = "closed its pipes" if rank.pid else how
-        text = f"the process {how} without an answer"
-        rank.outcome = "died"
-        rank.extra = {"error": {"reason": "crashed", "type": "", "text": text, "frames": []}}
+        rank.fail("died", "crashed", f"the process {how} without an answer")
 
     def _give_up(self, ranks: list[Rank]) -> None:
         """Collect every rank's stack, then stop all ranks: time is up, or there is a deadlock."""
         late = [r for r in ranks if not r.outcome]
-        self.hung = True
         for rank in late:
             rank.signal(signal.SIGUSR1)
         time.sleep(0.1)
         for rank in late:
             rank.stack.seek(0)
             stack = rank.stack.read(OUTPUT_LIMIT).decode(errors="replace")
-            rank.outcome = "hung"
-            rank.extra = {
-                "error": {
-                    "reason": "hung",
-                    "type": "",
-                    "text": "timed out",
-                    "frames": frames_of(stack, self.job.impl),
-                }
-            }
+            rank.fail("hung", "hung", "timed out", frames_of(stack, self.job.impl))
 
     def _end(self, rank: Rank) -> None:
         if rank.pid:

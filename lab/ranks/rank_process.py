@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,11 @@ class Rank:
     blob: bytes = b""
     extra: dict = field(default_factory=dict)
     inner: int = 0  # the process that the solution runs in, if that is not `pid`
+
+    def fail(self, outcome: str, reason: str, text: str, frames: Sequence[list] = ()) -> None:
+        """Record a failure that the rank did not report itself, in the form of `child.describe`."""
+        self.outcome = outcome
+        self.extra = {"error": {"reason": reason, "type": "", "text": text, "frames": list(frames)}}
 
     def pids(self) -> set[int]:
         """Ids of the rank's process and of its parent outside the namespaces, as far as they are running."""

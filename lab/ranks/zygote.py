@@ -56,12 +56,12 @@ def main() -> None:
     if boxed:
         processes.dumpable(False)  # otherwise a child could open this process's pipes through /proc
         processes.in_huge_pages()  # now: later it would disturb a probe's memory measurement
-    forks, gathered = 0, boxed
+    forks = _PAYS if boxed else 0
     lacking = alone.lacking() if box == "bubblewrap" else ""
     walls = Walls(seccomp.program(rank=True), not lacking) if box == "bubblewrap" else None
     known = processes.processes()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # an exception, so that `finally` ends the ranks
-    framing.send(answers, {"ready": True, "pid": os.getpid(), "lacking": lacking})
+    framing.send(answers, {"ready": True, "lacking": lacking})
     while True:
         try:
             word, ports, *_ = socket.recv_fds(asked, 1, MOST_RANKS)
@@ -84,7 +84,7 @@ def main() -> None:
         if boxed:
             if strays := world.strays | (processes.processes() - known):
                 for rank in ranks:
-                    world.refuse(rank, f"a solution must not start processes: {len(strays)} still ran", "forbidden")
+                    rank.fail("error", "forbidden", f"a solution must not start processes: {len(strays)} still ran")
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)  # everything that a probe left running, daemons too
             left = processes.left_behind()
@@ -92,24 +92,13 @@ def main() -> None:
             {"outcome": r.outcome, "output": r.output.decode(errors="replace"), "peak_bytes": r.peak_bytes, **r.extra}
             for r in ranks
         ]
-        framing.send(
-            answers,
-            {
-                "ranks": summary,
-                "hung": world.hung,
-                "busy": world.busy,
-                "seconds": world.seconds,
-                "waited_s": world.waited_s,
-                "spent": left,
-            },
-            [r.blob for r in ranks],
-        )
+        told = {"busy": world.busy, "seconds": world.seconds, "waited_s": world.waited_s}
+        framing.send(answers, {"ranks": summary, "spent": left, **told}, [r.blob for r in ranks])
         if left:
             return
         forks += len(ranks)
-        if forks >= _PAYS and not gathered:
+        if forks >= _PAYS > forks - len(ranks):
             processes.in_huge_pages()
-            gathered = True
 
 
 def _warm() -> None:
