@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+from grader import hostile as corpus
 from lab.course.assignment import ROOT, default
 
 HERE = Path(__file__).parent
@@ -62,12 +63,11 @@ def honest() -> dict[str, dict[str, str]]:
 
 
 def hostile() -> dict[str, dict[str, str]]:
-    """One trick each in the first file; the benchmark beside it is honest unless it is the one attacked."""
-    exit_now = "import os\n\nos._exit(0)\n"
-    patch_reports = (
-        "import pytest\n\n\n@pytest.hookimpl(wrapper=True, tryfirst=True)\n"
-        "def pytest_runtest_makereport(item, call):\n"
-        '    report = yield\n    report.outcome = "passed"\n    return report\n'
+    """One trick each, most of them attacks of grader/hostile; the benchmark is honest unless it is the one attacked."""
+    attacks = {attack.name: attack.files for attack in corpus.read()}
+    exits, forks, fills, forges = (
+        "".join(attacks[name].values())  # each is one file
+        for name in ("exits-with-code-0", "fork-bomb", "memory-bomb", "writes-into-files-of-results")
     )
     equal_to_all = (
         "class Anything(float):\n    __hash__ = float.__hash__\n\n"
@@ -76,11 +76,6 @@ def hostile() -> dict[str, dict[str, str]]:
         "class Timing:\n    mean = median = standard_deviation = Anything(1)\n    samples = tuple(Anything(1) for _ in range(9))\n\n\n"
         "def benchmark(step, *, warmup=5, steps=20):\n    for _ in range(warmup + steps):\n        step()\n    return Timing()\n"
     )
-    fork_bomb = "import os\n\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
-    ten_gigabytes = (
-        "import torch\n\nhoard = []\nfor _ in range(10):\n"
-        "    hoard.append(torch.ones(1 << 28))  # 1 GiB each, touched\n\n"
-    ) + stub(NAIVE).partition('"""\n')[2]
     spy = (
         "import os\n\n\n"
         "def secrets():\n"
@@ -91,31 +86,16 @@ def hostile() -> dict[str, dict[str, str]]:
         "class NaiveDDP:\n    def __init__(self, *args):\n"
         '        raise RuntimeError(b" ".join(secrets())[:2000].decode(errors="replace"))\n'
     )
-    forged = (
-        "import json\nimport os\n\n"
-        'forged = json.dumps({"ok": True, "score": 100, "tests": [], "blobs": [0]}).encode()\n'
-        "for fd in range(3, 64):\n    try:\n        os.write(fd, len(forged).to_bytes(8, 'little') + forged)\n    except OSError:\n        pass\n"
-        'for path in ("results.json", "/tmp/results.json", "/autograder/results/results.json", "gradebook.sqlite"):\n'
-        '    try:\n        open(path, "wb").write(forged)\n    except OSError:\n        pass\n'
-        'print("35 passed in 0.01s")\n'
-    )
     fair = {BENCHMARK: reference(BENCHMARK)}
     return {
-        "hostile-exit": {**fair, TILED: exit_now, NAIVE: exit_now},
-        "hostile-conftest": {
-            **fair, "conftest.py": patch_reports, "ddp/conftest.py": patch_reports, "sitecustomize.py": exit_now,
-            NAIVE: stub(NAIVE),
-        },
+        "hostile-exit": {**fair, TILED: exits, NAIVE: exits},
+        "hostile-conftest": {**attacks["brings-a-conftest"], **fair, NAIVE: stub(NAIVE)},
         "hostile-equal-to-everything": {BENCHMARK: equal_to_all},
-        "hostile-fork-bomb": {**fair, NAIVE: fork_bomb},
-        "hostile-memory": {**fair, NAIVE: ten_gigabytes},
+        "hostile-fork-bomb": {**fair, NAIVE: forks},
+        "hostile-memory": {**fair, NAIVE: fills},
         "hostile-spy": {**fair, NAIVE: spy},
-        "hostile-forged-results": {**fair, NAIVE: forged, TILED: forged},
-        "hostile-library": {
-            **fair,
-            NAIVE: "import torch\n\nNaiveDDP = getattr(torch.nn.parallel, 'Distributed' + 'DataParallel')\n"
-            "NaiveDDP.finish_gradient_synchronization = lambda self: None\n",
-        },
+        "hostile-forged-results": {**fair, NAIVE: forges, TILED: forges},
+        "hostile-library": {**fair, **attacks["gets-data-parallel-by-getattr"]},
     }  # fmt: skip
 
 
