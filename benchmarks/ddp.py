@@ -12,6 +12,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from contextlib import closing
 
 from lab.cluster.costs import Link
 from lab.course.assignment import ROOT
@@ -70,11 +71,8 @@ def throttled(mbit: int, ranks: int, rounds: int) -> list[dict]:
 
 def measure(ranks: int, link: Link | None, rounds: int) -> list[dict]:
     """A row a variant."""
-    runner = Runner(Executor(ROOT / "reference"))
-    try:
+    with closing(Runner(Executor(ROOT / "reference"))) as runner:
         said = runner.run(steps, rounds, world=ranks, timeout=1800.0, **over(link))
-    finally:
-        runner.close()
     times = slowest([s["times"] for s in said])
     bound = max(s["bound"] for s in said)
     best = min(statistics.median(t) for name, t in times.items() if name.startswith("torch"))

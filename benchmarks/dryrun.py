@@ -12,6 +12,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 from lab.course.assignment import ROOT
@@ -40,8 +41,7 @@ def main() -> None:
     asked.add_argument("--meshes", type=int, default=0, help="so many of them only, drawn; 0: all")
     asked.add_argument("--print", action="store_true", help="keep nothing")
     options = asked.parse_args()
-    runner = Runner(Executor(ROOT / options.impl))
-    try:
+    with closing(Runner(Executor(ROOT / options.impl))) as runner:
         steps = list(cases())
         if options.meshes:
             steps = random.Random(0).sample(steps, options.meshes)
@@ -50,8 +50,6 @@ def main() -> None:
             f"{len(steps)} steps on 2 to 16 ranks: all {ranks} ranks' rows, FLOPs and bytes are those of their dry runs"
         )
         rows = [measured(runner, what, step) for what, step in sizes()]
-    finally:
-        runner.close()
     if not options.print:
         print(write("dryrun", rows, NOTE))
 

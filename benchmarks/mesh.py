@@ -8,6 +8,7 @@ from the ledger. Ranks are no more than cores. PyTorch has no expert axis of its
 
 import os
 import statistics
+from contextlib import closing
 
 from lab.cluster.costs import Link
 from lab.course.assignment import ROOT
@@ -15,7 +16,7 @@ from lab.harness.runner import Executor, Runner
 
 from .probes_mesh import VARIANTS, bytes_of, same, seconds
 from .results import write
-from .side_by_side import most, network, over, parser, slowest, took
+from .side_by_side import measured, most, network, over, parser, slowest, took
 
 NOTE = (
     "A transformer of 20 M parameters, AdamW in float32, sequences of 64 tokens: data, one a rank, sharded; tensor, "
@@ -32,22 +33,14 @@ def main() -> None:
     asked.add_argument("--axis", nargs="+", choices=AXES, default=list(AXES))
     asked.add_argument("--print", action="store_true", help="keep nothing")
     options = asked.parse_args()
-    rows = []
-    for axis in options.axis:
-        for ranks in options.ranks:
-            held: dict[str, dict[str, str]] = {}
-            for link in [None, *options.links]:
-                new = measure(axis, ranks, link, options.rounds, held)
-                print(*new, sep="\n", flush=True)
-                rows += new
+    rows = measured(measure, options.axis, options)
     if not options.print:
         print(write("mesh", rows, NOTE))
 
 
 def measure(axis: str, ranks: int, link: Link | None, rounds: int, held: dict[str, dict[str, str]]) -> list[dict]:
     """A row a variant. held: bytes of each, which no link changes; filled where it is empty."""
-    runner = Runner(Executor(ROOT / "reference"))
-    try:
+    with closing(Runner(Executor(ROOT / "reference"))) as runner:
         if not held:
             losses = runner.run(same, axis, ranks, 3, world=ranks, timeout=600.0)[0]
             for a, b in zip(*losses.values(), strict=True):
@@ -55,8 +48,6 @@ def measure(axis: str, ranks: int, link: Link | None, rounds: int, held: dict[st
         times = slowest(runner.run(seconds, axis, ranks, rounds, world=ranks, timeout=1800.0, **over(link)))
         for name in VARIANTS if not held else ():
             held[name] = most(runner.run(bytes_of, axis, ranks, name, world=ranks, timeout=600.0))
-    finally:
-        runner.close()
     peer = statistics.median(times["torch"])
     head = {"axis": axis, "network": network(link), "ranks": ranks}
     return [{**head, "variant": n, **took(t, {"over torch's": peer}), **held[n]} for n, t in times.items()]

@@ -108,6 +108,19 @@ def parser(doc: str | None, ranks: Sequence[int] = (2, 4)) -> argparse.ArgumentP
     return options
 
 
+def measured(measure: Callable[..., list[dict]], kinds: Sequence[str], options: argparse.Namespace) -> list[dict]:
+    """The rows of `measure(kind, ranks, link, rounds, held)` for each kind, number of ranks and link."""
+    rows = []
+    for kind in kinds:
+        for ranks in options.ranks:
+            held: dict[str, dict[str, str]] = {}  # no link changes it
+            for link in [None, *options.links]:
+                new = measure(kind, ranks, link, options.rounds, held)
+                print(*new, sep="\n", flush=True)
+                rows += new
+    return rows
+
+
 def _link(text: str) -> Link:
     try:
         alpha_s, bytes_per_s = map(float, text.split(":"))

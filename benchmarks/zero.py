@@ -7,6 +7,7 @@ the cores that carry the messages; on a *link* a message costs latency and bandw
 """
 
 import statistics
+from contextlib import closing
 
 from lab.cluster.costs import Link
 from lab.course.assignment import ROOT
@@ -14,7 +15,7 @@ from lab.harness.runner import Executor, Runner
 
 from .probes_zero import KINDS, bytes_of, seconds
 from .results import write
-from .side_by_side import most, network, over, parser, slowest, took
+from .side_by_side import measured, most, network, over, parser, slowest, took
 
 NOTE = (
     "A transformer of 20 M parameters, AdamW in float32. step: optimizer, with gradients that are there; training, "
@@ -34,27 +35,17 @@ def main() -> None:
     asked.add_argument("--step", nargs="+", choices=list(KINDS), default=list(KINDS))
     asked.add_argument("--print", action="store_true", help="keep nothing")
     options = asked.parse_args()
-    rows = []
-    for kind in options.step:
-        for ranks in options.ranks:
-            held: dict[str, dict[str, str]] = {}
-            for link in [None, *options.links]:
-                new = measure(kind, ranks, link, options.rounds, held)
-                print(*new, sep="\n", flush=True)
-                rows += new
+    rows = measured(measure, options.step, options)
     if not options.print:
         print(write("zero", rows, NOTE))
 
 
 def measure(kind: str, ranks: int, link: Link | None, rounds: int, held: dict[str, dict[str, str]]) -> list[dict]:
     """A row a variant. held: bytes of each, which no link changes; filled where it is empty."""
-    runner = Runner(Executor(ROOT / "reference"))
-    try:
+    with closing(Runner(Executor(ROOT / "reference"))) as runner:
         times = slowest(runner.run(seconds, kind, rounds, world=ranks, timeout=1800.0, **over(link)))
         for name in times if not held else ():
             held[name] = most(runner.run(bytes_of, kind, name, world=ranks, timeout=600.0))
-    finally:
-        runner.close()
     peer = min(statistics.median(times[name]) for name in times if name in ("torch", "torch, views"))
     head = {"step": kind, "network": network(link), "ranks": ranks}
     return [{**head, "variant": n, **took(t, {"over torch's best": peer}), **held[n]} for n, t in times.items()]

@@ -6,6 +6,7 @@ Values are in base units: bytes, seconds, a fraction of 1. A multiple-choice ans
 """
 
 import functools
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -100,11 +101,8 @@ def zero_devices(billions: float, gb: float) -> float:
 
 
 def zero_step_bytes(ranks: int) -> float:
-    runner = Runner(Executor(ROOT / "reference"))
-    try:
+    with closing(Runner(Executor(ROOT / "reference"))) as runner:
         return runner.run(fsdp_step, world=ranks)[0]
-    finally:
-        runner.close()
 
 
 def fsdp_step(impl: Any) -> float:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,16 +108,14 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
             before = None  # the code changed: judge everything again
         with Sandbox(settings.isolation, unpacked.root, ROOT) as box:
             allowed = cs336.allowed(unpacked.edition)
-            runner = Runner(SandboxExecutor(box, unpacked.root), limit_s=settings.limit_s, allowed=allowed)
-            try:
+            executor = SandboxExecutor(box, unpacked.root)
+            with closing(Runner(executor, limit_s=settings.limit_s, allowed=allowed)) as runner:
                 runner.warm()
 
                 def judged(ids: Collection[str]) -> list[Result]:
                     return judge(runner, ids, settings.seed, Path(settings.cache), unpacked.edition)
 
                 results = _anew(before, settings.ids, judged) if before else judged(settings.ids)
-            finally:
-                runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
         flags = [*_flags(results, unpacked.edition)]
         if unpacked.edition:  # the search for forbidden names skips a fork's own files

@@ -199,13 +199,10 @@ def survivors(mutants: Sequence[Edited], progress: Any, seed: str = mistakes.PUB
 def _bench(progress: Any, total: int, seed: str = mistakes.PUBLIC, thorough: bool = False) -> Iterator[_Bench]:
     from lab.harness.runner import Executor, Runner
 
-    runner = Runner(Executor(ROOT / "reference"))
     tell = functools.partial(progress.update, progress.add_task("checking", total=total))
-    try:
-        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-            yield _Bench(runner, Path(folder), seed, thorough, tell)
-    finally:
-        runner.close()
+    closing = contextlib.closing(Runner(Executor(ROOT / "reference")))
+    with closing as runner, tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        yield _Bench(runner, Path(folder), seed, thorough, tell)
 
 
 def fine(o: dict) -> bool:
