@@ -5,8 +5,6 @@ beside it; nothing is asked of a network; every link and every anchor leads some
 mathematics are drawn, on a desk and on a phone, light and dark; a search finds.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -34,7 +32,6 @@ CHAPTERS = [s.name for s in default().stages]
 BOOKS = sorted(f"notebooks/{p.stem}" for p in (ROOT / "notebooks").glob("*.ipynb"))
 BESIDE = ["index", "conventions", "cluster", "glossary", "search"]
 SOLVED = [e.file for e in list(default().exercises.values())[::2]]  # of the student whose archive it is
-BROKEN = "ddp/naive.py"  # and who is in the middle of an edit
 
 
 def build(kit: Path, edition: str, out: Path, profile: str = "full") -> Path:
@@ -54,7 +51,6 @@ def students(tmp_path_factory) -> Path:
         (folder / name).write_bytes(data)
     for file in SOLVED:
         shutil.copyfile(ROOT / "reference" / file, folder / "student" / file)
-    (folder / "student" / BROKEN).write_text("class NaiveDDP(\n", encoding="utf-8")
     return build(folder, "student", folder / "built")
 
 
@@ -102,12 +98,6 @@ def test_no_solution_is_in_the_students_edition(students):
     assert len(files) > 20
     assert not release.leaks(files)
     assert not any("reference/" in name or "instructors" in name for name in files)
-
-
-def test_a_file_in_the_middle_of_an_edit_is_told_and_stops_nothing(students):
-    assert "student/ddp/naive.py, line 1: not Python as it stands" in " ".join(
-        re.sub(r"<[^>]+>", "", (students / "ddp.html").read_text(encoding="utf-8")).split()
-    )
 
 
 def test_the_other_edition_has_every_solution(whole):

@@ -1,7 +1,5 @@
 """Small kernels to test the instrument."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -69,3 +67,11 @@ def compiled(impl, arch: int) -> list:
     return [
         [k.name, k.source, k.warps, k.registers, k.spilled_bytes, k.shared_bytes, k.instructions] for k in kernels
     ] + [y]
+
+
+def spilled(impl, arch: int, is_causal: bool) -> int:
+    """Bytes that the forward pass of overlap spills for each thread; nothing runs."""
+    q, k, v = (torch.empty(2, 16, 8192, 128, dtype=torch.bfloat16) for _ in range(3))
+    with compiling(arch) as kernels:
+        impl.flash_attention.overlap.attention_forward_overlapped(q, k, v, is_causal)
+    return kernels[-1].spilled_bytes

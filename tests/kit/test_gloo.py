@@ -3,8 +3,6 @@
 A mesh goes on on another: the placements of the reference's own transformer are as true as the tests' own models'.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -44,7 +42,7 @@ MOVES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["naive", "flat", "overlapped", "bucketed"])
+@pytest.mark.parametrize("kind", ["overlapped", "bucketed"])
 def test_data_parallelism(runner, kind):
     model, batches = draw_data_parallel(RNG, 3)
     args = kind, {}, *model, batches, 0.1, True
@@ -65,10 +63,9 @@ def test_zero(runner):
             assert gloo["losses"][number] == pytest.approx(losses, rel=1e-5)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner, world):
+def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner):
     """Gloo's sends look incomplete until the code waits for them."""
-    elements, grew = 500_000, {}
+    world, elements, grew = 4, 500_000, {}
     for micro_batches in (4, 16):
         args = one_forward_one_backward(world, micro_batches), micro_batches, elements
         traces = runner.trace(probes.pipelined, *args, world=world, network="gloo")

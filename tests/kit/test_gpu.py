@@ -1,7 +1,5 @@
 """`make gpu` on a machine without one: what can run does, a part that fails ends no other, and it goes on later."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -9,7 +7,6 @@ import sys
 import tomllib
 from importlib import metadata
 
-import pytest
 from packaging.requirements import Requirement
 
 from benchmarks import gpu
@@ -40,25 +37,6 @@ def test_a_fault_in_a_part_does_not_end_the_others_and_a_second_run_goes_on(tmp_
         ]
     assert len([*(tmp_path / "ran").iterdir()]) == 1, "what passed is not run again"
     assert json.loads((tmp_path / "gpu.json").read_text())["parts"]["fails"]["result"].startswith("failed")
-
-
-SPILLS = """
-import torch
-from lab.measure.kernels import compiling
-from reference.flash_attention.overlap import attention_forward_overlapped
-for is_causal in (False, True):
-    q, k, v = (torch.empty(2, 16, 8192, 128, dtype=torch.bfloat16) for _ in range(3))
-    with compiling(80) as kernels:
-        attention_forward_overlapped(q, k, v, is_causal)
-    print(kernels[-1].spilled_bytes)
-"""
-
-
-def test_overlap_spills_nothing_on_the_generation_before_hopper():
-    pytest.importorskip("triton")
-    run = subprocess.run([sys.executable, "-c", SPILLS], cwd=ROOT, env={**os.environ, "PYTHONPATH": "."},
-                         capture_output=True, text=True)  # fmt: skip
-    assert run.stdout.split() == ["0", "0"], run.stdout + run.stderr[-2000:]
 
 
 BLOCKED = """

@@ -1,7 +1,5 @@
 """The instrument for Triton kernels: their memory accesses in the interpreter, their machine code for a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -68,6 +66,12 @@ def test_what_a_kernel_compiles_to(runner, arch, used):
     for kernel in (plain, dot):
         assert 0 < kernel[3] <= 255
         assert kernel[4] == 0
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_overlap_spills_nothing_on_the_generation_before_hopper(runner, is_causal):
+    runner.executor = Executor(ROOT / "reference")
+    assert runner.run(probes.spilled, 80, is_causal, triton="native", timeout=120) == 0
 
 
 def test_the_stand_in_for_key_ranges_is_right_and_not_the_answer(runner):

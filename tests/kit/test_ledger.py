@@ -1,7 +1,5 @@
 """The ledger's diff: one line about the first operation on which two ranks disagree; "" if they agree."""
 
-from __future__ import annotations
-
 import pytest
 
 from lab.dryrun.mismatch import diff
@@ -22,54 +20,51 @@ ROOT_0, ROOT_1, PAIR, WHOLE = {"peer": 0}, {"peer": 1}, {"group": [0, 1]}, {"gro
 STEP = [("broadcast", 64, ROOT_0), ("all_reduce", 4096), ("all_to_all", 40), ("barrier", 0, {"dtype": ""})]
 REDUCED = "rank 0 issued all_reduce #1 (4 KiB, float32) over [0, 1]"
 BROADCAST = "rank 0 issued broadcast #0 (64 B, float32) over [0, 1], root 0"
+CASES = {  # rows of rank 0, rows of rank 1, the first mismatch
+    "the same": (STEP, STEP, ""),
+    "nothing": ([], [], ""),
+    "parts of other sizes": ([("all_to_all", 40)], [("all_to_all", 8)], ""),
+    "another operation": (
+        STEP, [STEP[0], ("broadcast", 4096, ROOT_0), ("reduce", 8)],
+        f"{REDUCED}; rank 1 issued broadcast #1 (4 KiB, float32) over [0, 1], root 0",
+    ),
+    "another size": (
+        STEP, [STEP[0], ("all_reduce", 2048)], f"{REDUCED}; rank 1 issued all_reduce #1 (2 KiB, float32) over [0, 1]",
+    ),
+    "another dtype": (
+        STEP, [STEP[0], ("all_reduce", 4096, {"dtype": "int64"})],
+        f"{REDUCED}; rank 1 issued all_reduce #1 (4 KiB, int64) over [0, 1]",
+    ),
+    "another root": (STEP, [("broadcast", 64, ROOT_1)], f"{BROADCAST}; rank 1 issued {BROADCAST[14:-1]}1"),
+    "one too few": (STEP, STEP[:3], "rank 0 issued barrier #3 (0 B) over [0, 1]; rank 1 issued no barrier for it"),
+    "none": (STEP, [], f"{BROADCAST}; rank 1 issued no broadcast for it"),
+    "groups that only one is in": (
+        [("all_reduce", 8, {"group": [0, 2]}), ("all_reduce", 4)],
+        [("all_reduce", 4), ("all_reduce", 16, {"group": [1]})],
+        "",
+    ),
+    "each group by itself": (
+        [("all_reduce", 8, WHOLE), ("all_gather", 8, PAIR)], [("all_gather", 4, PAIR), ("all_reduce", 8, WHOLE)],
+        "rank 0 issued all_gather #1 (8 B, float32) over [0, 1]; "
+        "rank 1 issued all_gather #0 (4 B, float32) over [0, 1]",
+    ),
+    "a send and its recv": (
+        [("send", 8, ROOT_1), ("recv", 16, ROOT_1)], [("send", 16, ROOT_0), ("recv", 8, ROOT_0)], "",
+    ),
+    "a recv of another size": (
+        [("send", 8, ROOT_1)], [("recv", 4, ROOT_0)],
+        "rank 0 issued send #0 (8 B, float32) to rank 1; rank 1 issued recv #0 (4 B, float32) from rank 0",
+    ),
+    "a recv without a send": (
+        [("recv", 16, ROOT_1)], [],
+        "rank 0 issued recv #0 (16 B, float32) from rank 1; rank 1 issued no send for it",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "told"),
-    [
-        (STEP, STEP, ""),
-        ([], [], ""),
-        ([("all_to_all", 40)], [("all_to_all", 8)], ""),
-        *(
-            (STEP, [STEP[0], change, ("reduce", 8)], f"{REDUCED}; rank 1 issued {told}")
-            for change, told in (
-                (("broadcast", 4096, ROOT_0), "broadcast #1 (4 KiB, float32) over [0, 1], root 0"),
-                (("all_reduce", 2048), "all_reduce #1 (2 KiB, float32) over [0, 1]"),
-                (("all_reduce", 4096, {"dtype": "int64"}), "all_reduce #1 (4 KiB, int64) over [0, 1]"),
-            )
-        ),
-        (STEP, [("broadcast", 64, ROOT_1)], f"{BROADCAST}; rank 1 issued {BROADCAST[14:-1]}1"),
-        (STEP, STEP[:3], "rank 0 issued barrier #3 (0 B) over [0, 1]; rank 1 issued no barrier for it"),
-        (STEP, [], f"{BROADCAST}; rank 1 issued no broadcast for it"),
-        (  # groups that only one is in do not count
-            [("all_reduce", 8, {"group": [0, 2]}), ("all_reduce", 4)],
-            [("all_reduce", 4), ("all_reduce", 16, {"group": [1]}), ("broadcast", 4, {"group": [1, 3], "peer": 3})],
-            "",
-        ),
-        (  # each group is compared by itself
-            [("all_reduce", 8, WHOLE), ("all_gather", 8, PAIR), ("all_gather", 8, PAIR)],
-            [("all_gather", 8, PAIR), ("all_reduce", 8, WHOLE), ("all_gather", 4, PAIR)],
-            "rank 0 issued all_gather #2 (8 B, float32) over [0, 1]; "
-            "rank 1 issued all_gather #2 (4 B, float32) over [0, 1]",
-        ),
-        *(  # a send is matched with a recv
-            ([("send", 8, ROOT_1), ("recv", 16, ROOT_1), ("send", 4, {"peer": 2})], [*second], told)
-            for *second, told in (
-                (("send", 16, ROOT_0), ("recv", 8, ROOT_0), ""),
-                (
-                    ("send", 16, ROOT_0),
-                    ("recv", 4, ROOT_0),
-                    "rank 0 issued send #0 (8 B, float32) to rank 1; rank 1 issued recv #1 (4 B, float32) from rank 0",
-                ),
-                (
-                    ("recv", 8, ROOT_0),
-                    "rank 0 issued recv #1 (16 B, float32) from rank 1; rank 1 issued no send for it",
-                ),
-            )
-        ),
-    ],
-)
-def test_the_first_mismatch_is_named_on_both_ranks(first, second, told):
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_mismatch_is_named_on_both_ranks(case):
+    first, second, told = CASES[case]
     a, b = rows(0, first), rows(1, second)
     assert diff(a, b) == told
     assert diff(b, a) == "; ".join(reversed(told.split("; ")))
