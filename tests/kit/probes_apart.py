@@ -1,7 +1,5 @@
 """Channels from one rank to another past the switch: rank 0 leaves a word or a change, and rank 1 looks for it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl
@@ -103,11 +101,6 @@ for _kind, _get in {
     WAYS[_kind] = lambda get=_get: _made(get(0o1600), ""), lambda told, get=_get: get(0o600) >= 0
 
 
-@way(lambda name: _libc.mq_open(name.encode(), os.O_RDONLY) >= 0)
-def a_named_queue() -> str:
-    return _made(_libc.mq_open(b"/shardlings", os.O_CREAT | os.O_RDWR, 0o600, None), "/shardlings")
-
-
 def _made(result: int, name: object) -> str:
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -195,22 +188,6 @@ def _killed(pid: str) -> bool:
 def a_signal() -> str:
     signal.signal(signal.SIGURG, lambda *_: None)
     return str(os.getpid())
-
-
-def _reads_memory(told: str) -> bool:
-    pid, address = map(int, told.split())
-    into = ctypes.create_string_buffer(len(WORD))
-    mine = (ctypes.c_void_p * 2)(ctypes.addressof(into), len(WORD))
-    theirs = (ctypes.c_void_p * 2)(address, len(WORD))
-    _made(_libc.process_vm_readv(pid, mine, 1, theirs, 1, 0), "")
-    return into.raw == WORD
-
-
-@way(_reads_memory)
-def the_memory_of_a_process() -> str:
-    KEPT.append(word := ctypes.create_string_buffer(WORD))
-    _libc.prctl(0x59616D61, -1, 0, 0, 0)  # let all of this user trace it
-    return f"{os.getpid()} {ctypes.addressof(word)}"
 
 
 def _terminal(path: str) -> bool:
