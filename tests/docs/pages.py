@@ -7,8 +7,6 @@ commands take that is not everywhere. A block of any other mark with a path afte
 end of what is there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

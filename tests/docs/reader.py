@@ -1,10 +1,8 @@
 """A reader of the site in headless Chromium: opens pages from disk, and hears what their consoles say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.browser import Browser
 
@@ -14,7 +12,7 @@ _ERRORS = {"Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalle
 class Reader(Browser):
     """with Reader() as reader: reader.turn_to(page); reader.ask_page("document.title"); reader.complaints"""
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Self:
         super().__enter__()
         self.complaints: list[str] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]

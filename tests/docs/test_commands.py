@@ -5,8 +5,6 @@ asked what it would do, and no more: the targets are what CI, `make test-docs` a
 middle of a sentence, or takes what is not everywhere, is checked to exist, with its options and files.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """A student's day, run: check, change, watch, explain in a kit of sums; stand-ins that train beside the reference."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,11 +5,10 @@ schedules or the reference compute for what was chosen; a reader who wants less 
 without scripts no part of it shows; axe finds nothing wrong.
 """
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Self
 
 import pytest
 import torch
@@ -67,7 +66,7 @@ class Figure:
         self.reader, self.box = reader, f"document.querySelector('.moving[data-moving={name}]')"
         reader.turn_to(site / f"{PAGE_OF[name]}.html")
 
-    def press(self, label: str, key: str, times: int = 1) -> Figure:
+    def press(self, label: str, key: str, times: int = 1) -> Self:
         """Go to the control of that label with Tab, as a reader without a mouse does, and press a key there."""
         self.reader.ask_page(f"{self.box}.querySelector('input, select, button').focus()")
         named = "(a => a.labels?.[0]?.textContent ?? a.ariaLabel ?? a.textContent)(document.activeElement)"

@@ -1,7 +1,5 @@
 """The student's archive, unpacked: each of its notebooks runs as it is; tests/kit/ judges what readers write."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Two machines, as network namespaces with a throttled link: a run loses one, goes on, and gets it back."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Probes that test the machinery itself; tests/kit/test_ranks.py writes the implementation."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 An oracle gets what all ranks were given, and a rank: it is one process, and knows no group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

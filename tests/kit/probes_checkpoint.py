@@ -1,7 +1,5 @@
 """A transformer in training that moves from one mesh to another."""
 
-from __future__ import annotations
-
 import torch
 
 from ..mesh.probes_compose import parallel

@@ -1,7 +1,5 @@
 """Probes on a link: every operation, and overlap."""
 
-from __future__ import annotations
-
 import time
 
 import torch

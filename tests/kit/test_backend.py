@@ -1,7 +1,5 @@
 """All of torch's uses of a process group work on that of probes, and give the numbers of a single process."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@ What must be true: with the page's own files the stub fails, the reference passe
 How it would be faked: a page that shows other figures than the commands print; a mutant that the test does not see.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.course.assignment import ROOT

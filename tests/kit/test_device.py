@@ -1,7 +1,5 @@
 """The simulated GPU: virtual time is exact, torch still works, and uninstall restores everything."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import time

@@ -1,7 +1,5 @@
 """The cost of operators on the simulated GPU: roofline, training, autocast."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

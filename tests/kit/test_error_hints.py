@@ -1,7 +1,5 @@
 """Remedies: torch still uses the words of each message that has one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The chapters and README name what exists, and say what assignment.toml and the kit say."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import re

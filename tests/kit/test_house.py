@@ -1,7 +1,5 @@
 """The rules of the house: who imports whom, what the command lines say to bad input, what a student sees."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

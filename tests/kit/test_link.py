@@ -4,8 +4,6 @@ Times are told by the ranks' own clock, one for all of them. Asserted is what ma
 break, and one ratio that sleeping makes large.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

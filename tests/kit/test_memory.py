@@ -1,7 +1,5 @@
 """The memory meter, on cases that can be counted by hand, and its timeline."""
 
-from __future__ import annotations
-
 import numpy
 import torch
 

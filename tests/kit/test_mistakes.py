@@ -1,7 +1,5 @@
 """A known mistake is named for the messages that its mutant gets, and for no others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 tests/docs/ runs them from the top.
 """
 
-from __future__ import annotations
-
 import re
 
 import matplotlib

@@ -1,7 +1,5 @@
 """The machinery that runs probes: fresh children, ranks, the ledger, and a clear message for every way to end."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import socket

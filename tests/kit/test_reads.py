@@ -1,7 +1,5 @@
 """Every way in which the host reads a tensor is seen; operators that stay on the device are not."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 import torch

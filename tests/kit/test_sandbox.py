@@ -3,8 +3,6 @@
 Spies run without a box, too: one that finds nothing there would prove nothing here.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

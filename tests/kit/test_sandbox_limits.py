@@ -1,7 +1,5 @@
 """What runs in the sandbox harms nothing, and ends when told."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Schedules: the checker's clock is right, its errors name what is missing, and the plot shows the schedule."""
 
-from __future__ import annotations
-
 import pytest
 
 from lab.cluster.schedule import Action, ScheduleError, check, drawn

@@ -1,7 +1,5 @@
 """Stubs hold everything a student needs and nothing of a solution. Solutions here are spelled SECRET."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import shutil

@@ -1,7 +1,5 @@
 """The summary at the end of a student's `pytest tests/`, and the results that a session keeps for the next."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 from types import SimpleNamespace

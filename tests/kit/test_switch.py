@@ -3,12 +3,11 @@
 Ranks here are bare sockets, so that a test can send what no rank of ours would.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading
 import time
+from typing import Self
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ class Wired:
         self.stopped = threading.Event()
         self.done, self.end = socket.socketpair()
 
-    def __enter__(self) -> Wired:
+    def __enter__(self) -> Self:
         arguments = (self.done.fileno(), time.monotonic() + 10, self.stopped.set)
         self.thread = threading.Thread(target=self.switch.serve, args=arguments)
         self.thread.start()

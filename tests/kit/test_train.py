@@ -1,7 +1,5 @@
 """`lab train` and `lab.train`: the same losses on any mesh and after a rank was killed; refusals and stand-ins."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The wire between probe and judge: exact values, or one clear error; never code."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest
