@@ -1,7 +1,5 @@
 """The pictures of the chapter on benchmarking. Queues and rooflines are computed; samples are those of the text."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
@@ -17,7 +15,7 @@ from lab.model.transformer import SIZES
 from reference.benchmarking.flops import flops
 from reference.benchmarking.roofline import Bound, Device, roofline
 
-from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Bar, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture
 
 A100 = cluster("dgx-a100", 8).device
 GPT2 = SIZES["small"]
@@ -38,7 +36,7 @@ def queue(kernels: Sequence[float], ask: float) -> tuple[list[Bar], list[Bar]]:
 
 
 def clock() -> Picture:
-    p = Picture("clock", WIDTH, 236, "A host asks for three kernels and runs ahead of the device")
+    p = Picture("clock", 236, "A host asks for three kernels and runs ahead of the device")
     asked, done = queue((100, 100, 100), 10)
     us, asked_by, end = 1.25, asked[-1][0] + asked[-1][1], done[-1][0] + done[-1][1]
     p.words(62, 72, "host", "soft")
@@ -61,7 +59,7 @@ def clock() -> Picture:
 
 def samples() -> Picture:
     """Thirteen steps on a logarithmic axis of time."""
-    p = Picture("samples", WIDTH, 300, "Thirteen steps: three slow ones first, one hiccup later")
+    p = Picture("samples", 300, "Thirteen steps: three slow ones first, one hiccup later")
     top, bottom, left, right = 44.0, 236.0, 56.0, 424.0
 
     def height(ms: float) -> float:
@@ -93,7 +91,7 @@ def samples() -> Picture:
 
 def ratios() -> Picture:
     """The interval of a median ratio narrows with the number of pairs. The ratios are drawn, around 1.2."""
-    p = Picture("ratios", WIDTH, 268, "The interval of a ratio after 8, 32 and 128 pairs, and the bar of 1.1")
+    p = Picture("ratios", 268, "The interval of a ratio after 8, 32 and 128 pairs, and the bar of 1.1")
     draw, bar = random.Random(0), 1.1
     drawn = [math.log(1.2) + draw.gauss(0, 0.15) for _ in range(128)]
 
@@ -125,7 +123,7 @@ def bounds(context: int = 1024) -> dict[str, dict[str, Bound]]:
 
 def modes() -> Picture:
     """What each mode of benchmark_model holds, at the least that the roofline allows."""
-    p = Picture("modes", WIDTH, 222, "A step is forward, backward and the optimizer: three modes, three sums")
+    p = Picture("modes", 222, "A step is forward, backward and the optimizer: three modes, three sums")
     forward, backward = (1e3 * sum(b[way].seconds for b in bounds().values()) for way in ("forward", "backward"))
     adamw = 1e3 * 28 * of_config(GPT2).parameters / A100.hbm_bytes_per_s
     parts = (("forward", forward, BLUE), ("backward", backward, ORANGE), ("AdamW", adamw, GREEN))
@@ -141,7 +139,7 @@ def modes() -> Picture:
 
 
 def ranges() -> Picture:
-    p = Picture("ranges", WIDTH, 248, "Two ranges on the host, their kernels, and the ranges projected onto the device")
+    p = Picture("ranges", 248, "Two ranges on the host, their kernels, and the ranges projected onto the device")
     names = ("q kᵀ", "softmax", "p v", "up", "down")
     asked, done = queue((60, 90, 60, 90, 90), 12)
     us = 0.98
@@ -165,7 +163,7 @@ def ranges() -> Picture:
 
 
 def self_time() -> Picture:
-    p = Picture("self_time", WIDTH, 248, "Self time counts each microsecond once; total time, once a caller")
+    p = Picture("self_time", 248, "Self time counts each microsecond once; total time, once a caller")
     us = 5.0
     p.frame(16, 30, 80 * us + 8, 110, kind="line")
     p.words(16, 22, "range mlp: 80 µs", "ink bold")
@@ -182,7 +180,7 @@ def self_time() -> Picture:
 
 
 def square() -> Picture:
-    p = Picture("square", WIDTH, 300, "The share of attention's square in all FLOPs, as the context grows")
+    p = Picture("square", 300, "The share of attention's square in all FLOPs, as the context grows")
     c = Chart(p, (1024, 131072), (0, 1), log_y=False)
     lengths = [2**i for i in range(10, 18)]
     c.axes(
@@ -204,7 +202,7 @@ def square() -> Picture:
 
 
 def layers() -> Picture:
-    p = Picture("layers", WIDTH, 312, "The layers of GPT-2's size on the roofline of an A100")
+    p = Picture("layers", 312, "The layers of GPT-2's size on the roofline of an A100")
     c = Chart(p, (8, 2048), (16, 700))
     c.axes(
         "intensity, FLOPs per byte", "TFLOP/s at most, A100, bfloat16",
@@ -223,7 +221,7 @@ def layers() -> Picture:
 
 def waiting() -> Picture:
     """Four ranks, of which one is slow: seconds of the worked example."""
-    p = Picture("waiting", WIDTH, 226, "Four ranks of which one is slow: the others wait for it")
+    p = Picture("waiting", 226, "Four ranks of which one is slow: the others wait for it")
     typical, ms = (100, 104, 150, 98), 2.3
     slowest = max(typical)
     for r, took in enumerate(typical):
@@ -240,7 +238,7 @@ def waiting() -> Picture:
 
 def launches() -> Picture:
     """Eight small kernels, one launch each, and as a graph."""
-    p = Picture("launches", WIDTH, 268, "Small kernels: the host is too slow, and a CUDA graph asks once")
+    p = Picture("launches", 268, "Small kernels: the host is too slow, and a CUDA graph asks once")
     us, kernel, ask = 6.0, 4.0, 7.0
     asked, done = queue((kernel,) * 8, ask)
     end = done[-1][0] + done[-1][1]

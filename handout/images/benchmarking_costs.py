@@ -1,10 +1,8 @@
 """Pictures of the chapter on benchmarking: what layers should cost, and what one block took (MEASURED, on a CPU)."""
 
-from __future__ import annotations
-
 from lab.cluster.hardware import cluster
 
-from .picture import BLUE, GREY, ORANGE, WIDTH, Chart, Picture
+from .picture import BLUE, GREY, ORANGE, Chart, Picture
 
 A100 = cluster("dgx-a100", 8).device
 ASK = 10e-6  # seconds that the host needs to ask for a kernel, as in Figure 1
@@ -38,7 +36,7 @@ def layer(width: int, tokens: float) -> float:
 
 def pace() -> Picture:
     """Three linear layers, with a batch and with twice the batch, where host, memory and arithmetic set the pace."""
-    p = Picture("pace", WIDTH, 352, "Twice the batch: only where arithmetic sets the pace does the time nearly double")
+    p = Picture("pace", 352, "Twice the batch: only where arithmetic sets the pace does the time nearly double")
     left, us = 52.0, 1.82
     rows = (("overhead", 2048, 128), ("memory", 4096, 8), ("compute", 4096, 256))
     for i, (name, width, tokens) in enumerate(rows):
@@ -61,7 +59,7 @@ def pace() -> Picture:
 
 
 def doubling() -> Picture:
-    p = Picture("doubling", WIDTH, 340, "Time of a linear layer over the number of tokens: flat at first, then rising")
+    p = Picture("doubling", 340, "Time of a linear layer over the number of tokens: flat at first, then rising")
     c = Chart(p, (1, 16384), (5, 2000))
     c.bottom, c.right = c.bottom - 4, c.right - 6
     c.axes(
@@ -87,7 +85,7 @@ def doubling() -> Picture:
 
 def fused() -> Picture:
     """The traffic of silu(g) · u between memory and kernels, in two kernels and in one."""
-    p = Picture("fused", WIDTH, 256, "silu(g) · u: two kernels move five numbers of memory, one kernel moves three")
+    p = Picture("fused", 256, "silu(g) · u: two kernels move five numbers of memory, one kernel moves three")
     rows = (  # left edge, name, numbers in memory, kernels as (left, width, name), moves as (number, shift, read)
         (16, "two kernels", ("g", "silu(g)", "u", "out"), ((0, 84, "silu"), (94, 144, "multiply")),
          ((0, 0, True), (1, -16, False), (1, 16, True), (2, 0, True), (3, 0, False))),
@@ -115,9 +113,7 @@ def fused() -> Picture:
 
 def measured() -> Picture:
     """Operators of a block: the bound, what more they take, and what fresh memory adds."""
-    p = Picture(
-        "measured", WIDTH, 296, "Seven operators of a block: bound and measured time, and the cost of fresh pages"
-    )
+    p = Picture("measured", 296, "Seven operators of a block: bound and measured time, and the cost of fresh pages")
     ms = 2.9
     p.words(16, 24, "one core of a CPU, ms", "soft")
     p.words(424, 24, "bound / measured", "soft", "end")

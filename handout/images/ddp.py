@@ -1,13 +1,11 @@
 """The pictures of the chapter on data parallelism. Timelines are those of the cost model, with no scheduler's noise."""
 
-from __future__ import annotations
-
 import math
 
 from lab.cluster.costs import ring_cost
 from reference.ddp.accounting import Link, accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture
 
 RANKS = 4
 RANK_COLOURS = (BLUE, ORANGE, GREEN, YELLOW)
@@ -18,7 +16,7 @@ PARAMETERS, TOKENS, RANK_FLOPS = 7e9, 4e6, 0.4 * 989e12  # a model, a global bat
 
 
 def replicas() -> Picture:
-    p = Picture("replicas", WIDTH, 268, "One step of data parallelism on four ranks")
+    p = Picture("replicas", 268, "One step of data parallelism on four ranks")
     rows = ((40, "weights w", GREY), (78, "share", YELLOW), (116, "backward", BLUE))
     for r in range(RANKS):
         x = 16 + 104 * r
@@ -36,7 +34,7 @@ def replicas() -> Picture:
 def tree() -> Picture:
     """A binomial broadcast over eight ranks: who has the tensor doubles in each round."""
     world = 8
-    p = Picture("tree", WIDTH, 312, "Broadcast by a tree: eight ranks have the tensor after three rounds")
+    p = Picture("tree", 312, "Broadcast by a tree: eight ranks have the tensor after three rounds")
     for r in range(world):
         p.words(78 + 47 * r, 26, str(r), "ink bold", "middle")
     p.words(12, 26, "rank", "soft")
@@ -70,7 +68,7 @@ def ring_states(world: int = RANKS) -> list[tuple[list[list[int]], list[tuple[in
 
 
 def ring() -> Picture:
-    p = Picture("ring", WIDTH, 566, "Ring all-reduce of four numbers on four ranks, step by step")
+    p = Picture("ring", 566, "Ring all-reduce of four numbers on four ranks, step by step")
     names = ["at the start", *(f"reduce, step {s}" for s in range(3)), *(f"gather, step {s}" for s in range(3))]
     for at, (name, (have, came)) in enumerate(zip(names, ring_states(), strict=True)):
         left, top = 16 + 212 * (at % 2), 16 + 140 * (at // 2)
@@ -99,7 +97,7 @@ def collectives() -> Picture:
         ("all-reduce", own, {(r, c): (c, GREY) for r in ranks for c in ranks}),
         ("all-to-all", own, {(r, c): (r, RANK_COLOURS[c]) for r in ranks for c in ranks}),
     )
-    p = Picture("collectives", WIDTH, 432, "Five collectives: which parts four ranks have before and after")
+    p = Picture("collectives", 432, "Five collectives: which parts four ranks have before and after")
     for i, (name, before, after) in enumerate(looks):
         left, top = 16 + 214 * (i % 2), 14 + 140 * (i // 2)
         p.words(left, top + 12, name, "ink bold")
@@ -128,7 +126,7 @@ def cost_ms(size: float, link: Link = LINK) -> float:
 
 
 def overlap() -> Picture:
-    p = Picture("overlap", WIDTH, 300, "One step with two gradients of 1 MB on a link: naive, flat and overlapped")
+    p = Picture("overlap", 300, "One step with two gradients of 1 MB on a link: naive, flat and overlapped")
     one, two = cost_ms(1e6), cost_ms(2e6)
     ms, backward = 38.0, [(0.0, 3.0, "backward of 2"), (3.0, 3.0, "of 1")]
     p.words(16, 22, "upper lane: computes; lower lane: sends", "soft")
@@ -158,7 +156,7 @@ def bucket_sends(limit: int, link: Link = LINK) -> list[tuple[float, float, str]
 
 
 def buckets() -> Picture:
-    p = Picture("buckets", WIDTH, 300, "Eight gradients of 0.5 MB: one message each, in buckets of 1 MB, and flat")
+    p = Picture("buckets", 300, "Eight gradients of 0.5 MB: one message each, in buckets of 1 MB, and flat")
     ms = 26.0
     each = 1e3 * LAYERS_BACKWARD_S / len(LAYERS)
     backward = [(at * each, each, str(len(LAYERS) - 1 - at)) for at in range(len(LAYERS))]
@@ -173,7 +171,7 @@ def buckets() -> Picture:
 
 def bucket_size() -> Picture:
     """A step's time as buckets grow, for 48 MB in 240 equal gradients on a link that is busier than backward."""
-    p = Picture("bucket_size", WIDTH, 300, "The time of a step over the size of its buckets, at three latencies")
+    p = Picture("bucket_size", 300, "The time of a step over the size of its buckets, at three latencies")
     sizes, backward_s = [200_000] * 240, 100e-3
     limits = [n * 200_000 for n in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60, 80, 120, 240)]
     c = Chart(p, (0.2, 48), (120, 800))
@@ -196,10 +194,7 @@ def bucket_size() -> Picture:
 def bandwidth() -> Picture:
     """What an all-reduce reaches of its link, as the message grows."""
     p = Picture(
-        "bandwidth",
-        WIDTH,
-        300,
-        "The rate of an all-reduce over the size of its message: latency below, bandwidth above",
+        "bandwidth", 300, "The rate of an all-reduce over the size of its message: latency below, bandwidth above"
     )
     sizes = [10 ** (3 + i / 8) for i in range(49)]
     c = Chart(p, (1e3, 1e9), (1e-3, 2))
@@ -219,7 +214,7 @@ def bandwidth() -> Picture:
 
 def views() -> Picture:
     """A bucket: one buffer, gradients that are views of it, and one that did not come."""
-    p = Picture("views", WIDTH, 226, "A bucket's buffer, and the gradients that are views of it")
+    p = Picture("views", 226, "A bucket's buffer, and the gradients that are views of it")
     p.words(16, 26, "bucket 1: one buffer, one all-reduce", "ink bold")
     x = 16.0
     for name, w, missing in (
@@ -240,7 +235,7 @@ def views() -> Picture:
 
 def order() -> Picture:
     """All-reduces carry no names: two ranks whose hooks fire in different orders, sent so, and by index."""
-    p = Picture("order", WIDTH, 300, "Two ranks whose hooks fire in different orders: sent as they fire, and by index")
+    p = Picture("order", 300, "Two ranks whose hooks fire in different orders: sent as they fire, and by index")
     fired, colours = (("g₂", "g₁"), ("g₁", "g₂")), {"g₂": BLUE, "g₁": ORANGE}
     for top, title, by_index in ((24, "sent as hooks fire", False), (168, "sent in one order: g₂, then g₁", True)):
         p.words(16, top, title, "ink bold")
@@ -273,7 +268,7 @@ def seconds_sent(world: int, tree: bool = False, rate: float = 370.8e9, alpha_s:
 
 def scaling() -> Picture:
     """How many ranks' worth of speed W ranks have, on one global batch."""
-    p = Picture("scaling", WIDTH, 330, "Speed over ranks for one global batch: bandwidth alone, trees, one flat ring")
+    p = Picture("scaling", 330, "Speed over ranks for one global batch: bandwidth alone, trees, one flat ring")
     worlds = [round(2 ** (i / 4)) for i in range(20, 49)]
     c = Chart(p, (32, 4096), (32, 4096))
     ticks = {float(w): f"{w:,}" for w in (32, 128, 512, 2048)}
@@ -300,7 +295,7 @@ def scaling() -> Picture:
 
 def norm() -> Picture:
     """A gradient in two pieces: squares add up, norms do not."""
-    p = Picture("norm", WIDTH, 200, "Pieces of norm 3 and 4 are a gradient of norm 5")
+    p = Picture("norm", 200, "Pieces of norm 3 and 4 are a gradient of norm 5")
     p.line(40, 160, 40 + 30 * 4, 160, arrow=True)
     p.line(160, 160, 160, 160 - 30 * 3, arrow=True)
     p.line(40, 160, 158, 72, arrow=True)
@@ -316,7 +311,7 @@ def norm() -> Picture:
 
 def critical() -> Picture:
     """Steps and samples to the same loss, as the batch grows: McCandlish et al. 2018, equation 2.11."""
-    p = Picture("critical", WIDTH, 300, "Steps fall and samples rise as the batch passes the critical batch size")
+    p = Picture("critical", 300, "Steps fall and samples rise as the batch passes the critical batch size")
     batches = [10 ** (i / 8) for i in range(-16, 17)]
     c = Chart(p, (0.01, 100), (1, 110))
     c.axes(

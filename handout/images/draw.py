@@ -3,8 +3,6 @@
 Beside them it writes the numbers of the figures that move, a JSON file for each function of MOVING.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,18 +1,16 @@
 """The pictures of the chapter on FlashAttention-2. What is a number in them is computed."""
 
-from __future__ import annotations
-
 from lab.cluster.hardware import cluster
 from reference.flash_attention.accounting import accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture
 
 H100 = cluster("dgx-h100", 8).device
 SCORES = (1, 4, 2, 8)  # of the worked example: exp of each
 
 
 def traffic() -> Picture:
-    p = Picture("traffic", WIDTH, 392, "Plain attention writes and reads the score matrix; flash attention does not")
+    p = Picture("traffic", 392, "Plain attention writes and reads the score matrix; flash attention does not")
     n, dim = 8192, 128
     small, large = f"{2 * n * dim / 1e6:.0f} MB", f"{2 * n * n / 1e6:.0f} MB"
     p.words(16, 26, "Plain attention: three kernels", "ink bold")
@@ -42,7 +40,7 @@ def traffic() -> Picture:
 
 
 def tiles() -> Picture:
-    p = Picture("tiles", WIDTH, 470, "Tiles of the causal score matrix, and what one tile of queries keeps")
+    p = Picture("tiles", 470, "Tiles of the causal score matrix, and what one tile of queries keeps")
     p.words(230, 24, "keys and values, a tile at a time →", "soft", "middle")
     side = 62
     for j in range(4):
@@ -64,7 +62,7 @@ def tiles() -> Picture:
 
 
 def warps() -> Picture:
-    p = Picture("warps", WIDTH, 236, "Which warp has which scores, in version 1 and in version 2")
+    p = Picture("warps", 236, "Which warp has which scores, in version 1 and in version 2")
     colours, side = (BLUE, GREEN, YELLOW, ORANGE), 144
     for x, name, whose in ((28, "version 1", "keys"), (252, "version 2", "queries")):
         p.words(x, 26, f"{name}: by {whose}", "ink bold")
@@ -80,7 +78,7 @@ def warps() -> Picture:
 
 def online() -> Picture:
     """Bars are exp(score − m): what each key weighs under the maximum that is known."""
-    p = Picture("online", WIDTH, 306, "Online softmax of four scores in two tiles: older weights shrink when m rises")
+    p = Picture("online", 306, "Online softmax of four scores in two tiles: older weights shrink when m rises")
     first, largest = max(SCORES[:2]), max(SCORES)
     panels = (
         ("after tile 1", f"m = ln {first}", [e / first for e in SCORES[:2]]),
@@ -109,7 +107,7 @@ def _fraction(x: float) -> str:
 
 def programs() -> Picture:
     """Vector addition: a program a block, and a mask for the last."""
-    p = Picture("programs", WIDTH, 190, "Ten numbers in blocks of four: three programs, and a mask for the last")
+    p = Picture("programs", 190, "Ten numbers in blocks of four: three programs, and a mask for the last")
     n, block = 10, 4
     for i in range(3):
         x = 16 + 140 * i
@@ -131,7 +129,7 @@ def programs() -> Picture:
 def addresses() -> Picture:
     """A tile of addresses from two ranges of offsets: rows down, columns across."""
     rows, columns, block = 4, 6, (2, 4)
-    p = Picture("addresses", WIDTH, 268, "Addresses of a tile of 2 × 4 in a matrix of 4 × 6 with stride_row 6")
+    p = Picture("addresses", 268, "Addresses of a tile of 2 × 4 in a matrix of 4 × 6 with stride_row 6")
     p.words(16, 26, "x: 4 rows, 6 columns, stride_row = 6, stride_column = 1", "soft")
     for i in range(rows):
         p.words(16, 62 + 36 * i, f"row {i}", "soft")
@@ -150,7 +148,7 @@ def addresses() -> Picture:
 
 def kept() -> Picture:
     """Bytes that a layer keeps for backward, as the context grows."""
-    p = Picture("kept", WIDTH, 300, "Bytes kept for backward: the matrix grows with the square of the length")
+    p = Picture("kept", 300, "Bytes kept for backward: the matrix grows with the square of the length")
     heads, dim = 16, 128
     lengths = [2**i for i in range(10, 18)]
     matrix = [(n, 2.0 * heads * n * n) for n in lengths]
@@ -169,7 +167,7 @@ def kept() -> Picture:
 
 
 def backward() -> Picture:
-    p = Picture("backward", WIDTH, 268, "dq sums along a row of tiles, dk and dv down a column: two kernels")
+    p = Picture("backward", 268, "dq sums along a row of tiles, dk and dv down a column: two kernels")
     for left, title, rule in (
         (16, "dq: owns queries", "sums over keys →"),
         (232, "dk, dv: own keys", "sum over queries ↓"),
@@ -190,7 +188,7 @@ def backward() -> Picture:
 
 def roofline() -> Picture:
     """Both algorithms under the roof of an H100, forward at 8,192 tokens, dim 128, 16 heads."""
-    p = Picture("roofline", WIDTH, 312, "The roofline of an H100: what each algorithm may reach at its intensity")
+    p = Picture("roofline", 312, "The roofline of an H100: what each algorithm may reach at its intensity")
     shape = {"batch": 1, "heads": 16, "queries": 8192, "keys": 8192, "dim": 128}
     naive, flash = (accounting(**shape, algorithm=a, direction="forward") for a in ("naive", "flash"))
     once = flash.flops / (16 * 8192 * (4 * 128 * 2 + 4))  # each tensor crosses once; the cache serves the rest
@@ -219,7 +217,7 @@ def roofline() -> Picture:
 def chunks() -> Picture:
     """Fused cross entropy: logits of a chunk of rows at a time."""
     rows, vocabulary, chunk = 8192, 50257, 128
-    p = Picture("chunks", WIDTH, 250, "Fused cross entropy: the logits of one chunk of rows exist at a time")
+    p = Picture("chunks", 250, "Fused cross entropy: the logits of one chunk of rows exist at a time")
     p.words(16, 26, f"logits: {rows:,} × {vocabulary:,}, {4 * rows * vocabulary / 1e9:.1f} GB in float32", "ink bold")
     for i in range(4):
         y = 42 + 34 * i
@@ -254,7 +252,7 @@ def steps(behind: bool, tiles: int = 3) -> tuple[list, list]:
 
 
 def behind() -> Picture:
-    p = Picture("behind", WIDTH, 206, "The product with v in its own step, and one step behind")
+    p = Picture("behind", 206, "The product with v in its own step, and one step behind")
     for top, name, late in ((30, "in its own step", False), (114, "one step behind", True)):
         products, exponentials = steps(late)
         end = max(start + long for start, long, _ in products)

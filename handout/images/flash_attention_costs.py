@@ -1,19 +1,17 @@
 """Pictures of the chapter on FlashAttention-2: what fits on a multiprocessor, and speeds that were measured."""
 
-from __future__ import annotations
-
 import json
 import math
 
 from lab.course.assignment import ROOT
 from reference.flash_attention.occupancy import Multiprocessor, occupancy
 
-from .picture import BLUE, GREY, ORANGE, WIDTH, YELLOW, Picture
+from .picture import BLUE, GREY, ORANGE, YELLOW, Picture
 
 
 def room() -> Picture:
     """One multiprocessor of an H100, and programs of our forward kernel in it."""
-    p = Picture("room", WIDTH, 246, "One multiprocessor: two programs of the forward kernel fit, a third does not")
+    p = Picture("room", 246, "One multiprocessor: two programs of the forward kernel fit, a third does not")
     m, registers, shared, warps = Multiprocessor(), 138, 115_712, 4
     fits = occupancy(registers, shared, warps)
     rows = (
@@ -38,7 +36,7 @@ def room() -> Picture:
 
 def fastest() -> Picture:
     """TFLOP/s at 8,192 tokens on an H200: ours and two peers, as benchmarks/results/attention.json has them."""
-    p = Picture("fastest", WIDTH, 330, "Attention on an H200: ours, FlashAttention-2 and cuDNN, forward and backward")
+    p = Picture("fastest", 330, "Attention on an H200: ours, FlashAttention-2 and cuDNN, forward and backward")
     rows = json.loads((ROOT / "benchmarks" / "results" / "attention.json").read_text())["rows"]
     here = [r for r in rows if r["N"] == 8192 and r["what"] != "both"]
     for i, row in enumerate(sorted(here, key=lambda r: (r["what"] == "backward", r["dim"], r["causal"]))):
@@ -79,7 +77,7 @@ def schedule(order: list[tuple[str, int, int]], together: bool) -> list[tuple[fl
 
 def ping_pong() -> Picture:
     """Two groups of warps on one multiprocessor of an H100: a lane of tensor cores, one of exponential units."""
-    p = Picture("ping_pong", WIDTH, 274, "Two groups of warps: in step, and in turns, so that exponentials are hidden")
+    p = Picture("ping_pong", 274, "Two groups of warps: in step, and in turns, so that exponentials are hidden")
     scale = 408 / 6144
     for top, name, order, together in (
         (26, "in step", IN_TURN, True),

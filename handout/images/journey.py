@@ -1,7 +1,5 @@
 """The picture of the front page: one training step, as each chapter changes it. All of it is priced by the planner."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -9,7 +7,7 @@ from lab.cluster import steps
 from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MODELS, TODAY, Job, Plan
 
-from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, Picture
 
 GPUS = 16
 PLAIN = replace(TODAY, fused_attention=False, sequence=False, overlap_data=False)
@@ -63,7 +61,7 @@ def stops() -> tuple[Stop, ...]:
 
 
 def journey() -> Picture:
-    p = Picture("journey", WIDTH, 512, "One training step of a 7B model on 16 GPUs, as each chapter changes it")
+    p = Picture("journey", 512, "One training step of a 7B model on 16 GPUs, as each chapter changes it")
     for i, stop in enumerate(stops()):
         y = 22 + 66 * i
         fits = "" if stop.total_gb <= CARD_GB else ", does not fit"

@@ -3,8 +3,6 @@
 class.png: a page of out/report, through a headless Chromium. notebook.png: the first picture of the fourth notebook.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

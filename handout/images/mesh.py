@@ -1,7 +1,5 @@
 """The pictures of the chapter on meshes. Schedules are played by `lab.cluster.schedule`; numbers are computed."""
 
-from __future__ import annotations
-
 import torch
 
 from lab.cluster.schedule import Simulation, check
@@ -21,7 +19,7 @@ CHOICES = [[0, 1], [0, 1], [0, 2], [0, 1], [0, 1], [1, 0]]  # of six tokens: fir
 
 def grid() -> Picture:
     """data=2, pipe=2, tensor=2: what each axis joins."""
-    p = Picture("grid", WIDTH, 424, "Eight ranks on two machines as data=2, pipe=2, expert=1, tensor=2")
+    p = Picture("grid", 424, "Eight ranks on two machines as data=2, pipe=2, expert=1, tensor=2")
     for d in range(2):
         top = 36 + 200 * d
         p.words(16, top - 10, f"machine {d}: data {d}", "ink bold")
@@ -47,7 +45,7 @@ def grid() -> Picture:
 def groups() -> Picture:
     """The groups of each axis: ranks of one group have one colour."""
     mesh = Mesh(data=2, pipe=2, tensor=2, rank=0)
-    p = Picture("groups", WIDTH, 208, "Eight ranks, once for each axis: ranks of a group have one colour and letter")
+    p = Picture("groups", 208, "Eight ranks, once for each axis: ranks of a group have one colour and letter")
     for rank in range(mesh.world):
         p.words(126 + 40 * rank, 26, str(rank), "ink bold", "middle")
     p.words(16, 26, "rank", "soft")
@@ -66,7 +64,7 @@ def matrices() -> Picture:
     before = [sum(x[i] * a[i][j] for i in range(2)) for j in range(4)]
     hidden = [max(0, number) for number in before]
     b = [[1, 2], [0, 1], [3, 0], [1, 1]]
-    p = Picture("matrices", WIDTH, 330, "A product cut by columns, then one cut by rows: each rank has a summand")
+    p = Picture("matrices", 330, "A product cut by columns, then one cut by rows: each rank has a summand")
     for r in range(2):
         top, own = 40 + 140 * r, range(2 * r, 2 * r + 2)
         p.words(16, top - 14, f"rank {r}", "ink bold")
@@ -88,7 +86,7 @@ def matrices() -> Picture:
 
 def conjugates() -> Picture:
     """f and g: which direction adds."""
-    p = Picture("conjugates", WIDTH, 250, "f and g: where a tensor-parallel region begins and ends")
+    p = Picture("conjugates", 250, "f and g: where a tensor-parallel region begins and ends")
     for row, (way, f, g) in enumerate((("forward", "copy", "all-reduce"), ("backward", "all-reduce", "copy"))):
         top = 44 + 104 * row
         p.words(16, top - 12, way, "ink bold")
@@ -108,7 +106,7 @@ def conjugates() -> Picture:
 
 def heads() -> Picture:
     """8 query heads and 2 key heads on two ranks: where each lies, and the rows of o that read it."""
-    p = Picture("heads", WIDTH, 268, "Attention with 8 query heads and 2 key heads on two ranks")
+    p = Picture("heads", 268, "Attention with 8 query heads and 2 key heads on two ranks")
     queries, ranks = 8, 2
     names = (("q: columns", 44), ("k, v: columns", 84), ("o: rows", 124))
     p.words(16, 30, "rank", "soft")
@@ -133,7 +131,7 @@ def heads() -> Picture:
 
 def sequence() -> Picture:
     """The mlp with sequence parallelism on two ranks: shapes forward, and the collectives of both directions."""
-    p = Picture("sequence", WIDTH, 304, "The mlp with sequence parallelism on two ranks, and its collectives both ways")
+    p = Picture("sequence", 304, "The mlp with sequence parallelism on two ranks, and its collectives both ways")
     columns = ((16, 34, "s/T × w"), (138, 34, "s × w"), (196, 56, "s × h/T"), (276, 34, "s × w"), (398, 34, "s/T × w"))
     names, high = ("norm", "X", "φ(X A)", "summand", "next"), 40
     for (x, wide, shape), name in zip(columns, names, strict=True):
@@ -194,7 +192,7 @@ def lanes(p: Picture, top: float, name: str, run: Simulation, unit: float) -> No
 
 
 def schedules() -> Picture:
-    p = Picture("schedules", WIDTH, 304, "Four stages and six micro-batches by GPipe and by 1F1B")
+    p = Picture("schedules", 304, "Four stages and six micro-batches by GPipe and by 1F1B")
     unit = 14.6
     for top, name, kind in ((24, "GPipe", "gpipe"), (160, "1F1B", "1f1b")):
         lanes(p, top, name, played(kind), unit)
@@ -203,7 +201,7 @@ def schedules() -> Picture:
 
 
 def interleaved() -> Picture:
-    p = Picture("interleaved", WIDTH, 304, "Four stages and four micro-batches by 1F1B and interleaved in two chunks")
+    p = Picture("interleaved", 304, "Four stages and four micro-batches by 1F1B and interleaved in two chunks")
     lanes(p, 24, "1F1B", played("1f1b", 4), 18.6)
     lanes(p, 160, "interleaved, 2 chunks", played("interleaved", 4, 2), 18.6)
     p.words(16, 294, "blue, orange: chunk 0; green, yellow: chunk 1", "soft small")
@@ -220,7 +218,7 @@ def alive(run: Simulation, rank: int) -> list[int]:
 
 def live() -> Picture:
     """Rank 0's activations over the step of the worked example."""
-    p = Picture("live", WIDTH, 262, "Activations alive on rank 0: six by GPipe, at most four by 1F1B")
+    p = Picture("live", 262, "Activations alive on rank 0: six by GPipe, at most four by 1F1B")
     left, bottom, width, unit = 36.0, 206.0, 14.6, 26.0
     p.words(16, 22, "alive on rank 0: grey GPipe, blue 1F1B", "soft")
     many, few = (alive(played(kind), 0) for kind in ("gpipe", "1f1b"))
@@ -238,7 +236,7 @@ def live() -> Picture:
 def routing() -> Picture:
     """Top-2 routing of six tokens to three experts with capacity: what queues, and what is dropped."""
     capped = capacity(torch.tensor(CHOICES), 3, factor=1.0)
-    p = Picture("routing", WIDTH, 262, "Six tokens, two choices each, three experts of capacity four")
+    p = Picture("routing", 262, "Six tokens, two choices each, three experts of capacity four")
     p.words(16, 24, "first choices queue before second ones", "soft")
     for e in range(3):
         y = 48 + 58 * e
@@ -260,7 +258,7 @@ def routing() -> Picture:
 
 def exchanged() -> Picture:
     """Rows on their way: by expert at home, by rank on arrival, by expert again."""
-    p = Picture("exchanged", WIDTH, 268, "Rows leave by expert, arrive by rank, and are grouped by expert again")
+    p = Picture("exchanged", 268, "Rows leave by expert, arrive by rank, and are grouped by expert again")
     leaving = (["A0", "A1", "B0", "C0", "D0", "D1"], ["A2", "B1", "B2", "C1", "C2", "D2"])
     for r in range(2):
         arrived = [row for source in (0, 1) for row in leaving[source] if row[0] in "ABCD"[2 * r : 2 * r + 2]]
@@ -280,7 +278,7 @@ def exchanged() -> Picture:
 
 def ring_keys() -> Picture:
     """Which keys each of four ranks attends to in each step, and how much of the matrix counts."""
-    p = Picture("ring_keys", WIDTH, 236, "Ring attention on four ranks: whose keys each rank holds in each step")
+    p = Picture("ring_keys", 236, "Ring attention on four ranks: whose keys each rank holds in each step")
     for step in range(4):
         p.words(100 + 82 * step + 38, 26, f"step {step}", "ink bold", "middle")
     for r in range(4):
@@ -298,7 +296,7 @@ def ring_keys() -> Picture:
 def balance() -> Picture:
     """The causal matrix by chunks: who computes what, cut in order and by zigzag."""
     world, chunks, cell = 4, 8, 23.0
-    p = Picture("balance", WIDTH, 324, "A causal matrix of eight chunks on four ranks: in order, and by zigzag")
+    p = Picture("balance", 324, "A causal matrix of eight chunks on four ranks: in order, and by zigzag")
     for side, title in enumerate(("in order", "zigzag")):
         left = 16 + 216 * side
         p.words(left, 24, title, "ink bold")
@@ -322,7 +320,7 @@ def balance() -> Picture:
 
 def pieces() -> Picture:
     """A weight of eight rows: saved by four ranks, loaded by four others."""
-    p = Picture("pieces", WIDTH, 276, "A weight saved on data=2, tensor=2, sharded, and loaded on tensor=4")
+    p = Picture("pieces", 276, "A weight saved on data=2, tensor=2, sharded, and loaded on tensor=4")
     for i, title in enumerate(("saved: data=2, tensor=2", "loaded: tensor=4")):
         p.words(16 + 230 * i, 24, title, "ink bold")
     for row in range(8):

@@ -1,7 +1,5 @@
 """Pictures of the chapter on meshes: the cost of a step, by the exercise accounting, and the zero-bubble schedule."""
 
-from __future__ import annotations
-
 from lab.cluster import jobs, steps
 from lab.cluster.hardware import cluster
 from lab.model.transformer import MODELS
@@ -9,7 +7,7 @@ from reference.mesh.accounting import Cost, Degrees, Device, Workload, accountin
 from reference.mesh.schedule_1f1b import schedule_1f1b
 
 from .mesh import MICRO_BATCHES, STAGES, played
-from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture
 
 
 def costs() -> Cost:
@@ -21,9 +19,7 @@ def costs() -> Cost:
 def axes_bytes() -> Picture:
     """What a rank sends along each axis in a step."""
     sent = costs().bytes
-    p = Picture(
-        "axes_bytes", WIDTH, 206, "Gigabytes that a rank sends along each axis in a step of the 70-billion model"
-    )
+    p = Picture("axes_bytes", 206, "Gigabytes that a rank sends along each axis in a step of the 70-billion model")
     p.words(16, 24, "GB per rank and step, data=16, pipe=8, tensor=8", "soft")
     for i, (axis, colour) in enumerate((("tensor", BLUE), ("pipe", GREEN), ("data×expert", ORANGE))):
         gigabytes, y = sent[axis] / 1e9, 40 + 48 * i
@@ -38,7 +34,7 @@ def axes_bytes() -> Picture:
 def floors() -> Picture:
     """Why a planner may stop: floors rise, and no price lies below its floor."""
     plans = ((1.0, 1.9), (1.2, 1.4), (1.3, 2.0), (1.7, 1.8), (2.1, None), (2.2, None))
-    p = Picture("floors", WIDTH, 288, "Six plans in the order of their floors; pricing stops at the fourth")
+    p = Picture("floors", 288, "Six plans in the order of their floors; pricing stops at the fourth")
     bottom, unit, best = 234.0, 84.0, 1.4
     for i, (floor, price) in enumerate(plans):
         x = 64 + 60 * i
@@ -56,7 +52,7 @@ def floors() -> Picture:
 
 def limits() -> Picture:
     """Seconds of a layer's products and messages over the tokens of a data rank: equations (9) to (11)."""
-    p = Picture("limits", WIDTH, 300, "Seconds of a layer's products and messages over the tokens of a data rank")
+    p = Picture("limits", 300, "Seconds of a layer's products and messages over the tokens of a data rank")
     c = Chart(p, (125, 16_000), (3e-6, 2e-2))
     named = {125: "125", 500: "500", 2001: "2,001", 8000: "8,000"}
     c.axes("tokens of a data rank", "ms, forward of a layer", named,
@@ -78,9 +74,7 @@ def limits() -> Picture:
 def fewest() -> Picture:
     """Tokens of a device below which messages outlast products, over tensor ranks, all on an H100's NVLink; and the
     number of tensor ranks with the least messages, over the tokens of a device."""
-    p = Picture(
-        "fewest", WIDTH, 530, "Fewest tokens of a device over tensor ranks, and the ranks with the least messages"
-    )
+    p = Picture("fewest", 530, "Fewest tokens of a device over tensor ranks, and the ranks with the least messages")
     c = Chart(p, (0.5, 11), (0, 3000), log_x=False, log_y=False)
     c.bottom = 254.0
     c.axes("tensor ranks T", "fewest tokens of a device", {n: str(n) for n in range(1, 11)},
@@ -114,7 +108,7 @@ def fewest() -> Picture:
 
 def block_messages() -> Picture:
     """Every message of rank 0 for one block with experts on data=2, expert=2, tensor=2, in the order of forward."""
-    p = Picture("block_messages", WIDTH, 376, "Messages of rank 0 in a block with experts, data=2, expert=2, tensor=2")
+    p = Picture("block_messages", 376, "Messages of rank 0 in a block with experts, data=2, expert=2, tensor=2")
     tensor, expert, both = ("tensor 0 1", BLUE), ("expert 0 2", ORANGE), ("data×expert 0 2 4 6", GREEN)
     rows = (
         ("norm; q, k, v", None, ("all-reduce", tensor)), ("attention; o", ("all-reduce", tensor), None),
@@ -148,7 +142,7 @@ def axis_memory() -> Picture:
         ("data", jobs.Plan(data=8)), ("data, FSDP", jobs.Plan(data=8, zero=3)), ("pipe", jobs.Plan(pipe=8)),
         ("tensor", jobs.Plan(tensor=8)),
     )  # fmt: skip
-    p = Picture("axis_memory", WIDTH, 244, "Gigabytes of a device with Llama 3 8B cut eightfold along each axis")
+    p = Picture("axis_memory", 244, "Gigabytes of a device with Llama 3 8B cut eightfold along each axis")
     p.words(16, 24, "GB per device, Llama 3 8B on 8 devices", "ink bold")
     for i, (name, plan) in enumerate(plans):
         kinds, y = steps.memory(job, plan), 38 + 46 * i
@@ -239,7 +233,7 @@ def zero_bubble() -> Picture:
          [[(f"{kinds[what]}{i}", start) for what, i, start in rank] for rank in halves(STAGES, many)]),
         ("DualPipe", dual_pipe()),
     )  # fmt: skip
-    p = Picture("zero_bubble", WIDTH, 426, "Four stages and eight micro-batches by 1F1B, in halves, and by DualPipe")
+    p = Picture("zero_bubble", 426, "Four stages and eight micro-batches by 1F1B, in halves, and by DualPipe")
     unit, colours = 12.2, {"F": BLUE, "B": ORANGE, "X": ORANGE, "W": YELLOW}
     for i, (name, ranks) in enumerate(rows):
         top = 22 + 124 * i

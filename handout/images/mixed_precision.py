@@ -1,7 +1,5 @@
 """The pictures of the chapter on mixed precision and memory. Numbers are computed, but for GRADIENTS, measured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import accumulate as sums
@@ -11,7 +9,7 @@ import torch
 from reference.mixed_precision.checkpoint_plan import checkpoint_plan
 from reference.mixed_precision.loss_scaler import LossScaler
 
-from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture
 
 FORMATS = (  # bits of exponent and of fraction, and the largest number
     ("float32", 8, 23, 2.0**128), ("bfloat16", 8, 7, 2.0**128), ("float16", 5, 10, 65504.0), ("E5M2", 5, 2, 57344.0),
@@ -31,7 +29,7 @@ GRADIENTS = dict(enumerate((
 
 def formats() -> Picture:
     """The range of each dtype on a logarithmic axis, and its numbers from 1 to 2."""
-    p = Picture("formats", WIDTH, 420, "Five dtypes: their ranges on a logarithmic axis, and their numbers from 1 to 2")
+    p = Picture("formats", 420, "Five dtypes: their ranges on a logarithmic axis, and their numbers from 1 to 2")
     left, right = 112.0, 424.0
 
     def across(exponent: float) -> float:
@@ -70,7 +68,7 @@ def power(exponent: int) -> str:
 
 def range_() -> Picture:
     """Measured gradients by power of two, plain and scaled, over the ranges of the dtypes."""
-    p = Picture("range", WIDTH, 340, "Gradients by power of two, plain and scaled by 2¹⁶, over the range of float16")
+    p = Picture("range", 340, "Gradients by power of two, plain and scaled by 2¹⁶, over the range of float16")
     low, high, floor, tall = -42, 18, 196, 148 / max(GRADIENTS.values())
     smallest, normal, end = -24, -14, 16  # of float16: the smallest number, the smallest normal, one beyond the largest
     lost = {scale: sum(n for e, n in GRADIENTS.items() if e + scale < smallest - 1) for scale in (0, 16)}
@@ -111,7 +109,7 @@ def range_() -> Picture:
 
 def gaps() -> Picture:
     """Neighbours above 1 in two dtypes, and where 1 + 2⁻⁹ goes."""
-    p = Picture("gaps", WIDTH, 196, "Neighbours above 1: 1 + 2⁻⁹ lies between two numbers of bfloat16, nearer to 1")
+    p = Picture("gaps", 196, "Neighbours above 1: 1 + 2⁻⁹ lies between two numbers of bfloat16, nearer to 1")
     unit = 400 * 64  # pixels a unit: 1/64 across
     for y, name, bits in ((60, "bfloat16: a number each 2⁻⁷", 7), (130, "float16: a number each 2⁻¹⁰", 10)):
         p.words(16, y - 22, name, "ink bold")
@@ -140,7 +138,7 @@ def running(dtype: torch.dtype, until: int) -> list[tuple[float, float]]:
 
 
 def stuck() -> Picture:
-    p = Picture("stuck", WIDTH, 300, "Running sums of ones: bfloat16 stops at 256, float16 at 2,048")
+    p = Picture("stuck", 300, "Running sums of ones: bfloat16 stops at 256, float16 at 2,048")
     c = Chart(p, (1, 8192), (1, 16384))
     ticks = {1: "1", 16: "16", 256: "256", 2048: "2,048", 8192: "8,192"}
     c.axes("ones added", "the sum so far", ticks, ticks)
@@ -155,7 +153,7 @@ def stuck() -> Picture:
 
 def scales() -> Picture:
     """The life of a loss scale, with an interval of 20 steps and gradients that overflow above a limit that falls."""
-    p = Picture("scales", WIDTH, 300, "The loss scale: it doubles after 20 good steps and halves at an overflow")
+    p = Picture("scales", 300, "The loss scale: it doubles after 20 good steps and halves at an overflow")
     scaler, points, skipped = LossScaler(2.0**12, interval=20), [], []
     for step in range(200):
         limit = 2.0**15.5 if step < 120 else 2.0**13.5  # gradients grow in the middle of training
@@ -178,7 +176,7 @@ def scales() -> Picture:
 
 
 def step() -> Picture:
-    p = Picture("mixed_step", WIDTH, 320, "A step in mixed precision: 16 bits on the left, float32 on the right")
+    p = Picture("mixed_step", 320, "A step in mixed precision: 16 bits on the left, float32 on the right")
     p.words(110, 24, "16 bits", "ink bold", "middle")
     p.words(332, 24, "float32", "ink bold", "middle")
     for y, words in ((40, "weights"), (106, "forward"), (172, "backward"), (238, "scaled gradients")):
@@ -207,7 +205,7 @@ def step() -> Picture:
 
 def segments() -> Picture:
     """What exists at three moments of a checkpointed chain of eight layers."""
-    p = Picture("segments", WIDTH, 262, "A chain of eight layers in segments of 2: what is kept at three moments")
+    p = Picture("segments", 262, "A chain of eight layers in segments of 2: what is kept at three moments")
     size = 2
     moments = (
         ("after forward: four inputs", LAYERS), ("backward of layers 6, 7", 6), ("backward of layers 0, 1", 0),
@@ -249,7 +247,7 @@ def kept(lengths: Sequence[int]) -> list[tuple[float, float]]:
 
 
 def chain() -> Picture:
-    p = Picture("chain", WIDTH, 312, "Memory of a chain of eight layers over time: everything kept, and checkpointed")
+    p = Picture("chain", 312, "Memory of a chain of eight layers over time: everything kept, and checkpointed")
     plan = checkpoint_plan([INPUT] * LAYERS, [SAVED] * LAYERS)
     c = Chart(p, (0, 33), (0, 36), log_x=False, log_y=False)
     c.axes(
@@ -266,7 +264,7 @@ def chain() -> Picture:
 
 def stairs() -> Picture:
     """Ten layers that keep 1 each: equal segments, and those of the best plan."""
-    p = Picture("stairs", WIDTH, 292, "Ten equal layers: equal segments peak unequally, unequal ones equally")
+    p = Picture("stairs", 292, "Ten equal layers: equal segments peak unequally, unequal ones equally")
     plan = checkpoint_plan([1] * 10, [1] * 10).segments
     for left, name, lengths in ((16, "equal segments", (3, 3, 3, 1)), (236, "the best plan", plan)):
         peaks = [i + length for i, length in enumerate(lengths)]
@@ -285,7 +283,7 @@ def stairs() -> Picture:
 
 def offload() -> Picture:
     """Four layers' backward, and copies that come one layer before: computed for a layer of 3 ms and a copy of 2."""
-    p = Picture("offload", WIDTH, 222, "Backward of four layers: copies fetched when needed, and one layer before")
+    p = Picture("offload", 222, "Backward of four layers: copies fetched when needed, and one layer before")
     ms, works, copy = 19.5, 3.0, 2.0
     late, early = ([], []), ([], [])  # type: tuple[list[Bar], list[Bar]], tuple[list[Bar], list[Bar]]
     for i in range(4):

@@ -1,14 +1,12 @@
 """Pictures of the chapter on mixed precision: the memory of a step, by the exercise accounting."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from lab.model.transformer import MODELS, SIZES
 from reference.benchmarking.flops import flops
 from reference.mixed_precision.accounting import Account, accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture
 
 Moment = tuple[float, float, float, float, float]  # time; bytes of parameters, moments, gradients, activations
 
@@ -54,7 +52,7 @@ def two_steps() -> list[Moment]:
 
 def account() -> Picture:
     """The memory of two steps over time, stacked."""
-    p = Picture("account", WIDTH, 372, "Memory of the first two steps of GPT-2's size at batch 8 over time, stacked")
+    p = Picture("account", 372, "Memory of the first two steps of GPT-2's size at batch 8 over time, stacked")
     points = two_steps()
     last = points[-1][0]
     c = Chart(p, (0, last), (0, 16), log_x=False, log_y=False)
@@ -87,10 +85,7 @@ def account() -> Picture:
 def activations() -> Picture:
     """A step's GB over the context, for two models: the states, and activations whole and checkpointed."""
     p = Picture(
-        "activations",
-        WIDTH,
-        372,
-        "Memory of a step over the context: states, and activations with and without checkpoints",
+        "activations", 372, "Memory of a step over the context: states, and activations with and without checkpoints"
     )
     px = 1.2  # a GB
     for k, (name, words) in enumerate((("small", "0.16 billion parameters"), ("xl", "1.4 billion parameters"))):
@@ -114,7 +109,7 @@ def activations() -> Picture:
 
 def selective() -> Picture:
     """One block of GPT-2's size in bfloat16: bytes kept and extra FLOPs, by what is forgotten."""
-    p = Picture("selective", WIDTH, 262, "One block: bytes kept, and extra FLOPs, by what is forgotten")
+    p = Picture("selective", 262, "One block: bytes kept, and extra FLOPs, by what is forgotten")
     config, shape = replace(SIZES["small"], layers=1), {"batch": 8, "context": 1024}
     whole, ends = (
         accounting(replace(config, layers=n), **shape, precision="bfloat16").activations for n in (1, 0)

@@ -3,8 +3,6 @@
 Each is named for the picture that it moves. A student's archive has no reference, so the numbers are kept as files.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ A picture carries its own paper, light or dark as the reader's system is, so it 
 Okabe and Ito's, and never alone: what a box is stands in it. 440 pixels are as wide as a phone can show readably.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from html import escape
@@ -29,10 +27,10 @@ text { font-family: system-ui, sans-serif; font-size: 14px } .small { font-size:
 
 
 class Picture:
-    """Boxes, words and lines on a paper of width × height."""
+    """Boxes, words and lines on a paper of WIDTH × height."""
 
-    def __init__(self, name: str, width: int, height: int, title: str):
-        self.name, self.size, self.title, self.parts = name, (width, height), title, list[str]()
+    def __init__(self, name: str, height: int, title: str):
+        self.name, self.size, self.title, self.parts = name, (WIDTH, height), title, list[str]()
 
     def box(self, x: float, y: float, w: float, h: float, colour: str, words: str = "", hatched: bool = False) -> None:
         for fill in (colour, "url(#hatch)")[: 1 + hatched]:

@@ -1,20 +1,18 @@
 """The pictures of the page on planning. Curves are its formulas; predictions are those of the benchmark's table."""
 
-from __future__ import annotations
-
 from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MODELS
 from lab.cluster.prices import group_s
 from lab.model.scaling import compute_optimal
 
-from .picture import BLUE, GREEN, GREY, HERE, ORANGE, WIDTH, YELLOW, Chart, Picture
+from .picture import BLUE, GREEN, GREY, HERE, ORANGE, YELLOW, Chart, Picture
 
 H100 = cluster("dgx-h100", 16)
 RESULTS = HERE.parent.parent / "benchmarks" / "results" / "planner.md"
 
 
 def planner() -> Picture:
-    p = Picture("planner", WIDTH, 346, "From a model, a batch and a cluster to the fastest plan")
+    p = Picture("planner", 346, "From a model, a batch and a cluster to the fastest plan")
     steps = (
         ("model, batch, cluster", GREY, "the question"),
         ("all plans", BLUE, "data · pipe · tensor = devices"),
@@ -34,7 +32,7 @@ def planner() -> Picture:
 
 def rings() -> Picture:
     """One of the eight rings of a group over two nodes: on NVLink in a node, and on a card of its own between them."""
-    p = Picture("rings", WIDTH, 326, "One of eight rings over two nodes of eight devices")
+    p = Picture("rings", 326, "One of eight rings over two nodes of eight devices")
     for node, (words, devices, cards, back) in enumerate(((22, 56, 112, 40), (310, 240, 192, 288))):
         p.words(16, words, f"node {node}", "ink bold")
         edge, to_card = (devices, 88) if node == 0 else (devices + 32, 238)
@@ -59,7 +57,7 @@ def rings() -> Picture:
 
 def pods() -> Picture:
     """Llama 3's network: pods under thinner switches; cards of a pod that send upwards, by the order of nodes."""
-    p = Picture("pods", WIDTH, 292, "Devices in pods, and the cards of a pod that send to other pods")
+    p = Picture("pods", 292, "Devices in pods, and the cards of a pod that send to other pods")
     devices, of_pod, node, pipeline, thinner = 16_384, 3_072, 8, 16 * 8, 7
     p.box(116, 12, 208, 30, GREY, f"between pods: 1/{thinner}")
     for i in range(6):
@@ -81,7 +79,7 @@ def pods() -> Picture:
 
 def network_roofs() -> Picture:
     """Share of the peak that sharded data parallelism allows, over the tokens of a rank, by where its ranks lie."""
-    p = Picture("network_roofs", WIDTH, 300, "The roof of the network over the tokens of a data rank, by place")
+    p = Picture("network_roofs", 300, "The roof of the network over the tokens of a data rank, by place")
     tokens, world = [2.0 ** (9 + i / 4) for i in range(29)], 128 * 8
     part = 2 * MODELS["70b"].layer_parameters / world  # bytes of a rank's part of a layer
     seconds = group_s("all_gather", part, 128, 8, H100)
@@ -102,7 +100,7 @@ def network_roofs() -> Picture:
 
 
 def bubble() -> Picture:
-    p = Picture("bubble", WIDTH, 300, "Idle over busy time of a pipeline of 8 stages, as micro-batches grow")
+    p = Picture("bubble", 300, "Idle over busy time of a pipeline of 8 stages, as micro-batches grow")
     c = Chart(p, (8, 256), (0, 1), log_y=False)
     counts = [8 * 2 ** (i / 4) for i in range(21)]
     c.axes("micro-batches", "idle over busy time, 8 stages", {8 * 2**i: str(8 * 2**i) for i in range(6)},
@@ -118,7 +116,7 @@ def bubble() -> Picture:
 
 def in_flight() -> Picture:
     """Micro-batches whose activations a stage keeps at once: min(m, p − stage) with 1F1B."""
-    p = Picture("in_flight", WIDTH, 232, "Micro-batches of 8 that each of four stages keeps at once, with 1F1B")
+    p = Picture("in_flight", 232, "Micro-batches of 8 that each of four stages keeps at once, with 1F1B")
     stages, micro_batches, chunks = 4, 8, 2
     for stage in range(stages):
         y = 34 + 34 * stage
@@ -134,7 +132,7 @@ def in_flight() -> Picture:
 
 
 def optimal() -> Picture:
-    p = Picture("optimal", WIDTH, 300, "Parameters and tokens with the least loss, over the compute of training")
+    p = Picture("optimal", 300, "Parameters and tokens with the least loss, over the compute of training")
     c = Chart(p, (1e20, 1e26), (1e8, 1e14))
     exponents = ["²⁰", "²²", "²⁴", "²⁶"]
     c.axes("FLOPs of training", "parameters, tokens", {10.0 ** (20 + 2 * i): f"10{e}" for i, e in enumerate(exponents)},
@@ -152,7 +150,7 @@ def optimal() -> Picture:
 
 def published() -> Picture:
     """Each row of the benchmark's table as a dot."""
-    p = Picture("published", WIDTH, 340, "Predicted over published TFLOP/s a GPU, twenty-eight runs")
+    p = Picture("published", 340, "Predicted over published TFLOP/s a GPU, twenty-eight runs")
     c = Chart(p, (90, 480), (90, 480))
     ticks = {100: "100", 150: "150", 200: "200", 300: "300", 400: "400"}
     c.axes("published, TFLOP/s a GPU", "predicted", ticks, ticks)

@@ -1,14 +1,12 @@
 """Pictures of the page on planning that take prices: memory of a stage, bandwidth of messages, and chosen meshes."""
 
-from __future__ import annotations
-
 from lab.cluster import steps
 from lab.cluster.costs import sent_bytes
 from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MODELS, RECOMPUTE, Job, Plan
 from lab.cluster.prices import group_s
 
-from .picture import BLUE, GREY, ORANGE, WIDTH, Chart, Picture
+from .picture import BLUE, GREY, ORANGE, Chart, Picture
 
 # GB/s of an all-reduce over four nodes of eight B200s, by MiB of the payload. Bekman, ml-engineering,
 # network/benchmarks/README.md, commit 0cc3de5.
@@ -41,7 +39,7 @@ def stage_memory() -> Picture:
     """GB of the fullest stage of 405B on 1,024 H100s, by pipe and recomputation: 1F1B, tensor 8, ZeRO 1."""
     job = Job(MODELS["405b"], 512, 8192, cluster("dgx-h100", 1024))
     room = (1 - steps.RESERVED) * job.cluster.device.hbm_bytes / 1e9
-    p = Picture("stage_memory", WIDTH, 388, "Gigabytes of the fullest stage of 405B by pipe and recomputation")
+    p = Picture("stage_memory", 388, "Gigabytes of the fullest stage of 405B by pipe and recomputation")
     p.words(16, 22, "GB of the fullest stage, 405B on 1,024 devices", "ink bold")
     left, scale = 122.0, 1.86
     for i, pipe in enumerate((4, 8, 16, 32)):
@@ -66,7 +64,7 @@ def stage_memory() -> Picture:
 
 def payloads() -> Picture:
     """GB/s of an all-reduce over four nodes of eight B200s: Bekman's measurements, and the kit's rate."""
-    p = Picture("payloads", WIDTH, 300, "Bandwidth of an all-reduce over its payload, measured and by our rate")
+    p = Picture("payloads", 300, "Bandwidth of an all-reduce over its payload, measured and by our rate")
     where = cluster("hgx-b200", 32)
     c = Chart(p, (14, 18000), (0, 400), log_y=False)
     named = {16: "16 MiB", 64: "64", 256: "256", 1024: "1 GiB", 4096: "4", 16384: "16"}
@@ -86,7 +84,7 @@ def payloads() -> Picture:
 
 def chosen() -> Picture:
     """The planner's fastest mesh and its MFU, for each model and number of devices."""
-    p = Picture("chosen", WIDTH, 246, "The fastest mesh and its MFU by model and number of devices")
+    p = Picture("chosen", 246, "The fastest mesh and its MFU by model and number of devices")
     p.words(16, 22, "MFU; data · pipe · tensor, and ZeRO's stage", "ink bold")
     for i, (model, plans) in enumerate(CHOSEN.items()):
         y = 54 + 56 * i

@@ -1,13 +1,11 @@
 """The pictures of the chapter on ZeRO. What is a number in them is computed."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from lab.cluster.costs import ring_cost
 from reference.zero.accounting import accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Bar, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture
 
 RANKS = 4
 Method = Literal["none", "p_os", "zero2", "zero3"]
@@ -20,7 +18,7 @@ Order = Literal["ddp", "late", "early", "zero3"]  # ZeRO-1 and 2 gather after th
 
 
 def shares() -> Picture:
-    p = Picture("shares", WIDTH, 232, "Bytes a parameter on each of four ranks, float32 AdamW")
+    p = Picture("shares", 232, "Bytes a parameter on each of four ranks, float32 AdamW")
     p.words(16, 24, "p: parameters, g: gradients, s: state", "soft")
     for i, (name, method) in enumerate(STAGES):
         x, y, byte = 16.0, 52 + 46 * i, 24.0
@@ -35,7 +33,7 @@ def shares() -> Picture:
 
 def growth() -> Picture:
     """Bytes a parameter over the number of ranks, mixed precision."""
-    p = Picture("growth", WIDTH, 312, "Bytes a parameter over the number of ranks, in mixed precision")
+    p = Picture("growth", 312, "Bytes a parameter over the number of ranks, in mixed precision")
     worlds = [2**i for i in range(11)]
     c = Chart(p, (1, 1024), (0.01, 32))
     named_x, named_y = {w: f"{w:,}" for w in (1, 4, 16, 64, 256, 1024)}, {0.01: "0.01", 0.1: "0.1", 1: "1", 16: "16"}
@@ -52,10 +50,7 @@ def growth() -> Picture:
 def stages() -> Picture:
     """The messages of a step: an all-reduce is a reduce-scatter and an all-gather."""
     p = Picture(
-        "stages",
-        WIDTH,
-        362,
-        "What a step sends: data parallel, the paper's ZeRO-1, the one you write, ZeRO-2 and ZeRO-3",
+        "stages", 362, "What a step sends: data parallel, the paper's ZeRO-1, the one you write, ZeRO-2 and ZeRO-3"
     )
     p.words(16, 24, "colour: (W − 1)/W · S bytes a rank sends, or 2 times that", "soft")
     rows = (
@@ -85,9 +80,7 @@ def owners(largest_first: bool) -> list[list[int]]:
 
 
 def packing() -> Picture:
-    p = Picture(
-        "packing", WIDTH, 226, "Six tensors on two ranks: in turn, and the largest first to the rank that has least"
-    )
+    p = Picture("packing", 226, "Six tensors on two ranks: in turn, and the largest first to the rank that has least")
     for i, (title, largest_first) in enumerate((("in turn", False), ("largest first, to the rank with least", True))):
         top = 26 + 104 * i
         p.words(16, top, title, "ink bold")
@@ -104,10 +97,7 @@ def packing() -> Picture:
 def renames() -> Picture:
     """A checkpoint's order of operations, and what a reader finds if the process dies there."""
     p = Picture(
-        "renames",
-        WIDTH,
-        268,
-        "Saving step 3 over step 2: whatever moment a process dies, one whole checkpoint is there",
+        "renames", 268, "Saving step 3 over step 2: whatever moment a process dies, one whole checkpoint is there"
     )
     steps = (
         ("write 3's data under new names, flush", "2"),
@@ -137,7 +127,7 @@ def held(layers: int = 6) -> list[tuple[str, float, float]]:
 
 
 def memory() -> Picture:
-    p = Picture("memory", WIDTH, 300, "Parameters and gradients held in a step of six layers on four ranks")
+    p = Picture("memory", 300, "Parameters and gradients held in a step of six layers on four ranks")
     left, bottom, width, unit = 40.0, 236.0, 27.0, 16.0
     p.words(16, 24, "held, in layers: grey data parallel, blue FSDP", "soft")
     moments = held()
@@ -159,7 +149,7 @@ def memory() -> Picture:
 def storage() -> Picture:
     """Views over a storage that comes and goes."""
     p = Picture(
-        "storage", WIDTH, 262, "The views that autograd saved stay; the storage below them is emptied and filled again"
+        "storage", 262, "The views that autograd saved stay; the storage below them is emptied and filled again"
     )
     for i, (title, there) in enumerate((("forward", True), ("between", False), ("backward", True))):
         x = 16 + 140 * i
@@ -195,7 +185,7 @@ def gathers(ahead: bool) -> tuple[list[tuple[float, float, str]], list[tuple[flo
 
 
 def prefetch() -> Picture:
-    p = Picture("prefetch", WIDTH, 222, "Forward of three layers: gathered when needed, and one layer ahead")
+    p = Picture("prefetch", 222, "Forward of three layers: gathered when needed, and one layer ahead")
     ms = 38.0
     p.words(16, 22, "upper lane: computes; lower lane: gathers", "soft")
     p.lanes(48, "gathered when needed", ms, *gathers(ahead=False))
@@ -257,7 +247,7 @@ def exposed(compute: list[Bar], messages: list[Bar]) -> float:
 
 def hidden() -> Picture:
     """A whole step by DDP, ZeRO-1 and 2, and ZeRO-3: what travels under compute, and what sticks out."""
-    p = Picture("hidden", WIDTH, 414, "What overlaps with what in a step: DDP, ZeRO-1 and 2, ZeRO-3")
+    p = Picture("hidden", 414, "What overlaps with what in a step: DDP, ZeRO-1 and 2, ZeRO-3")
     ms = 17.4
     p.words(16, 22, "upper lane: computes; lower lane: the link; ms exposed", "soft")
     rows: tuple[tuple[str, Order], ...] = (
