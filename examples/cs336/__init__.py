@@ -1,7 +1,6 @@
 """Forks of CS336's assignment 2, of our own making: right ones of two years, and others that are edits of those.
 
-forks.toml lists them, with what each must earn. `python -m examples.cs336 forks/` writes them all as folders, each a
-fork as that course's students have it; `grader grade forks/2025` grades those of one year.
+forks.toml lists them, with what each must earn; tests/kit/test_cs336.py grades them.
 """
 
 from __future__ import annotations
