@@ -8,7 +8,6 @@ bfloat16, batch · N = 16,384, heads · dim = 2,048. A run that was stopped goes
 
 import argparse
 import functools
-import itertools
 import math
 import os
 import statistics
@@ -23,7 +22,7 @@ from lab.course.assignment import ROOT
 from lab.solution.impl import load
 
 from .peers import add_peer
-from .results import FOLDER, Kept, reason
+from .results import Kept, reason
 
 GOALS = "Goals on Hopper, N >= 4,096: forward 1.4 x FlashAttention-2 and 0.9 x cuDNN, backward 1.3 x FlashAttention-2."
 TOKENS, WIDTH = 16384, 2048
@@ -52,12 +51,11 @@ def main() -> None:
                 if not kept.has(dim=dim, causal=is_causal, N=n):
                     kept.add(*measure(dim, n, is_causal, options, ceiling))
                     print(*kept.rows[-3:], sep="\n", flush=True)
-    rows = kept.rows
     note = (
         f"{torch.cuda.get_device_name()}: {ceiling / 1e12:.0f} TFLOP/s measured in bfloat16 products of 8,192. {GOALS}"
     )
+    rows = kept.rows
     print(kept.write(note))
-    plot(rows)
     if lost := [f"{r['what']} at dim {r['dim']}, N {r['N']}" + ", causal" * r["causal"] for r in rows if not r["ours"]]:
         raise SystemExit(f"ours did not run: {'; '.join(lost)}")
 
@@ -254,27 +252,6 @@ def smoke(peers: dict[str, Callable]) -> None:
             print(f"{name}: does not run on a CPU: {reason(error)}")
         else:
             print(f"{name} on a CPU: nothing is kept; largest difference {off:.1e}")
-
-
-def plot(rows: list[dict]) -> None:
-    """TFLOP/s over N, a panel each for dim, mask and direction."""
-    import matplotlib.pyplot as plt
-
-    names = [name for name in rows[0] if any("%" in str(r[name]) for r in rows)]
-    some = ["#0072B2", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#999999", "#56B4E9", "#F0E442"]
-    colours, marks = (dict(zip(names, itertools.cycle(them), strict=False)) for them in (some, "osv^DxP*"))
-    panels = [(d, c) for d in sorted({r["dim"] for r in rows}) for c in (False, True)]
-    figure, axes = plt.subplots(2, len(panels), figsize=(4 * len(panels), 6), squeeze=False, sharex=True)
-    for line, direction in zip(axes, ("forward", "backward"), strict=True):
-        for panel, (dim, is_causal) in zip(line, panels, strict=True):
-            for name, colour in colours.items():
-                of = [r for r in rows if (r["dim"], r["causal"], r["what"]) == (dim, is_causal, direction) and r[name]]
-                values = [float(r[name].split()[0]) for r in of]
-                panel.plot([r["N"] for r in of], values, marker=marks[name], color=colour, label=name)
-            panel.set(title=f"{direction}, dim {dim}{', causal' * is_causal}", xscale="log", ylabel="TFLOP/s", ylim=0)
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(FOLDER / "attention.png", dpi=110, metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -2,16 +2,10 @@
 
 The wrappers of the reference and torch's DDP, one step each in turn, in the same ranks of one run: medians, the ratio
 to torch's best, and the lower bound of a step beside them. On plain Gloo ranks share the cores that carry the messages,
-so overlap hides little there; on a *link* a message costs latency and bandwidth and no core; on a loopback that is
-throttled by `tc` (Linux, as root) real traffic queues. NCCL where there are as many GPUs as ranks.
+so overlap hides little there; on a *link* a message costs latency and bandwidth and no core.
 """
 
-import json
-import os
-import shutil
 import statistics
-import subprocess
-import sys
 from contextlib import closing
 
 from lab.cluster.costs import Link
@@ -34,39 +28,13 @@ BEST = "over torch's best"
 
 def main() -> None:
     """Measure, print, keep."""
-    asked = parser(__doc__)
-    asked.add_argument("--mbit", nargs="*", type=int, default=[800, 3200, 12800], help="loopback throttled to these")
-    asked.add_argument("--print", action="store_true", help="measure plain Gloo, print rows as JSON, keep nothing")
-    options = asked.parse_args()
-    if options.print:
-        print(json.dumps([r for n in options.ranks for r in measure(n, None, options.rounds)]))
-        return
+    options = parser(__doc__).parse_args()
     rows = []
     for ranks in options.ranks:
         for link in [None, *options.links]:
             rows += measure(ranks, link, options.rounds)
             print(*rows[-len(VARIANTS) - 1 :], sep="\n", flush=True)
-        for mbit in options.mbit:
-            rows += throttled(mbit, ranks, options.rounds)
-            print(*rows[-len(VARIANTS) - 1 :], sep="\n", flush=True)
     print(write("ddp", rows, NOTE))
-
-
-def throttled(mbit: int, ranks: int, rounds: int) -> list[dict]:
-    """The same on a loopback of its own, throttled; no rows where that is not allowed."""
-    if not (sys.platform == "linux" and os.geteuid() == 0 and shutil.which("tc") and shutil.which("unshare")):
-        print(f"loopback at {mbit} Mbit/s: not run, it takes root, tc and unshare")
-        return []
-    shape = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 128kb latency 200ms"
-    again = [sys.executable, "-m", "benchmarks.ddp", "--print", "--ranks", str(ranks), "--rounds", str(rounds)]
-    said = subprocess.run(
-        ["unshare", "-n", "sh", "-c", f'ip link set lo up && {shape} && exec "$@"', "sh", *again],
-        capture_output=True, text=True, cwd=ROOT,
-    )  # fmt: skip
-    if said.returncode:
-        print(f"loopback at {mbit} Mbit/s: not run: {(said.stderr.strip().splitlines() or ['?'])[-1]}")
-        return []
-    return [{**row, "network": f"loopback, {mbit} Mbit/s"} for row in json.loads(said.stdout.splitlines()[-1])]
 
 
 def measure(ranks: int, link: Link | None, rounds: int) -> list[dict]:
