@@ -104,6 +104,12 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, layers):
                     f"rank {rank}, step {step}: when block {block} began, {count} layers had been gathered, expected "
                     f"{most} at most: gather each before its own forward"
                 )
+                sent = seen["rows"][: seen["asked"][f"{step}.0 block {block} backward"]]
+                count, least = sum(r["op"] == "reduce_scatter" for r in sent), len(cut) - before[block] - 1
+                assert count >= least, (
+                    f"rank {rank}, step {step}: when backward reached block {block}, {count} reduce-scatters had left, "
+                    f"expected {least} at least: reduce each layer when its own backward ends"
+                )
         want = sum(n for _, n in cut) + whole
         assert got["elements"] == want, (
             f"rank {rank} of {world}: parameters() has {got['elements']} elements, expected {want}: a W-th of each "

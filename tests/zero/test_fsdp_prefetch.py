@@ -134,6 +134,11 @@ def test_nothing_more_is_sent(run, rng, checkpoint):
 def test_a_reduce_scatter_is_not_waited_for_before_the_next(run, rng):
     for what, step, plan, world, order in watched(run, rng):
         rows = by_layer(plan, world, step["rows"], "reduce_scatter", "backward")
+        for later, block in zip(order, order[2:], strict=False):
+            assert rows[block][0] < step["asked"][f"block {later} backward"], (
+                f"{what}: the reduce-scatter of block {block} had not left when backward had reached block {later}: "
+                "start it when its own backward ends"
+            )
         for after, block in itertools.pairwise(order):
             _, row = rows[block]
             assert row["waited_s"] >= 0, f"{what}: nobody waited for the reduce-scatter of block {block}"

@@ -89,6 +89,12 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
                 f"{what}: {told(found - want) or 'nothing'} too much, {told(want - found) or 'nothing'} missing "
                 "(elements a rank): one reduce-scatter a gradient, in its hook, and one all-gather a parameter, in step"
             )
+            for behind, block in enumerate(reversed(range(len(plan["hidden"])))):
+                count, least = step["asked"][f"{number}.0 block {block} backward"], 3 + 4 * behind  # norm and head
+                assert count >= least, (
+                    f"{what}: {count} reduce-scatters had left when backward reached block {block}, expected {least}: "
+                    "start each in its hook"
+                )
             scattered = [r for r in step["rows"] if r["op"] == "reduce_scatter"]
             for before, later in zip(scattered, [*scattered[2:], None, None], strict=True):
                 assert before["waited_s"] >= 0, f"{what}: nobody waited for a reduce-scatter"
