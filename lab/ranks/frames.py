@@ -10,6 +10,7 @@ _LENGTHS = struct.Struct("<IQ")
 HEADER_LIMIT = 1 << 20
 PAYLOAD_LIMIT = 1 << 30
 _LITTLE = 1 << 16
+_MOST = 1 << 18  # bytes that we receive at once
 
 Frame = tuple[dict[str, Any], bytearray]
 
@@ -35,63 +36,44 @@ class Reader:
 
     def __init__(self, sock: socket.socket):
         self._socket = sock
-        self._chunk = bytearray(1 << 16)
-        self._start = self._end = 0  # range of the chunk's unread bytes
-        self._part = bytearray()  # the part of a frame that is being read
-        self._filled = 0  # how many of its bytes have arrived
-        self._stage = 0  # which part it is: 0 lengths, 1 header, 2 payload
-        self._header: dict[str, Any] = {}
-        self._payload_bytes = 0
-        self._begin(0, _LENGTHS.size)
+        self._unread = bytearray()
 
     def frames(self, most: int) -> Iterator[Frame]:
         """Yield at most `most` complete frames. Raises EOFError if the other end has closed, or Malformed."""
-        while most and self._fill():
-            part, stage = self._part, self._stage
-            if stage == 0:
-                header_bytes, self._payload_bytes = _LENGTHS.unpack(part)
-                if header_bytes > HEADER_LIMIT or self._payload_bytes > PAYLOAD_LIMIT:
-                    raise Malformed(f"a frame of {header_bytes} + {self._payload_bytes} bytes")
-                self._begin(1, header_bytes)
-            elif stage == 1:
-                self._header = parsed(part)
-                self._begin(2, self._payload_bytes)
-            else:
+        while most:
+            if frame := self._whole():
                 most -= 1
-                self._begin(0, _LENGTHS.size)
-                yield self._header, part
+                yield frame
+            elif not self._fill():
+                return
 
-    def _begin(self, stage: int, size: int) -> None:
-        self._stage, self._part, self._filled = stage, bytearray(size), 0
+    def _whole(self) -> Frame | None:
+        """Take the first frame, if all of it has arrived."""
+        if len(self._unread) < _LENGTHS.size:
+            return None
+        header_bytes, payload_bytes = _LENGTHS.unpack_from(self._unread)
+        if header_bytes > HEADER_LIMIT or payload_bytes > PAYLOAD_LIMIT:
+            raise Malformed(f"a frame of {header_bytes} + {payload_bytes} bytes")
+        begin = _LENGTHS.size + header_bytes
+        end = begin + payload_bytes
+        if len(self._unread) < end:
+            return None
+        frame = parsed(self._unread[_LENGTHS.size : begin]), self._unread[begin:end]
+        del self._unread[:end]
+        return frame
 
     def _fill(self) -> bool:
-        """Read into the current part. Return whether it is complete."""
-        while (left := len(self._part) - self._filled) > 0:
-            if self._start < self._end:
-                count = min(left, self._end - self._start)
-                self._part[self._filled : self._filled + count] = self._chunk[self._start : self._start + count]
-                self._start += count
-            elif left < len(self._chunk):
-                self._start, self._end = 0, self._receive(memoryview(self._chunk))
-                count = 0
-                if not self._end:
-                    return False
-            elif not (count := self._receive(memoryview(self._part)[self._filled :])):
-                return False
-            self._filled += count
-        return True
-
-    def _receive(self, view: memoryview) -> int:
-        """Receive into `view`. Return the number of bytes; 0 if none have arrived yet."""
+        """Receive what has arrived. Return whether anything has."""
         try:
-            count = self._socket.recv_into(view)
+            data = self._socket.recv(_MOST)
         except BlockingIOError:
-            return 0
+            return False
         except ConnectionError:
-            count = 0
-        if not count:
+            data = b""
+        if not data:
             raise EOFError
-        return count
+        self._unread += data
+        return True
 
 
 def receive(stream: BinaryIO) -> tuple[dict[str, Any], int]:

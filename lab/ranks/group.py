@@ -61,8 +61,7 @@ def install() -> None:
     dist.Backend.register_backend(
         BACKEND, lambda store, rank, size, timeout: _kind(store, rank, size, timeout), devices=["cpu", "cuda"]
     )
-    waits.install(_begin, _asked)
-    dist.Work.wait = _raising(dist.Work.wait)  # type: ignore[method-assign]
+    waits.install(_begin, _asked, _ended)
     dist.Work._source_rank = _known_source  # type: ignore[method-assign]
 
 
@@ -109,17 +108,10 @@ def _asked(row: Row) -> None:
         _port.tell({"do": "poll", "number": row.number})
 
 
-def _raising(wait: Any) -> Any:
-    """Make `wait` raise the operation's error: torch's wait of a Work made from a Future does not."""
-
-    def call(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-        result = wait(work, *args, **kwargs)
-        row = waits.known(work)
-        if row is not None and row.number in _errors:
-            raise RuntimeError(_errors[row.number])
-        return result
-
-    return call
+def _ended(row: Row) -> None:
+    """Called when a wait ends. Raise the operation's error: torch's wait of a Work made from a Future does not."""
+    if row.number in _errors:
+        raise RuntimeError(_errors[row.number])
 
 
 def _known_source(work: dist.Work) -> int:

@@ -25,11 +25,11 @@ def known(work: dist.Work) -> Row | None:
     return _known[work][0] if work in _known else None
 
 
-def install(begin: Callable[[Row], None], asked: Callable[[Row], None]) -> None:
+def install(begin: Callable[[Row], None], asked: Callable[[Row], None], ended: Callable[[Row], None]) -> None:
     """Patch torch's methods that wait for an operation, and those that poll it.
 
     begin: called with each row when a wait begins, before its time is recorded. asked: called with each row that was
-    polled and was not done.
+    polled and was not done. ended: called with each row when the wait has ended; may raise the operation's error.
     """
 
     def polled(ask: Callable) -> Callable:
@@ -51,6 +51,8 @@ def install(begin: Callable[[Row], None], asked: Callable[[Row], None]) -> None:
             for row in rows:
                 row.returned_s = _now()
                 row.done_s = row.returned_s if row.done_s < 0 else row.done_s
+            for row in rows:
+                ended(row)
             return result
 
         return call
