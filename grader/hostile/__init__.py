@@ -1,6 +1,6 @@
 """Hostile submissions keep the grader honest: none may earn what its honest code does not, or harm anyone.
 
-They are data, `grader/hostile/*.toml`: a table `[name]` with the technique (one of techniques.toml), the exercise it
+They are data, `grader/hostile/*.toml`: a table `[technique.name]`, a technique of techniques.toml, with the exercise it
 attacks, why it is plausible, and the tests that it must fail, since its code without the trick fails them; without
 `loses` it may earn nothing. It hands in `code` (the exercise's file), `files`, edits of a copy of the reference as
 mutants have them, or several of these; or an archive that a function of `archives` writes. `like` names a table of
@@ -22,8 +22,7 @@ from . import archives
 HERE = Path(__file__).parent
 HONEST = "honest"  # the technique of what is none
 EVERYTHING = ("everything",)
-_NEEDED = {"technique", "why"}
-_KEYS = {*_NEEDED, "exercise", "loses", "needs", "open", "code", "files", "file", "old", "new", "edits", "archive"}
+_KEYS = {"why", "exercise", "loses", "needs", "open", "code", "files", "file", "old", "new", "edits", "archive"}
 
 
 class HostileError(ValueError):
@@ -72,9 +71,10 @@ def _tables(path: Path) -> dict[str, Any]:
 def read() -> list[Attack]:
     """The whole corpus, file by file. Raises HostileError for an entry that cannot be used."""
     found = [
-        _attack(path.name, name, table)
+        _attack(path.name, technique, name, table)
         for path in sorted(HERE.glob("*.toml")) if path.name not in ("techniques.toml", "shared.toml")
-        for name, table in _tables(path).items()
+        for technique, named in _tables(path).items()
+        for name, table in named.items()
     ]  # fmt: skip
     if twice := _first_twice(a.name.casefold() for a in found):
         raise HostileError(f"two attacks are named {twice}: names are unique")
@@ -91,16 +91,15 @@ def honest() -> list[Attack]:
     ]
 
 
-def _attack(source: str, name: str, table: dict) -> Attack:
-    where, exercises = f"{source}: [{name}]", default().exercises
+def _attack(source: str, technique: str, name: str, table: dict) -> Attack:
+    where, exercises = f"{source}: [{technique}.{name}]", default().exercises
     if like := table.pop("like", ""):
         shared = _tables(HERE / "shared.toml")[like]
         table = {**shared, **table, "edits": [*shared["edits"], *table["edits"]]}
-    unknown, missing = set(table) - _KEYS, _NEEDED - set(table)
-    if unknown or missing:
-        raise HostileError(f"{where}: unknown keys {sorted(unknown)}, missing {sorted(missing)}")
-    if table["technique"] not in techniques():
-        raise HostileError(f"{where}: expected a technique of techniques.toml, got {table['technique']!r}")
+    if (unknown := set(table) - _KEYS) or "why" not in table:
+        raise HostileError(f"{where}: expected `why` and some of {', '.join(sorted(_KEYS))}; got {sorted(unknown)}")
+    if technique not in techniques():
+        raise HostileError(f"{where}: expected a technique of techniques.toml")
     exercise = table.get("exercise", "")
     if exercise not in ("", *exercises):
         raise HostileError(f"{where}: expected an exercise of {ROOT.name}/assignment.toml, got {exercise!r}")
@@ -112,9 +111,9 @@ def _attack(source: str, name: str, table: dict) -> Attack:
         raise HostileError(f"{where}: expected either code, files and edits, or an archive")
     if table.get("archive") and not hasattr(archives, table["archive"]):
         raise HostileError(f"{where}: grader/hostile/archives.py has no function {table['archive']!r}")
-    plain = {key: table[key] for key in (*_NEEDED, "open", "archive") if key in table}
+    plain = {key: table[key] for key in ("open", "archive") if key in table}
     loses, needs = tuple(table.get("loses", EVERYTHING)), tuple(table.get("needs", ()))
-    return Attack(name, exercise=exercise, **plain, loses=loses, needs=needs, files=files, edits=edits)
+    return Attack(name, technique, exercise, table["why"], loses, needs, files=files, edits=edits, **plain)
 
 
 def _first_twice(names: Iterable[str]) -> str:
