@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -60,10 +61,7 @@ def _tables(gpu: SimulatedGPU, placement: PlacementMode) -> list[tuple[Any, dict
         (torch.cuda.profiler, {"start": lambda: None, "stop": lambda: None}),
         (torch.accelerator, both | _accelerator(gpu)),
         (torch, {"Stream": Stream, "Event": _DeviceEvent, "Generator": _Generator}),
-        (
-            torch.Tensor,
-            {"record_stream": lambda x, stream: None, "pin_memory": lambda x, device=None: x.clone()},
-        ),
+        (torch.Tensor, {"record_stream": lambda x, stream: None, "pin_memory": lambda x, device=None: x.clone()}),
         (torch.autocast, {"__init__": _autocast_on_cpu(torch.autocast.__init__)}),
         (torch.autograd, {"_engine_run_backward": _under(placement, torch.autograd._engine_run_backward)}),
         (saved_tensors_hooks, {"__init__": _packing_under(placement, saved_tensors_hooks.__init__)}),
@@ -97,18 +95,15 @@ def _clocks(gpu: SimulatedGPU) -> dict[str, Callable]:
         gpu.calls.append(name)
         return origins[name] + gpu.now - (gpu.slept if name in ("process_time", "thread_time") else 0.0)
 
-    def clock(name: str) -> Callable[[], float]:
-        return lambda: seconds(name)
-
-    def clock_ns(name: str) -> Callable[[], int]:
-        return lambda: round(seconds(name) * 1e9)
+    def nanoseconds(name: str) -> int:
+        return round(seconds(name) * 1e9)
 
     by_id = {getattr(time, id): name for id, name in _CLOCK_IDS.items() if hasattr(time, id)}
     return {
-        **{name: clock(name) for name in origins},
-        **{f"{name}_ns": clock_ns(name) for name in origins},
+        **{name: partial(seconds, name) for name in origins},
+        **{f"{name}_ns": partial(nanoseconds, name) for name in origins},
         "clock_gettime": lambda clk_id: seconds(by_id[clk_id]),
-        "clock_gettime_ns": lambda clk_id: round(seconds(by_id[clk_id]) * 1e9),
+        "clock_gettime_ns": lambda clk_id: nanoseconds(by_id[clk_id]),
         "sleep": gpu.sleep,
     }
 
@@ -159,8 +154,8 @@ def _cuda(gpu: SimulatedGPU) -> dict[str, Any]:
         "_lazy_init": lambda: None,
         "current_device": lambda: 0,
         "set_device": lambda device: None,
-        "device": _OnDevice,
-        "device_of": _OnDevice,
+        "device": lambda device: nullcontext(),  # there is one device
+        "device_of": lambda tensor: nullcontext(),
         "default_stream": lambda device=None: gpu.default_stream,
         "stream": lambda stream: stream or gpu.stream,  # a stream is its own context
         "StreamContext": lambda stream: stream or gpu.stream,
@@ -171,10 +166,7 @@ def _cuda(gpu: SimulatedGPU) -> dict[str, Any]:
         "get_device_capability": lambda device=None: gpu.device.capability,
         "is_bf16_supported": lambda including_emulation=True: True,
         "is_tf32_supported": lambda: True,
-        "get_arch_list": lambda: ["sm_{}{}".format(*gpu.device.capability)],
-        "ipc_collect": lambda: None,
         "mem_get_info": lambda device=None: (gpu.device.memory_bytes, gpu.device.memory_bytes),
-        "memory_summary": lambda device=None, abbreviated=False: "",
         # "cuda" uses the CPU's random state
         "manual_seed": lambda seed: torch.default_generator.manual_seed(seed),
         "manual_seed_all": lambda seed: torch.default_generator.manual_seed(seed),
@@ -224,20 +216,9 @@ def _accelerator(gpu: SimulatedGPU) -> dict[str, Any]:
         "current_device_idx": lambda: 0,
         "set_device_index": lambda device: None,
         "set_device_idx": lambda device: None,
-        "device_index": _OnDevice,
+        "device_index": lambda device: nullcontext(),
         "get_memory_info": lambda device=None: (gpu.device.memory_bytes, gpu.device.memory_bytes),
     }
-
-
-class _OnDevice:
-    """torch.cuda.device(0): there is one device."""
-
-    def __init__(self, device: Any = None):
-        self.idx = 0
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class _DeviceEvent(Event):

@@ -67,12 +67,7 @@ class Event:
     """Replaces torch.cuda.Event: a mark in a stream, reached when all work queued before it is done."""
 
     def __init__(
-        self,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        *,
-        gpu: SimulatedGPU | None = None,
-        **_: Any,
+        self, enable_timing: bool = False, blocking: bool = False, *, gpu: SimulatedGPU | None = None, **_: Any
     ):
         self.gpu = gpu or current()
         self.enable_timing = enable_timing
