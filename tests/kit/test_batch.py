@@ -30,7 +30,7 @@ from lab.course.assignment import default
 from . import toy
 from .classroom import latest, passed, reading, recorded, result, say
 
-CLASS = 3
+CLASS = 2
 ISOLATION, OTHER = ("process", "bubblewrap") if available()["bubblewrap"] else ("bubblewrap", "process")
 PATIENCE_S = 900  # for machines where many others are at work
 
@@ -41,7 +41,7 @@ def kit(tmp_path_factory):
 
 
 def grade(kit, *options):
-    return toy.grader(kit, "grade", str(kit.parent / "class"), "--isolation", ISOLATION, *options)
+    return toy.grader(kit, "grade", str(kit.parent / "class"), "--isolation", ISOLATION, "--jobs", "1", *options)
 
 
 def wait_for(what, process):
@@ -53,6 +53,11 @@ def wait_for(what, process):
         time.sleep(0.02)
     process.kill()
     raise AssertionError(f"it never came to that: {process.communicate()}")
+
+
+def zygotes(grader):
+    """Those in which it judges right now."""
+    return {p.pid for p in toy.family(grader) if "zygote" in toy.command(p)}
 
 
 def outcomes(kit):
@@ -72,10 +77,10 @@ def test_killed_and_stopped_it_goes_on_loses_nothing_and_grades_nothing_twice(ki
     assert 1 <= len(before) < CLASS, "it was to be killed in the middle"
 
     second = grade(kit, "--resume")
-    wait_for(lambda: any("zygote" in toy.command(p) for p in toy.family(second)), second)
+    judging = wait_for(lambda: zygotes(second), second)
     workers = psutil.Process(second.pid).children()
     next(p for p in workers if "spawn_main" in toy.command(p)).kill()  # as the kernel does when memory runs out
-    wait_for(lambda: len(toy.rows(kit)) > len(before), second)
+    wait_for(lambda: zygotes(second) - judging, second)
     second.send_signal(signal.SIGINT)
     _, said = second.communicate()
     middle = toy.rows(kit)
