@@ -101,8 +101,14 @@ class Asked:
 
 @functools.cache
 def profiles() -> dict[str, dict[str, Any]]:
-    """profiles.toml: edition -> "counts" and "advisory" (patterns), "adapters" (exercise -> what is judged)."""
-    return tomllib.loads((HERE / "profiles.toml").read_text(encoding="utf-8"))
+    """From profiles.toml: edition -> "counts" and "advisory" (patterns), "adapters" (exercise -> what is judged)."""
+    found = tomllib.loads((HERE / "profiles.toml").read_text(encoding="utf-8"))
+    both = found.pop("both")
+    for profile in found.values():
+        profile["counts"] += both["counts"]
+        profile["advisory"] += both["advisory"]
+        profile["adapters"] |= both["adapters"]
+    return found
 
 
 def allowed(edition: str) -> list[str]:
