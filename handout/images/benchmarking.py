@@ -41,18 +41,15 @@ def clock() -> Picture:
     us, asked_by, end = 1.25, asked[-1][0] + asked[-1][1], done[-1][0] + done[-1][1]
     p.words(62, 72, "host", "soft")
     p.words(62, 132, "device", "soft")
-    for start, long, _ in asked:
-        p.box(16 + start * us, 80, long * us - 2, 28, BLUE)
+    p.bars(80, us, asked, BLUE, 28)
     p.box(16 + asked_by * us, 80, (end - asked_by) * us - 2, 28, GREY, "synchronize: wait", hatched=True)
-    for start, long, words in done:
-        p.box(16 + start * us, 140, long * us - 2, 28, ORANGE, words)
+    p.bars(140, us, done, ORANGE, 28)
     for at, said, anchor in ((asked_by, f"{asked_by:.0f} µs: asked", "start"), (end, f"{end:.0f} µs: done", "end")):
         x = 16 + at * us
         p.line(x, 40, x, 186, dashed=True)
         p.words(x, 30, said, "ink bold", anchor)
     p.line(16, 190, 424, 190, arrow=True)
-    for at in range(0, 301, 100):
-        p.words(16 + at * us, 208, f"{at} µs" if at == 0 else str(at), "soft small", "middle" if at else "start")
+    p.times(208, us, range(0, 301, 100), "µs")
     p.words(16, 228, "blue: the host asks, 10 µs a kernel", "soft")
     return p
 
@@ -243,18 +240,14 @@ def launches() -> Picture:
     asked, done = queue((kernel,) * 8, ask)
     end = done[-1][0] + done[-1][1]
     p.words(16, 24, f"eight launches: {end:.0f} µs", "ink bold")
-    for start, long, _ in asked:
-        p.box(16 + start * us, 34, long * us - 2, 26, BLUE, "ask")
-    for start, long, _ in done:
-        p.box(16 + start * us, 66, long * us - 2, 26, ORANGE)
+    p.bars(34, us, [(start, long, "ask") for start, long, _ in asked], BLUE, 26)
+    p.bars(66, us, [(start, long, "") for start, long, _ in done], ORANGE, 26)
     graph = ask + 8 * kernel
     p.words(16, 130, f"one graph: {graph:.0f} µs", "ink bold")
     p.box(16, 140, ask * us - 2, 26, GREEN, "ask")
-    for i in range(8):
-        p.box(16 + (ask + i * kernel) * us, 172, kernel * us - 2, 26, ORANGE)
+    p.bars(172, us, [(ask + i * kernel, kernel, "") for i in range(8)], ORANGE, 26)
     p.line(16, 212, 424, 212, arrow=True)
-    for at in range(0, 61, 20):
-        p.words(16 + at * us, 230, f"{at} µs" if at == 0 else str(at), "soft small", "middle" if at else "start")
+    p.times(230, us, range(0, 61, 20), "µs")
     p.words(16, 256, "orange: the device works; gaps: it waits for the host", "soft")
     return p
 

@@ -257,9 +257,8 @@ def behind() -> Picture:
         products, exponentials = steps(late)
         end = max(start + long for start, long, _ in products)
         p.words(16, top, f"{name}: {end} units", "ink bold")
-        for y, colour, bars in ((top + 8, BLUE, products), (top + 36, ORANGE, exponentials)):
-            for start, long, words in bars:
-                p.box(16 + 45 * start, y, 45 * long - 2, 24, colour, words)
+        p.bars(top + 8, 45, products, BLUE)
+        p.bars(top + 36, 45, exponentials, ORANGE)
     p.words(16, 194, "blue: products; orange: exponentials", "soft")
     return p
 

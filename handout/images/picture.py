@@ -5,7 +5,7 @@ Okabe and Ito's, and never alone: what a box is stands in it. 440 pixels are as 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -56,18 +56,26 @@ class Picture:
         """A lane of compute over a lane of messages, with `ms` pixels a millisecond, and when the last bar ends."""
         end = max(start + long for start, long, _ in (*compute, *messages))
         self.words(16, top, f"{name}: {end:.1f} ms", "ink bold")
-        for y, colour, bars in ((top + 8, BLUE, compute), (top + 36, ORANGE, messages)):
-            for start, long, words in bars:
-                self.box(16 + start * ms, y, long * ms - 2, 24, colour, words)
+        self.bars(top + 8, ms, compute, BLUE)
+        self.bars(top + 36, ms, messages, ORANGE)
+
+    def bars(self, y: float, scale: float, bars: Sequence[Bar], colour: str, high: float = 24) -> None:
+        """Boxes along an axis of time, with `scale` pixels a unit."""
+        for start, long, words in bars:
+            self.box(16 + start * scale, y, long * scale - 2, high, colour, words)
+
+    def times(self, y: float, scale: float, at: Iterable[int], unit: str) -> None:
+        """Names of points on an axis of time; the unit stands beside the 0."""
+        for time in at:
+            said, anchor = (str(time), "middle") if time else (f"0 {unit}", "start")
+            self.words(16 + time * scale, y, said, "soft small", anchor)
 
     def clock(self, y: float, ms: float, last: int) -> None:
         """An axis of time with a tick each 2 ms."""
         self.line(16, y, 16 + ms * last + 12, y, arrow=True)
         for at in range(0, last + 1, 2):
             self.line(16 + at * ms, y, 16 + at * ms, y + 5)
-            self.words(
-                16 + at * ms, y + 20, f"{at} ms" if at == 0 else str(at), "soft small", "middle" if at else "start"
-            )
+            self.times(y + 20, ms, [at], "ms")
 
     def svg(self) -> str:
         width, height = self.size

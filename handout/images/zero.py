@@ -268,7 +268,7 @@ def hidden() -> Picture:
     p.line(16, 350, 16 + ms * 23.6, 350, arrow=True)
     for at in range(0, 24, 4):
         p.line(16 + ms * at, 350, 16 + ms * at, 355)
-        p.words(16 + ms * at, 369, str(at) if at else "0 ms", "soft small", "middle" if at else "start")
+        p.times(369, ms, [at], "ms")
     p.words(16, 388, "f, b: forward, backward of a layer; p: its parameters", "soft small")
     p.words(16, 406, "gathered; g: its gradient reduced; hatched: nothing computes", "soft small")
     return p
