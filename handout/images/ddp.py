@@ -260,7 +260,7 @@ def order() -> Picture:
 def seconds_sent(world: int, tree: bool = False, rate: float = 370.8e9, alpha_s: float = 5e-6) -> float:
     """Seconds to all-reduce float32 gradients in buckets of 25 MiB, by rings of one latency, or by trees.
 
-    A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels of machines: 4 and 14 µs in NCCL's table.
+    A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels of machines: 4 and 14 µs each by NCCL.
     """
     bucket = 25 * 2**20
     messages = 4 * PARAMETERS / bucket
