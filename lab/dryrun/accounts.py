@@ -249,9 +249,8 @@ def _events(account: Account, step: Step) -> Iterator[Event]:
             if row["op"] == "recv":
                 yield Recv(row["peer"], row["bytes"], tag, phase, handle)
             else:
-                yield Collective(
-                    row["op"], row["bytes"], _ranks(row["group"]), phase, step.axes(row["group"]), handle=handle
-                )  # fmt: skip
+                ranks = tuple(row["group"])
+                yield Collective(row["op"], row["bytes"], ranks, phase, step.axes(ranks), handle=handle)
 
 
 def _block(kernels: list[list], memory: list[list]) -> Block:
@@ -259,15 +258,6 @@ def _block(kernels: list[list], memory: list[list]) -> Block:
                 for flops, bytes, shape, batch, dtype, phase, label in kernels]  # fmt: skip
     name = computed[-1].phase if computed else ""
     return Block((*computed, *(Memory(kind, change) for kind, change in memory)), name=name)
-
-
-def _ranks(group: list[int]) -> Sequence[int]:
-    """The ranks as a range if they are evenly spaced, otherwise as a tuple."""
-    if len(group) > 1:
-        even = range(group[0], group[-1] + 1, group[1] - group[0])
-        if list(even) == group:
-            return even
-    return tuple(group)
 
 
 def _or(numbers: Sequence[object]) -> str:

@@ -37,7 +37,7 @@ NUMBERS = pytest.StashKey[dict[str, dict[str, Measurement]]]()  # by exercise an
 KIT = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, not for students
 CS336 = ROOT / "tests" / "cs336"  # another course's tests of the same exercises
 SELECTED = pytest.StashKey[Counter[str]]()  # by exercise: number of tests
-ASKED = pytest.StashKey[dict[str, tuple[int, dict[str, str]]]]()  # by exercise: number of tests, their dependencies
+ASKED = pytest.StashKey[dict[str, dict[str, str]]]()  # by exercise: digests of all that its results depend on
 
 
 def exercise(id: str, kind: str, triton: str = "interpret") -> pytest.MarkDecorator:
@@ -148,9 +148,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(kept, key=lambda i: (order.get(judges(i)[0], -1), judges(i)[1] == "timing"))
     config.stash[SELECTED] = asked = Counter(judges(i)[0] for i in items if judges(i)[0])
     if config.option.impl == "student" and not config.option.inline and not _picks(config):
-        config.stash[ASKED] = {
-            id: (n, dependencies.on(id, implementation(config).resolve())) for id, n in asked.items()
-        }
+        config.stash[ASKED] = {id: dependencies.on(id, implementation(config).resolve()) for id in asked}
     if any(judges(i)[0] for i in items):
         config.stash[VERDICTS] = verdicts = Verdicts(config, _runner(config), config.stash[RESULTS])
         if not _picks(config):
@@ -332,6 +330,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         selected = config.stash[SELECTED]
         half = {id: (n, selected[id]) for id, n in ran.items() if n < selected[id] and id not in failed}
         write(terminalreporter, results, config, half)  # an interrupted exercise has not passed
-        asked = config.stash.get(ASKED, {})
-        rested = {id: on for id, (_, on) in asked.items() if id in ran and id not in half}
+        rested = {id: on for id, on in config.stash.get(ASKED, {}).items() if id in ran and id not in half}
         remember(results, rested, {id: list(m.values()) for id, m in config.stash[NUMBERS].items()})

@@ -36,13 +36,13 @@ class NeedsData(RuntimeError):
     """A step tried to read a number of a tensor without data."""
 
 
+@dataclass(slots=True, eq=False)
 class Storage:
     """A storage's size in bytes, and its kind. settled: whether the kind is final."""
 
-    __slots__ = ("bytes", "kind", "settled")
-
-    def __init__(self) -> None:
-        self.bytes, self.kind, self.settled = 0, "buffers", False
+    bytes: int = 0
+    kind: str = "buffers"
+    settled: bool = False
 
 
 class Tally(TorchDispatchMode):
