@@ -43,11 +43,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 
 def main() -> None:
-    from .hostile import HostileError
-
     try:
         app()
-    except (Wrong, AssignmentError, HostileError) as error:
+    except (Wrong, AssignmentError) as error:
         err.print(f"grader: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 

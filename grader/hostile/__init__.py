@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grader import mutants
+from grader.errors import Wrong
 from lab.course.assignment import ROOT, default
 
 from . import archives
@@ -27,7 +28,7 @@ USUAL = "benchmarking.straggler"
 _KEYS = {"why", "exercise", "loses", "needs", "open", "code", "files", "file", "old", "new", "edits", "archive"}
 
 
-class HostileError(ValueError):
+class HostileError(Wrong):
     """An entry of the corpus that cannot be used; one line that names it."""
 
 
