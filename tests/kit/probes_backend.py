@@ -58,19 +58,17 @@ def _share(x: Tensor) -> Tensor:
 
 
 def _gathered(x: Tensor) -> list[Tensor]:
-    parts, flat, old = [torch.empty(2, len(x)).to(x.dtype).T for _ in range(WORLD)], _wide(x), _wide(x)
+    parts, flat = [torch.empty(2, len(x)).to(x.dtype).T for _ in range(WORLD)], _wide(x)
     dist.all_gather(parts, x)  # which are not contiguous
     dist.all_gather_into_tensor(flat, x, async_op=True).wait()
-    dist._all_gather_base(old, x)
-    return [torch.cat(parts), flat, old]
+    return [torch.cat(parts), flat]
 
 
 def _reduce_scattered(x: Tensor) -> list[Tensor]:
-    of_list, flat, old = _share(x), _share(x), _share(x)
+    of_list, flat = _share(x), _share(x)
     dist.reduce_scatter(of_list, list(x.chunk(WORLD)))
     dist.reduce_scatter_tensor(flat, x, async_op=True).wait()
-    dist._reduce_scatter_base(old, x)
-    return [of_list, flat, old]
+    return [of_list, flat]
 
 
 def _from_one(x: Tensor) -> list[Tensor]:
@@ -190,8 +188,8 @@ def _want_messages(x: list[Tensor], r: int) -> list[Tensor]:
 
 
 CASES: dict[str, tuple[Callable, Callable]] = {  # what a rank does with its tensor, and what it gets of all x
-    "all_gather": (_gathered, lambda x, r: 3 * [torch.cat(x)]),
-    "reduce_scatter": (_reduce_scattered, lambda x, r: 3 * [_chunk(sum(x), r)]),
+    "all_gather": (_gathered, lambda x, r: 2 * [torch.cat(x)]),
+    "reduce_scatter": (_reduce_scattered, lambda x, r: 2 * [_chunk(sum(x), r)]),
     "from one": (_from_one, lambda x, r: [x[2], _chunk(x[3], r)]),
     "to one": (_to_one, lambda x, r: [sum(x), *x] if r == 3 else [x[r]]),
     "uneven all_to_all": (

@@ -228,7 +228,7 @@ def test_nobody_knows_either(rng): decide(compare(lambda: (rng.uniform(1, 2), 1.
 def test_wrong(): assert False
 
 @exercise("ddp.overlapped", kind="timing")
-def test_does_not_count(): raise ValueError("timed")
+def test_does_not_count(): pass
 
 @exercise("ddp.bucketed", kind="numerics")
 def test_right_too(): pass
@@ -237,7 +237,7 @@ def test_right_too(): pass
 def test_sends_too_much(): assert False
 
 @exercise("ddp.bucketed", kind="timing")
-def test_does_not_count_either(): raise ValueError("timed")
+def test_does_not_count_either(): pass
 """
 
 
@@ -259,8 +259,7 @@ def test_no_points_are_lost_where_nobody_knows_and_what_would_not_count_is_not_t
     assert "test_nobody_knows[4]: a beside b: 1." in out
     assert rows["ddp.overlapped"] == ["✗", f"0/{overlapped:g}"]
     assert rows["ddp.bucketed"] == ["✗", f"{0.6 * bucketed:g}/{bucketed:g}"]
-    assert "4 failed, 4 passed, 2 skipped" in out
-    assert "timed\n" not in out
+    assert "4 failed, 4 passed, 2 skipped" in out, "two of the four were not run"
 
 
 def test_the_kernel_decides_what_was_held_and_a_meter_explains():

@@ -140,6 +140,14 @@ def test_the_first_mismatch_is_the_answer(second, told):
     assert told in error
 
 
+def test_a_message_of_another_size_is_a_mismatch():
+    with Wired(2) as w:
+        w.issue(0, "send", floats(1.0, 2.0), peer=1)
+        w.issue(1, "recv", elements=1, peer=0)
+        error = w.answer(1)[0]["error"]
+    assert "rank 0 issued send #0 (8 B, float32); rank 1 issued recv #0 (4 B, float32)" in error
+
+
 def test_groups_that_only_their_members_make_are_a_mismatch():
     with Wired(3) as w:
         w.say(0, do="group", name="1", ranks=[0, 2], of_all=True)
