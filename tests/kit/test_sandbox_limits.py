@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grader.sandbox import Limits, fallback
+from grader.sandbox import Limits, available, fallback
 
-from .boxes import box, started
+from .boxes import KIT, box, started
 
 BOMB = """
 count = 0
@@ -60,9 +61,10 @@ def test_kill_ends_everything(kit: Path, wrapped: str) -> None:
         assert leftovers() == []
 
 
-def leftovers() -> list[str]:
-    """Control groups that this process has not removed; others may be grading beside us."""
-    return [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/shardlings-*-{os.getpid()}-*")]
+def leftovers(grader: int | None = None) -> list[str]:
+    """Control groups that a grader (this process, by default) has not removed; others may be grading beside us."""
+    pattern = f"**/shardlings-*-{grader or os.getpid()}-*"
+    return [str(p) for p in Path("/sys/fs/cgroup").glob(pattern)] if os.path.isdir("/sys/fs/cgroup") else []
 
 
 def test_an_enormous_allocation_fails_inside_only(boxed) -> None:
@@ -120,6 +122,31 @@ def test_boxes_at_the_same_time_have_different_users(kit: Path) -> None:
         uids = {int(started(opened, "print(os.getuid(), flush=True); time.sleep(60)")[1]) for _ in range(2)}
         assert len(uids) == 2
         assert min(uids) >= 50_000
+
+
+def test_a_grader_that_is_killed_leaves_nothing(kit: Path) -> None:
+    if reason := available()["bubblewrap"]:
+        pytest.skip(reason)
+    marker = f"marker-{time.monotonic_ns()}"
+    code = f"""
+import sys, time
+from pathlib import Path
+from grader.sandbox import Sandbox
+box = Sandbox("bubblewrap", Path({str(kit)!r}) / "work/alice", Path({str(kit)!r}))
+process = box.popen(["-c", "import os, time; os.fork(); print(1, flush=True); time.sleep(100)", {marker!r}], {{}})
+process.stdout.readline(); print(box._root, flush=True); time.sleep(100)
+"""
+    grader = subprocess.Popen([sys.executable, "-c", code], cwd=KIT, stdout=subprocess.PIPE, text=True)
+    assert grader.stdout is not None
+    root = Path(grader.stdout.readline().strip())
+    assert len(members(marker)) >= 2
+    assert root.is_dir()
+    grader.kill()
+    grader.wait()
+    assert gone(marker)
+    with box(kit):  # sweeps
+        assert leftovers(grader.pid) == []
+        assert not root.exists()
 
 
 def of_another_user() -> str:
