@@ -6,12 +6,12 @@ for each other. Any user of the machine can hold such a lock, so the wait has a 
 """
 
 import contextlib
+import fcntl
 import os
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 FOLDER = Path("/tmp")
 WAIT_S = 600.0  # for all locks together: enough for a timed test of each of several graders
@@ -22,8 +22,8 @@ _lost: set[str] = set()  # cores and GPUs whose lock this process never got; it 
 def alone() -> Iterator[None]:
     """Lock every core and GPU of this process; wait for other timed tests that use one of them.
 
-    On macOS and Windows, which have no such locks or do not list cores, nothing is locked. After WAIT_S, warns about
-    locks it did not get, and goes on: comparisons are decided on pairs of times, or are inconclusive.
+    On macOS, which does not list cores, nothing is locked. After WAIT_S, warns about locks it did not get, and goes
+    on: comparisons are decided on pairs of times, or are inconclusive.
     """
     deadline = time.monotonic() + WAIT_S
     with contextlib.ExitStack() as held:
@@ -50,24 +50,22 @@ def _locked(path: Path, deadline: float) -> Iterator[bool]:
     Another user's lock file works too: read access is enough.
     """
     try:
-        import fcntl
-
         try:
             file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except PermissionError:  # Linux refuses O_CREAT for others' files in /tmp
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (ImportError, OSError):
+    except OSError:
         yield True
         return
     try:
-        while not (held := _taken(fcntl, file)) and time.monotonic() < deadline:
+        while not (held := _taken(file)) and time.monotonic() < deadline:
             time.sleep(0.05)
         yield held
     finally:
         os.close(file)
 
 
-def _taken(fcntl: ModuleType, file: int) -> bool:
+def _taken(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,7 @@
 """Throughput of a training run: tokens per second, utilization (MFU), memory."""
 
 import os
+import resource
 import statistics
 import time
 
@@ -60,13 +61,9 @@ class Meter:
             torch.cuda.synchronize()
 
     def _peak_bytes(self) -> int:
-        """On a GPU torch's peak of allocated bytes, otherwise the process's peak size; 0 if that is not available."""
+        """On a GPU torch's peak of allocated bytes, otherwise the process's peak size."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated()
-        try:
-            import resource
-        except ImportError:  # Windows
-            return 0
         unit = 1 if os.uname().sysname == "Darwin" else 1024
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
