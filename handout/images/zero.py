@@ -115,6 +115,38 @@ def renames() -> Picture:
     return p
 
 
+def turns() -> Picture:
+    """One layer of two weights on two ranks, from one rest to the next: what a rank holds of it, and sends."""
+    p = Picture("turns", 348, "A layer of two weights on two ranks: shard, whole, shard, whole, shard of the gradient")
+    moments = (
+        ("at rest", "own", ()), ("forward", "all", ()), ("between", "own", ()), ("backward", "all", ("3 1", "5 2")),
+        ("afterwards", "own", ("4 ·", "· 1.5")),
+    )  # fmt: skip
+    sent = ("all-gather", "free", "all-gather", "reduce-scatter, free")
+    xs, w = (110.0, 280.0), 66.0
+    for rank, x in enumerate(xs):
+        p.words(x + w, 22, f"rank {rank}", "ink bold", "middle")
+    y = 34.0
+    for i, (name, kept, gradients) in enumerate(moments):
+        p.words(16, y + 18, name, "ink")
+        for rank, x in enumerate(xs):
+            for part in range(2):
+                if kept == "all" or part == rank:
+                    p.box(x + w * part, y, w - 4, 26, BLUE, f"w{'₀₁'[part]}")
+                else:
+                    p.frame(x + w * part, y, w - 4, 26)
+            for part, number in enumerate(gradients[rank].split() if gradients else ()):
+                if number == "·":
+                    p.frame(x + w * part, y + 30, w - 4, 26)
+                else:
+                    p.box(x + w * part, y + 30, w - 4, 26, ORANGE, number)
+        y += 60 if gradients else 30
+        if i < len(sent):
+            p.words(xs[0], y + 13, sent[i], "soft small")
+            y += 24
+    return p
+
+
 def held(layers: int = 6) -> list[tuple[str, float, float]]:
     """(moment, with FSDP, with data parallelism): parameters and gradients held, in layers; a moment a layer."""
     moments = [("rest", layers / RANKS, float(layers))]
@@ -274,4 +306,4 @@ def hidden() -> Picture:
     return p
 
 
-PICTURES = (shares, growth, stages, packing, renames, memory, hidden, storage, prefetch)
+PICTURES = (shares, growth, stages, packing, renames, turns, memory, hidden, storage, prefetch)
