@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +16,6 @@ from hypothesis import strategies as st
 
 from grader.database import FORMAT
 from grader.gradebook import Flag, Gradebook, GradebookError, Graded
-from lab.course.assignment import ROOT
 
 from .classroom import ABOUT, RUN, refused, result
 
@@ -84,35 +80,6 @@ def test_nothing_from_a_submission_breaks_it(tmp_path_factory: pytest.TempPathFa
             assert all(len(s) <= 20_000 for s in shown)
             assert not any(c in s for s in shown for c in ("\x00", "\x1b", "\u202e"))
             json.dumps(shown, ensure_ascii=False).encode("utf-8")
-
-
-KILLED = """
-import os, signal, sys
-from grader.gradebook import Gradebook, Graded
-from tests.kit.classroom import RUN, result
-class Deadly(list):
-    def __iter__(self):  # the transaction reads results one by one
-        for i, r in enumerate(list.__iter__(self)):
-            if i == 40: os.kill(os.getpid(), signal.SIGKILL)
-            yield r
-book = Gradebook(sys.argv[1])
-run = book.start_run(**RUN)
-results = [result(test=f"{i}") for i in range(60)]
-for i in range(3):
-    book.record(run, Graded(f"s{i}", results=results))
-graded = Graded("half")
-graded.scores = lambda *_: []
-graded.results = Deadly(results)
-book.record(run, graded)
-"""
-
-
-def test_kill_in_the_middle_of_record_leaves_the_rest_whole(path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, timeout=300)
-    assert killed.returncode == -signal.SIGKILL
-    with Gradebook(path) as book:  # opens at once: the lock died with its holder
-        found = book.graded(1)
-    assert {name: len(g.results) for name, g in found.items()} == {"s0": 60, "s1": 60, "s2": 60}
 
 
 def test_an_exception_in_record_leaves_nothing_behind(path: Path) -> None:

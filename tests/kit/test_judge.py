@@ -121,14 +121,6 @@ def test_a_message_says_no_more_than_the_values_show(got, want, words):
     assert words not in off(got, want, dims="batch, query, dim" if got.ndim == 3 else "")
 
 
-def test_the_cause_is_the_first_line():
-    with pytest.raises(judge.Judged) as error:
-        judge.close(WANT * 2, WANT.double(), WANT, "y", cause="the mean")
-    told = mistakes.added("", str(error.value), error.value.cause)
-    assert told.startswith("Check: the mean\ny: 90 of 90 values are off")
-    assert mistakes.without(told) == str(error.value)
-
-
 def test_the_operand_whose_layout_makes_the_difference_is_named():
     def right_unless_sliced(lie: dict[str, str]) -> None:
         if lie["w"] == "sliced" or lie["x"] == "one number":

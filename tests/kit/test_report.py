@@ -112,17 +112,14 @@ def test_pages_load_nothing_and_run_nothing() -> None:
         assert ("script" in parsed.tags) == ("script-src 'sha256-" in policy)
 
 
-@pytest.mark.parametrize(("profile", "times", "points"), [("tour", 500, 35), ("full", 9, 502)])
-def test_many_failures_with_megabytes_fit_the_page(profile: str, times: int, points: int) -> None:
-    ids, long = A.profiles[profile], 9_000
+def test_many_failures_with_megabytes_fit_the_page() -> None:
+    ids, long = A.profiles["full"], 9_000
     results = [
-        result(i, "failed", test=f"{n}", message="&" * long + str(n), output="<" * long)
-        for i in ids
-        for n in range(times)
+        result(i, "failed", test=f"{n}", message="&" * long + str(n), output="<" * long) for i in ids for n in range(9)
     ]
     page = submission_page(Graded("ada", results=results), A, ABOUT, list(ids))
     assert len(page.encode()) <= PAGE_LIMIT
-    assert f"0 of {points} points" in visible(page)
+    assert "0 of 502 points" in visible(page)
 
 
 def test_the_students_page_says_what_to_do() -> None:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,23 +176,6 @@ def test_jobs_of_a_lost_node_are_requeued(light, slurm):
     assert len(result(head)) == 6
     assert len(toy.judged(light)) > 6
     wait_for(lambda: not said("squeue", "--noheader"), "nothing to be left in the queue")
-
-
-def test_a_node_that_takes_no_jobs_is_told(light):
-    node = socket.gethostname().partition(".")[0]
-    head = grade(light, "--cluster", "slurm", "--jobs", "2")
-    assert head.stderr is not None
-    wait_for(lambda: toy.judged(light), "jobs")
-    silent = threading.Timer(120, head.kill)
-    silent.start()
-    try:
-        subprocess.run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test"], check=True)
-        line = next((line for line in head.stderr if "jobs wait" in line), "")
-    finally:
-        silent.cancel()
-        subprocess.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=True)
-    assert "sinfo -R" in line
-    assert len(result(head)) == 6
 
 
 def test_a_head_that_was_killed_goes_on_with_its_jobs(light):

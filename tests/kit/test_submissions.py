@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import stat
-import struct
 import tarfile
 import zipfile
 from pathlib import Path
@@ -14,7 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grader import hostile
+from grader.hostile import archives
 from grader.submissions import Submission, SubmissionError, UnpackLimits, find, hash_of, unpack
+from lab.course.assignment import ROOT
 
 from .classroom import refused as in_one_line
 
@@ -128,39 +130,45 @@ def test_an_unsafe_name_is_left_out_and_named(tmp_path: Path, kind: str, name: s
     assert len(notes.splitlines()) == 1, notes
 
 
-def test_links_and_devices_are_never_followed(tmp_path: Path) -> None:
-    (tmp_path / "secret.py").write_text("secret")
-    specials = []
-    for name, kind in {
-        "ddp/link.py": tarfile.SYMTYPE, "ddp/hard.py": tarfile.LNKTYPE, "ddp/dev.py": tarfile.CHRTYPE,
-        "ddp/pipe.py": tarfile.FIFOTYPE, "zero": tarfile.SYMTYPE, ".git/link": tarfile.SYMTYPE,
-    }.items():  # fmt: skip
-        info = tarfile.TarInfo(name)
-        info.type, info.linkname = kind, str(tmp_path / "secret.py")
-        specials.append(info)
-    code = {"ddp/naive.py": b"x"}
-    folder = a_folder(tmp_path / "in", code)
-    (folder / "ddp" / "link.py").symlink_to(tmp_path / "secret.py")
-    (folder / "zero").symlink_to(tmp_path)
-    os.mkfifo(folder / "ddp" / "pipe.py")
-    info = zipfile.ZipInfo("ddp/link.py")
-    info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
-    with zipfile.ZipFile(a_zip(tmp_path / "in.zip", code), "a") as archive:
-        archive.writestr(info, str(tmp_path / "secret.py"))
-    a_tar(tmp_path / "in.tgz", code, more=tuple(specials))
-    for name, says in (("in", "zero: a symbolic"), ("in.zip", ""), ("in.tgz", "ddp/dev.py: a device")):
-        done = unpack(Submission("s", tmp_path / name), tmp_path / f"out-{name}")
-        notes = "".join(done.notes)
-        assert files(done.root) == code
-        assert "ddp/link.py: a symbolic link" in notes
-        assert says in notes
-    assert ".git/link" in notes
-
-
 def refused(path: Path, tmp_path: Path, *says: str, **limits: int) -> None:
     with in_one_line(SubmissionError, *says):
         unpack(Submission("s", path), tmp_path / "out", UnpackLimits(**limits))
     assert not (tmp_path / "out").exists(), "a refused submission left files behind"
+
+
+ARCHIVES = {attack.name: attack for attack in hostile.read() if attack.archive}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_hostile_archive_is_refused_or_its_honest_code_is_taken(tmp_path: Path, name: str) -> None:
+    path = ARCHIVES[name].write(tmp_path)
+    if not ARCHIVES[name].exercise:
+        refused(path, tmp_path)
+        return
+    got, notes = unpacked(path, tmp_path)
+    honest = (ROOT / "reference" / archives.EXERCISE).read_bytes()
+    assert got[archives.EXERCISE] == honest
+    assert set(got.values()) <= {honest, b"x = 1\n"}
+    assert "left out" in notes or "link" in notes, notes
+
+
+def test_a_link_is_named(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "in", {"ddp/naive.py": b"x"})
+    (folder / "ddp" / "link.py").symlink_to(tmp_path / "secret.py")
+    got, notes = unpacked(folder, tmp_path)
+    assert list(got) == ["ddp/naive.py"]
+    assert "ddp/link.py: a symbolic link" in notes
+
+
+def test_a_header_of_megabytes_is_refused(tmp_path: Path) -> None:
+    """The module itself would hold all of it."""
+    info = tarfile.TarInfo("ddp/pax.py")
+    info.pax_headers = {"comment": "x" * (40 << 20)}
+    refused(a_tar(tmp_path / "p.tgz", {}, more=(info,)), tmp_path, "p.tgz", "unpacks to over")
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    refused(a_tar(tmp_path / "c.tgz", CODE | {"ddp/naive.py/x.py": b""}), tmp_path, "ddp/naive.py", "as a file")
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -170,39 +178,6 @@ def test_limits_refuse_and_name_the_member(tmp_path: Path, kind: str) -> None:
     refused(made, tmp_path, "ddp/large.py", file_bytes=4000, depth=20)
     refused(made, tmp_path, "in all", total_bytes=4000, depth=20)
     refused(made, tmp_path, "at most 3 files", files=3, depth=20)
-
-
-def test_bombs_are_refused(tmp_path: Path) -> None:
-    zeros = bytes(3 << 20)
-    refused(a_zip(tmp_path / "z.zip", {"ddp/x.py": zeros}), tmp_path, "ddp/x.py", "200 times")
-    refused(a_tar(tmp_path / "t.tgz", {f"ddp/{i}.py": zeros for i in range(5)}), tmp_path, "t.tgz", "unpacks to over")
-    info = tarfile.TarInfo("ddp/pax.py")
-    info.pax_headers = {"comment": "x" * (40 << 20)}  # the module itself would hold all of it
-    refused(a_tar(tmp_path / "p.tgz", {}, more=(info,)), tmp_path, "p.tgz", "unpacks to over")
-
-
-def test_a_header_that_lies_is_refused(tmp_path: Path) -> None:
-    made = a_zip(tmp_path / "in.zip", {"ddp/x.py": b"print('hello')\n" * 9})
-    honest = made.read_bytes()
-    size = struct.pack("<I", 135)
-    for lie in (10, 200, 1 << 30):
-        made.write_bytes(honest.replace(size, struct.pack("<I", lie)))
-        refused(made, tmp_path, "ddp/x.py")
-    made.write_bytes(honest.replace(b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"))
-    refused(made, tmp_path, "ddp/x.py", "encrypted")
-    for cut in (10, len(honest) // 2, len(honest) - 5):
-        made.write_bytes(honest[:cut])
-        refused(made, tmp_path, "in.zip")
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_member_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    made = a_zip(tmp_path / "in.zip", CODE)
-    with zipfile.ZipFile(made, "a") as archive:
-        archive.writestr("ddp/naive.py", "other")
-    refused(made, tmp_path, "ddp/naive.py", "twice")
-    refused(a_zip(tmp_path / "b.zip", CODE | {"./ddp/naive.py": b"other"}), tmp_path, "ddp/naive.py", "twice")
-    refused(a_tar(tmp_path / "c.tgz", CODE | {"ddp/naive.py/x.py": b""}), tmp_path, "ddp/naive.py", "as a file")
 
 
 def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
