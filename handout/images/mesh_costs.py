@@ -10,24 +10,27 @@ from .mesh import MICRO_BATCHES, STAGES, played
 from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture
 
 
-def costs() -> Cost:
+def costs(fsdp: bool = False) -> Cost:
     """A 70-billion model on 1,024 ranks, the stage in the middle."""
     work = Workload(MODELS["70b"], sequences=1024, context=4096, micro_batches=32)
-    return accounting(work, Degrees(data=16, pipe=8, tensor=8), stage=3)
+    return accounting(work, Degrees(data=16, pipe=8, tensor=8), stage=3, fsdp=fsdp)
 
 
 def axes_bytes() -> Picture:
     """What a rank sends along each axis in a step."""
-    sent = costs().bytes
-    p = Picture("axes_bytes", 206, "Gigabytes that a rank sends along each axis in a step of the 70-billion model")
+    plain, sharded = costs().bytes, costs(fsdp=True).bytes
+    rows = (
+        ("tensor", plain["tensor"], BLUE), ("pipe", plain["pipe"], GREEN), ("data", plain["data×expert"], ORANGE),
+        ("data, with FSDP", sharded["data"], ORANGE),
+    )  # fmt: skip
+    p = Picture("axes_bytes", 254, "Gigabytes that a rank sends along each axis in a step of the 70-billion model")
     p.words(16, 24, "GB per rank and step, data=16, pipe=8, tensor=8", "soft")
-    for i, (axis, colour) in enumerate((("tensor", BLUE), ("pipe", GREEN), ("data×expert", ORANGE))):
-        gigabytes, y = sent[axis] / 1e9, 40 + 48 * i
-        w = 250 * sent[axis] / sent["tensor"]
-        p.words(16, y + 22, "data" if "×" in axis else axis, "ink")
-        p.box(76, y, max(w, 3), 34, colour)
-        p.words(84 + w, y + 22, f"{gigabytes:,.1f} GB", "ink small")
-    p.words(16, 196, "tensor: 4 all-reduces a block; pipe: 2 messages; data: once", "soft small")
+    for i, (axis, sent, colour) in enumerate(rows):
+        y, w = 40 + 48 * i, 210 * sent / plain["tensor"]
+        p.words(16, y + 22, axis, "ink")
+        p.box(136, y, max(w, 3), 34, colour, hatched="FSDP" in axis)
+        p.words(144 + w, y + 22, f"{sent / 1e9:,.1f} GB", "ink small")
+    p.words(16, 244, "tensor: 4 all-reduces a block; pipe: 2 messages; data: once", "soft small")
     return p
 
 
