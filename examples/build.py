@@ -63,34 +63,27 @@ def honest() -> dict[str, dict[str, str]]:
 
 
 def hostile() -> dict[str, dict[str, str]]:
-    """One trick each, most of them attacks of grader/hostile; the benchmark is honest unless it is the one attacked."""
+    """One trick each, most of them attacks of grader/hostile; the benchmark is honest."""
     attacks = {attack.name: attack.files for attack in corpus.read()}
     exits, forks, fills, forges = (
         "".join(attacks[name].values())  # each is one file
         for name in ("exits-with-code-0", "fork-bomb", "memory-bomb", "writes-into-files-of-results")
     )
-    equal_to_all = (
-        "class Anything(float):\n    __hash__ = float.__hash__\n\n"
-        "    def __eq__(self, other):\n        return True\n\n    __le__ = __ge__ = __lt__ = __gt__ = __eq__\n\n"
-        "    def __sub__(self, other):\n        return Anything(0)\n\n    __rsub__ = __truediv__ = __abs__ = __sub__\n\n\n"
-        "class Timing:\n    mean = median = standard_deviation = Anything(1)\n    samples = tuple(Anything(1) for _ in range(9))\n\n\n"
-        "def benchmark(step, *, warmup=5, steps=20):\n    for _ in range(warmup + steps):\n        step()\n    return Timing()\n"
-    )
     spy = (
-        "import os\n\n\n"
+        "import os\n\n"
+        'SECRET = ("test_naive.py", "test_tiled_forward.py", "gradebook.sqlite")\n\n\n'
         "def secrets():\n"
-        '    yield repr([f"{k}={v}" for k, v in os.environ.items()]).encode()\n'
-        '    for folder, _, files in os.walk("/"):\n'
-        '        if folder.startswith(("/proc", "/sys", "/usr")):\n            continue\n'
-        '        yield repr([f for f in files if f.startswith("test_") or "gradebook" in f]).encode()\n\n\n'
+        '    yield repr([f"{k}={v}" for k, v in os.environ.items()])\n'
+        '    for folder, inside, files in os.walk("/"):\n'
+        '        inside[:] = [f for f in inside if f not in ("proc", "sys", "usr", "site-packages")]\n'
+        "        yield from (repr(f) for f in files if f in SECRET)\n\n\n"
         "class NaiveDDP:\n    def __init__(self, *args):\n"
-        '        raise RuntimeError(b" ".join(secrets())[:2000].decode(errors="replace"))\n'
+        '        raise RuntimeError(" ".join(secrets())[:2000])\n'
     )
     fair = {BENCHMARK: reference(BENCHMARK)}
     return {
         "hostile-exit": {**fair, TILED: exits, NAIVE: exits},
         "hostile-conftest": {**attacks["brings-a-conftest"], **fair, NAIVE: stub(NAIVE)},
-        "hostile-equal-to-everything": {BENCHMARK: equal_to_all},
         "hostile-fork-bomb": {**fair, NAIVE: forks},
         "hostile-memory": {**fair, NAIVE: fills},
         "hostile-spy": {**fair, NAIVE: spy},
@@ -115,12 +108,12 @@ def expected() -> dict[str, dict]:
         "data-parallel-only": earns(naive),
         "half-done": earns(benchmark),
         "subtly-wrong": {"status": "graded", "hostile": False, "points": partly},
-        "hanging": {**(h := earns(benchmark)), "points": {**h["points"], naive: round(10 * 2 / 3 / 5, 4)}},
+        "hanging": {**(h := earns(benchmark)), "points": {**h["points"], naive: sum_for_mean}},
         "crashing-at-import": earns(benchmark, naive),
         "not-an-archive": {"status": "refused", "hostile": False, "points": dict.fromkeys(points, 0)},
     }
-    for name, files in hostile().items():
-        table[name] = earns(*([] if files[BENCHMARK].startswith("class Anything") else [benchmark]), hostile=True)
+    for name in hostile():
+        table[name] = earns(benchmark, hostile=True)
     return dict(sorted(table.items()))
 
 

@@ -18,7 +18,6 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes
 
-KINDS = {"overlapped": "ddp.overlapped", "bucketed": "ddp.bucketed"}
 STEPS = 3
 AWAKE: list[list[int]] = [[]] * STEPS  # no layer rests in any step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from lab.course.assignment import ROOT, default
 from lab.harness.test_index import Mark, marks
@@ -16,22 +16,20 @@ def all_marks() -> tuple[Mark, ...]:
     return tuple(mark for file in files for mark in marks(file))
 
 
-def first_of_each_kind(ids: Collection[str]) -> set[str]:
-    """The first test of each kind but timing."""
-    found = {(m.id, m.kind): m.test for m in reversed(all_marks()) if m.id in ids and m.kind != "timing"}
-    return {*found.values()}
+class FirstCases:
+    """Test ids: of each wanted test the case that it is asked about first."""
 
-
-class Cases:
-    """Test ids: of each of these tests so many cases at most, the first that it is asked about."""
-
-    def __init__(self, most: dict[str, int]):
-        self.most = most
-        self.cases: dict[str, list[str]] = {}
+    def __init__(self, wanted: Callable[[str], bool]):
+        self.wanted = wanted
+        self.case_of: dict[str, str] = {}
 
     def __contains__(self, id: object) -> bool:
-        test = str(id).partition("[")[0]
-        cases = self.cases.setdefault(test, [])
-        if id not in cases and len(cases) < self.most.get(test.partition("::")[2], 0):
-            cases.append(str(id))
-        return id in cases
+        id = str(id)
+        return self.wanted(id) and self.case_of.setdefault(id.partition("[")[0], id) == id
+
+
+def one_of_each_kind(ids: Collection[str]) -> FirstCases:
+    """One case of the first test of each kind but timing."""
+    first = {(m.id, m.kind): m.test for m in reversed(all_marks()) if m.id in ids and m.kind != "timing"}
+    tests = {*first.values()}
+    return FirstCases(lambda id: id.partition("[")[0].partition("::")[2] in tests)

@@ -3,8 +3,6 @@
 Each exercise is blanked alone in a copy of the reference. Whatever builds on it must still pass, on a stand-in.
 """
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -15,7 +13,7 @@ from lab.course.scoring import score
 from lab.harness.runner import Executor
 from lab.solution.forbidden import reachable
 
-from .chosen import Cases, all_marks, first_of_each_kind
+from .chosen import all_marks, one_of_each_kind
 
 IMPL = ROOT / "reference"
 
@@ -43,18 +41,27 @@ def asked_of(id: str) -> list[str]:
     return [e for e in dependents(id) if judged_by_itself(e) and e not in WIDE]
 
 
-def together() -> list[list[str]]:
-    """Groups of exercises to blank at the same time: whatever builds on them builds on one of its group alone."""
-    groups: list[list[str]] = []
+def blanked() -> list[tuple[list[str], list[str]]]:
+    """(exercises to blank at the same time, those that build on them, each on one of the first list alone)."""
+    groups: list[tuple[list[str], list[str]]] = []
     for id in filter(asked_of, default().exercises):
-        for group in groups:
-            asked = {e for other in group for e in asked_of(other)}
-            if not asked.intersection(dependents(id)) and id not in asked and not {*group}.intersection(dependents(id)):
-                group.append(id)
+        builds = set(dependents(id))
+        for blank, asked in groups:
+            if not builds.intersection(asked + blank) and id not in asked:
+                blank.append(id)
+                asked += asked_of(id)
                 break
         else:
-            groups.append([id])
+            groups.append(([id], asked_of(id)))
     return groups
+
+
+def blanked_for_wide() -> list[tuple[list[str], list[str]]]:
+    """The same for exercises that need many: those that build on no other of WIDE at the same time, then each other."""
+    needs = {id: default().exercise(id).needs for id in WIDE}
+    first = [id for id in WIDE if not {*needs[id]} & {*WIDE}]
+    together = sorted({need for id in first for need in needs[id]})
+    return [(together, first), *((list(needs[id]), [id]) for id in WIDE if id not in first)]
 
 
 @pytest.fixture
@@ -68,22 +75,8 @@ def cache(tmp_path):
     return own
 
 
-@pytest.mark.parametrize("blank", together(), ids=" ".join)
-def test_a_blank_exercise_costs_only_its_own_points(runner, cache, blank):
-    full_points_without(runner, cache, blank, [e for id in blank for e in asked_of(id)])
-
-
-@pytest.mark.parametrize("id", WIDE)
-def test_an_exercise_that_needs_many_stands_on_all_their_stand_ins(runner, cache, id):
-    full_points_without(runner, cache, list(default().exercise(id).needs), [id])
-
-
-# Of each exercise a numeric test, on one rank and on several, and a property. A stand-in's speed is nobody's property.
-FIRST = first_of_each_kind(default().exercises)
-CASES = {mark.test: 2 if mark.kind == "numerics" else 1 for mark in all_marks() if mark.test in FIRST}
-
-
-def full_points_without(runner, cache, blank: list[str], asked: list[str]) -> None:
+@pytest.mark.parametrize(("blank", "asked"), [*blanked(), *blanked_for_wide()], ids=lambda exercises: exercises[0])
+def test_a_blank_exercise_costs_only_its_own_points(runner, cache, blank, asked):
     copy = cache.parent / "blank"
     shutil.copytree(ROOT / "reference", copy, ignore=shutil.ignore_patterns("__pycache__"))
     for id in blank:
@@ -91,15 +84,15 @@ def full_points_without(runner, cache, blank: list[str], asked: list[str]) -> No
         shutil.copy(ROOT / "student" / file, copy / file)
     runner.executor = Executor(copy)
     runner.forget()
-    results = run_tests(runner, asked, "public", cache, only=Cases(CASES))
+    results = run_tests(runner, asked, "public", cache, only=one_of_each_kind(asked))
     assert {r.exercise for r in results} == set(asked)
     assert [f"{r.id}: {r.message}" for r in results if r.outcome == "failed"] == []
     assert all(s.earned == pytest.approx(s.possible) for s in score(default(), results, asked))
     assert not any(runner.verdicts[need] for need in blank if need in runner.verdicts)
 
 
-@pytest.mark.parametrize("id", [id for id in default().exercises if dependents(id)])
-def test_what_builds_on_an_exercise_says_so(id):
+def test_what_builds_on_an_exercise_says_so():
     known = default().exercises
-    for other in dependents(id):
-        assert id in known[other].needs, f"{known[other].file} imports {known[id].file}: {other} needs {id}"
+    for id in known:
+        for other in dependents(id):
+            assert id in known[other].needs, f"{known[other].file} imports {known[id].file}: {other} needs {id}"

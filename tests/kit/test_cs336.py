@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import tarfile
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from lab.course.scoring import Result, score
 from lab.harness.runner import Executor, ProbeFailed, Runner
 from lab.solution.framing import FORGED
 
+from .chosen import FirstCases
 from .classroom import ABOUT, refused
 
 FORKS = {fork["name"]: fork for fork in listed()}
@@ -42,7 +44,6 @@ FILES = {
     "utils.py": "w = 4\n",
     "notes/run.py": "",
     "venv/lib/site.py": "",
-    "uv.lock": "",
 }
 TAKEN = {
     "tests/adapters.py", "tests/common.py", "cs336_systems/deep/flash.py", "cs336_systems/sizes.json",
@@ -76,7 +77,7 @@ def test_packages_adapters_and_small_data_are_taken_and_the_bridge_is_ours(tmp_p
     for name in ("fork.py", "ddp/overlapped.py", "supplied/cs336_supplied.py"):
         assert "SystemExit" not in (got.root / name).read_text(), f"{name} is the fork's, expected the bridge's"
     assert got.edition == "cs336-2025", "the highest tests/adapters.py tells the year"
-    assert "left out 10 files that are no part" in got.notes[-1]
+    assert "left out 9 files that are no part" in got.notes[-1]
 
 
 def test_a_fork_is_found_by_its_adapters_and_a_layout_can_be_insisted_on(tmp_path):
@@ -294,26 +295,21 @@ SOME = {
     "right-2025": ["ddp.bucketed"],
     "right-2026": ["zero.fsdp_mixed"],
     "subtly-wrong": ["ddp.overlapped", "zero.zero1"],
-    "implements-nothing": ["ddp.bucketed", "zero.zero1"],
+    "implements-nothing": ["flash_attention.tiled_forward", "flash_attention.triton_forward", "ddp.overlapped",
+                           "ddp.bucketed", "zero.zero1"],
     "odd": ["flash_attention.triton_forward", "ddp.overlapped", "zero.zero1", "zero.fsdp_gather", "zero.fsdp_mixed"],
     "needs-more": ["flash_attention.triton_forward", "flash_attention.tiled_backward", "zero.fsdp_gather"],
     "for-a-gpu": ["flash_attention.triton_forward"],
-    "tiles-of-64": ["flash_attention.tiled_forward"],
+    "tiles-of-64": ["flash_attention.tiled_forward", "flash_attention.triton_forward"],
     "as-it-lies": ["flash_attention.tiled_backward", "ddp.bucketed", "zero.zero1"],
-}
+}  # fmt: skip
 
 
-class Counted:
-    """Ids of tests that count, of each its first case: the rest takes the most time, and changes no points."""
+class Counted(cs336.Asked):
+    """What counts. The rest is advisory, takes the most time, and changes no points."""
 
-    def __init__(self, edition: str, every_case: bool = False):
-        self.asked, self.every_case = cs336.Asked(edition), every_case
-        self.case_of: dict[str, str] = {}
-
-    def __contains__(self, id: str) -> bool:
-        if not self.asked.counts(id):
-            return False
-        return self.every_case or self.case_of.setdefault(id.partition("[")[0], id) == id
+    def __contains__(self, id: object) -> bool:
+        return self.counts(str(id))
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -321,7 +317,9 @@ def test_an_example_earns_what_it_must(tmp_path, runner, expected, name):
     """By what counts: one fork of each year in the box, the others in the process that is warm."""
     fork, ids = FORKS[name], SOME[name]
     got = unpacked(build(fork, tmp_path / "fork"), tmp_path / "impl")
-    counted = Counted(got.edition, every_case=name in ("subtly-wrong", "tiles-of-64"))  # their first cases pass
+    counted: Container[str] = Counted(got.edition)
+    if name not in ("subtly-wrong", "tiles-of-64"):  # whose first cases pass
+        counted = FirstCases(cs336.Asked(got.edition).counts)
     asked = {"cache": expected, "only": counted, "more": [cs336.TESTS]}
     if name.startswith("right-"):
         isolation = "process" if available()["bubblewrap"] else "bubblewrap"

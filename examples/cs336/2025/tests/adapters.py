@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cs336_systems.ddp import DDP, DDPBucketed
+from cs336_systems.bucketed import DDPBucketed
+from cs336_systems.ddp import DDP
 from cs336_systems.flash import FlashPyTorch, FlashTriton
 from cs336_systems.sharded import ShardedOptimizer
 
