@@ -32,7 +32,7 @@ def route(
     The balancing loss covers the whole batch, over the tokens of all ranks, and has the same value on every rank:
     (7) n · Σ_e f_e · P_e. f_e is the share of all tokens · k choices that fall on expert e; it has no gradient. P_e is
     the mean of p_e over all tokens. The loss is 1 if both are even, n / k if one expert has all probability, and 0 (not
-    0 / 0) if no rank has a token. A mean of the ranks' own losses is different: a mean of products is not the product of
+    0 / 0) if no rank has a token. A mean of the ranks' own losses differs: a mean of products is not the product of
     means.
 
     group: the ranks that hold other tokens of the batch (data×expert; with sequence parallelism also tensor), perhaps
