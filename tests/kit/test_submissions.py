@@ -136,6 +136,7 @@ def refused(path: Path, tmp_path: Path, *says: str, **limits: int) -> None:
     assert not (tmp_path / "out").exists(), "a refused submission left files behind"
 
 
+SAYS = {"with-a-password": "encrypted", "one-name-twice": "twice", "bomb-within-the-limits": "200 times"}
 ARCHIVES = {attack.name: attack for attack in hostile.read() if attack.archive}
 
 
@@ -143,7 +144,7 @@ ARCHIVES = {attack.name: attack for attack in hostile.read() if attack.archive}
 def test_a_hostile_archive_is_refused_or_its_honest_code_is_taken(tmp_path: Path, name: str) -> None:
     path = ARCHIVES[name].write(tmp_path)
     if not ARCHIVES[name].exercise:
-        refused(path, tmp_path)
+        refused(path, tmp_path, SAYS.get(name, ""))
         return
     got, notes = unpacked(path, tmp_path)
     honest = (ROOT / "reference" / archives.EXERCISE).read_bytes()
