@@ -56,7 +56,7 @@ def wait_for(what, process):
 
 
 def zygotes(grader):
-    """Those in which it judges right now."""
+    """The process ids of the zygotes in which the grader judges right now."""
     return {p.pid for p in toy.family(grader) if "zygote" in toy.command(p)}
 
 

@@ -306,7 +306,7 @@ SOME = {
 
 
 class Counted(cs336.Asked):
-    """What counts. The rest is advisory, takes the most time, and changes no points."""
+    """Asks only for exercises that count. The others are advisory, take the most time, and change no points."""
 
     def __contains__(self, id: object) -> bool:
         return self.counts(str(id))
