@@ -58,9 +58,14 @@ class Reader:
         end = begin + payload_bytes
         if len(self._unread) < end:
             return None
-        frame = parsed(self._unread[_LENGTHS.size : begin]), self._unread[begin:end]
-        del self._unread[:end]
-        return frame
+        header = parsed(self._unread[_LENGTHS.size : begin])
+        if payload_bytes < _MOST:
+            payload = self._unread[begin:end]
+            del self._unread[:end]
+        else:  # no second copy of a large payload: cut the little around it
+            payload, self._unread = self._unread, self._unread[end:]
+            del payload[end:], payload[:begin]
+        return header, payload
 
     def _fill(self) -> bool:
         """Receive what has arrived. Return whether anything has."""
