@@ -213,9 +213,9 @@ def bandwidth() -> Picture:
 
 
 def views() -> Picture:
-    """A bucket: one buffer, gradients that are views of it, and one that did not come."""
-    p = Picture("views", 226, "A bucket's buffer, and the gradients that are views of it")
-    p.words(16, 26, "bucket 1: one buffer, one all-reduce", "ink bold")
+    """A bucket: one flat tensor, gradients that are views of it, and one that did not come."""
+    p = Picture("views", 226, "A bucket's flat tensor, and the gradients that are views of it")
+    p.words(16, 26, "bucket 1: one flat tensor, one all-reduce", "ink bold")
     x = 16.0
     for name, w, missing in (
         ("layer4.weight", 130, False),
@@ -228,7 +228,7 @@ def views() -> Picture:
         p.words(x + w / 2, 134, name, "ink small", "middle")
         p.words(x + w / 2, 152, ".grad None" if missing else ".grad", "soft small", "middle")
         x += w
-    p.words(16, 186, "Gradients lie in the buffer: nothing is copied back.", "soft")
+    p.words(16, 186, "Gradients lie in the flat tensor: nothing is copied back.", "soft")
     p.words(16, 208, "layer3.weight had no gradient: zeros travel.", "soft")
     return p
 
