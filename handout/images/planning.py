@@ -49,7 +49,7 @@ def rings() -> Picture:
     p.line(28, 192, 28, 136, arrow=True)
     p.line(44, 134, 44, 190, arrow=True)
     inside, cards = H100.inside.bytes_per_s / 1e9, 8 * H100.between.bytes_per_s / 1e9
-    p.words(60, 158, f"border: eight rings, eight cards: {cards:.0f} GB/s", "soft")
+    p.words(60, 158, f"between nodes: eight rings, eight cards: {cards:.0f} GB/s", "soft")
     p.words(60, 176, "orange: card 0, of ring 0; grey: those of rings 1 to 7", "soft small")
     p.words(424, 310, f"NVLink of a device, all rings: {inside:.0f} GB/s", "soft", "end")
     return p
