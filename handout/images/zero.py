@@ -226,6 +226,66 @@ def prefetch() -> Picture:
     return p
 
 
+Host = Literal["ahead", "waits", "asks early"]
+ASK_MS = 0.3  # that a host needs to ask for all of a layer
+
+
+def hosted(host: Host) -> tuple[list[Bar], list[Bar], list[Bar], list[Bar]]:
+    """Forward of three layers by a host and two streams, in ms: asks, waits of the host, computes, gathers.
+
+    The host asks for a layer's gather and then for its kernels. A host that waits does so until the layer has computed,
+    and asks only then for the next one, or has asked for the next gather before these kernels.
+    """
+    cost = 1e3 * ring_cost("all_gather", LAYER_BYTES / RANKS, RANKS, ALPHA_S, 1 / BYTES_PER_S)
+    asks, waits, compute, messages = list[Bar](), list[Bar](), list[Bar](), list[Bar]()
+    now = 0.0
+
+    def gather(layer: int) -> None:
+        before = messages[-1][0] + messages[-1][1] if messages else 0.0
+        messages.append((max(now, before), cost, str(layer)))
+
+    for layer in range(1, LAYERS + 1):
+        for asked in range(len(messages) + 1, min(LAYERS, layer + (host == "asks early")) + 1):
+            gather(asked)
+        here = messages[layer - 1][0] + cost
+        done = compute[-1][0] + COMPUTE_MS if compute else 0.0
+        compute.append((max(now, here, done), COMPUTE_MS, f"layer {layer}"))
+        asks.append((now, ASK_MS, ""))
+        now += ASK_MS
+        if host != "ahead":
+            end = compute[-1][0] + COMPUTE_MS
+            waits.append((now, end - now, "waits"))
+            now = end
+    return asks, waits, compute, messages
+
+
+def streams() -> Picture:
+    """Who asks, who computes and who gathers: with a host that runs ahead, and with one that waits."""
+    p = Picture("streams", 406, "Forward of three layers: the host asks, one stream computes, another gathers")
+    left, ms = 78.0, 34.0
+    rows: tuple[tuple[str, Host], ...] = (
+        ("the host runs ahead", "ahead"), ("the host waits for each layer", "waits"),
+        ("it waits, and asks one layer early", "asks early"),
+    )  # fmt: skip
+    for i, (name, host) in enumerate(rows):
+        asks, waits, compute, messages = hosted(host)
+        top = 26.0 + 118 * i
+        p.words(16, top, f"{name}: {compute[-1][0] + COMPUTE_MS:.1f} ms", "ink bold")
+        lanes = (("host", asks, YELLOW), ("computes", compute, BLUE), ("gathers", messages, ORANGE))
+        for j, (lane, bars, colour) in enumerate(lanes):
+            y = top + 8 + 28 * j
+            p.words(16, y + 17, lane, "soft small")
+            for start, long, words in bars:
+                p.box(left + ms * start, y, ms * long - 1.5, 24, colour, words)
+        for start, long, words in waits:
+            p.frame(left + ms * start, top + 9, ms * long - 3, 22, words)
+    p.line(left, 376, left + ms * 10.3, 376, arrow=True)
+    for at in range(0, 11, 2):
+        p.line(left + ms * at, 376, left + ms * at, 381)
+        p.words(left + ms * at, 396, str(at) if at else "0 ms", "soft small", "middle" if at else "start")
+    return p
+
+
 def whole_step(order: Order, forward_ms: float = COMPUTE_MS) -> tuple[list[Bar], list[Bar]]:
     """Compute and messages of a step, in ms; a backward takes two forwards, the optimizer's step nothing.
 
@@ -306,4 +366,4 @@ def hidden() -> Picture:
     return p
 
 
-PICTURES = (shares, growth, stages, packing, renames, turns, memory, hidden, storage, prefetch)
+PICTURES = (shares, growth, stages, packing, renames, turns, memory, hidden, storage, prefetch, streams)
