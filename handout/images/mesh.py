@@ -2,7 +2,7 @@
 
 import torch
 
-from lab.cluster.schedule import Simulation, check
+from lab.cluster.schedule import Action, Simulation, check
 from reference.mesh.capacity import capacity
 from reference.mesh.context import zigzag
 from reference.mesh.mesh import Mesh
@@ -192,11 +192,12 @@ def lanes(p: Picture, top: float, name: str, run: Simulation, unit: float) -> No
 
 
 def schedules() -> Picture:
-    p = Picture("schedules", 304, "Four stages and six micro-batches by GPipe and by 1F1B")
-    unit = 14.6
-    for top, name, kind in ((24, "GPipe", "gpipe"), (160, "1F1B", "1f1b")):
+    p = Picture("schedules", 440, "Four stages: one batch whole, then six micro-batches by GPipe and by 1F1B")
+    unit, whole = 14.6, [[Action("forward", 0), Action("backward", 0)]] * STAGES
+    lanes(p, 24, "one batch, smaller scale", check(whole, 1, 1, MICRO_BATCHES, 2 * MICRO_BATCHES), unit * 27 / 72)
+    for top, name, kind in ((160, "GPipe", "gpipe"), (296, "1F1B", "1f1b")):
         lanes(p, top, name, played(kind), unit)
-    p.words(16, 294, "rows: ranks; blue: forward, orange: backward of a micro-batch", "soft small")
+    p.words(16, 430, "rows: ranks; blue: forward, orange: backward of a micro-batch", "soft small")
     return p
 
 
