@@ -26,6 +26,26 @@ GRADIENTS = dict(enumerate((
     28058, 3030, 110, 1,
 ), start=-45))  # fmt: skip
 
+# Measured on a CPU: SIZES["tiny"] on three chapters of the handout, at 16 sequences of 128 tokens, AdamW (learning rate
+# 2e-3, seed 2), weights in float32. Both factors of each product of the blocks' linear layers, forward and backward,
+# are rounded to E4M3 or bfloat16; a scale maps a tensor's largest magnitude to 448. The loss, means of 8 steps. In the
+# first step without scales 99 % of the gradients of these layers' outputs become zero. A scale for each 16 numbers ends
+# at 2.32.
+ROUNDED = {
+    "no scale": (
+        5.07, 4.09, 3.59, 3.47, 3.36, 3.37, 3.31, 3.31, 3.26, 3.2, 3.16, 3.1, 3.06, 3.04, 3.05, 3.0, 3.02, 2.96, 2.97,
+        2.93,
+    ),
+    "one scale": (
+        4.96, 3.98, 3.52, 3.34, 3.17, 3.09, 2.97, 2.93, 2.85, 2.84, 2.81, 2.75, 2.69, 2.65, 2.6, 2.53, 2.51, 2.43, 2.41,
+        2.33,
+    ),
+    "bfloat16": (
+        4.96, 3.98, 3.52, 3.34, 3.17, 3.09, 2.97, 2.93, 2.85, 2.84, 2.81, 2.75, 2.7, 2.65, 2.6, 2.54, 2.52, 2.44, 2.42,
+        2.35,
+    ),
+}  # fmt: skip
+
 
 def formats() -> Picture:
     """The range of each dtype on a logarithmic axis, and its numbers from 1 to 2."""
@@ -299,4 +319,17 @@ def offload() -> Picture:
     return p
 
 
-PICTURES = (formats, range_, gaps, stuck, scales, step, segments, chain, stairs, offload)
+def rounded() -> Picture:
+    """The loss with factors in E4M3, without scales and with one for each tensor, beside bfloat16."""
+    p = Picture("rounded", 300, "Loss over 160 steps: without scales E4M3 falls behind; with them it follows bfloat16")
+    c = Chart(p, (0, 160), (2, 5.2), log_x=False, log_y=False)
+    c.axes("step", "loss", {x: str(x) for x in range(0, 161, 40)}, {y: str(y) for y in range(2, 6)})
+    for name, colour, dashed in (("no scale", ORANGE, False), ("one scale", BLUE, False), ("bfloat16", GREEN, True)):
+        c.curve([(8 * i + 4, loss) for i, loss in enumerate(ROUNDED[name])], colour, dashed)
+    c.say(156, 3.08, "E4M3, no scale", "end", dy=-8)
+    c.say(100, 2.4, "bfloat16, and E4M3 with", "end", dy=-4)
+    c.say(100, 2.4, "a scale for each tensor", "end", dy=14)
+    return p
+
+
+PICTURES = (formats, range_, gaps, stuck, scales, step, segments, chain, stairs, offload, rounded)
