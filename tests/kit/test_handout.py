@@ -14,12 +14,9 @@ import yaml
 from markdown_it import MarkdownIt
 
 from handout.make_glossary import PAGE, page, terms
-from lab.cluster.hardware import cluster
-from lab.cluster.jobs import MODELS, Job
 from lab.course.assignment import ASKS, ROOT, default
 from lab.course.questions import default as questions
 from lab.harness import mistakes
-from reference.mesh.planner import planner
 
 CHAPTERS = [*sorted((ROOT / "handout").glob("*.md")), ROOT / "README.md"]
 
@@ -136,23 +133,6 @@ def test_the_pictures_are_those_that_draw_py_draws(tmp_path):
     assert len(made) > 20
     stale = [p.name for p in made if p.name not in kept or kept[p.name].read_bytes() != p.read_bytes()]
     assert not stale, "run python handout/images/draw.py"
-
-
-CELLS = [(model, devices) for devices in (8, 64, 512, 4096) for model in ("8b", "70b", "405b")]
-
-
-@pytest.mark.parametrize(("model", "devices"), [cell for cell in CELLS if cell != ("405b", 512)])  # takes half a minute
-def test_the_table_of_meshes_is_what_the_planner_finds(model, devices):
-    table = CHAPTER_TEXTS["mesh"].partition("| H100s | 8B | 70B | 405B |")[2]
-    cells = re.search(rf"(?m)^\| {devices:,} \| (.+) \|$", table)[1].split(" | ")
-    said = dict(zip(("8b", "70b", "405b"), cells, strict=True))[model]
-    job = Job(MODELS[model], 1024, 8192, cluster("dgx-h100", devices))
-    if said == "nothing fits":
-        with pytest.raises(ValueError, match=said):
-            planner(job, 1)
-    else:
-        plan = planner(job, 1)[0].plan
-        assert said == f"{plan.data:,} · {plan.pipe} · {plan.tensor}, ZeRO {plan.zero}"
 
 
 @pytest.mark.parametrize("stage", [s.name for s in default().stages])
