@@ -39,7 +39,7 @@ def wrappers(impl: Any) -> dict[str, Callable[[nn.Module], tuple[nn.Module, Any]
         return wrapped, adamw(wrapped.parameters())
 
     return {
-        "torch DDP, AdamW": lambda m: sharded(nn.parallel.DistributedDataParallel(m)),
+        "torch DDP, AdamW": lambda m: sharded(nn.parallel.DistributedDataParallel(m, gradient_as_bucket_view=True)),
         "torch": lambda m: sharded(fully_sharded(m)),
         "fsdp_gather": lambda m: sharded(impl.zero.fsdp_gather.FSDP(m)),
         "fsdp_prefetch": lambda m: sharded(impl.zero.fsdp_prefetch.FSDPPrefetch(m)),
