@@ -15,7 +15,7 @@ from lab.model.transformer import SIZES
 from reference.benchmarking.flops import flops
 from reference.benchmarking.roofline import Bound, Device, roofline
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture
 
 A100 = cluster("dgx-a100", 8).device
 GPT2 = SIZES["small"]
@@ -35,8 +35,8 @@ def queue(kernels: Sequence[float], ask: float) -> tuple[list[Bar], list[Bar]]:
     return asked, done
 
 
-def clock() -> Picture:
-    p = Picture("clock", 236, "A host asks for three kernels and runs ahead of the device")
+@picture(236, "A host asks for three kernels and runs ahead of the device")
+def clock(p: Picture) -> None:
     asked, done = queue((100, 100, 100), 10)
     us, asked_by, end = 1.25, asked[-1][0] + asked[-1][1], done[-1][0] + done[-1][1]
     p.words(62, 72, "host", "soft")
@@ -51,12 +51,11 @@ def clock() -> Picture:
     p.line(16, 190, 424, 190, arrow=True)
     p.times(208, us, range(0, 301, 100), "µs")
     p.words(16, 228, "blue: the host asks, 10 µs a kernel", "soft")
-    return p
 
 
-def samples() -> Picture:
+@picture(300, "Thirteen steps: three slow ones first, one hiccup later")
+def samples(p: Picture) -> None:
     """Thirteen steps on a logarithmic axis of time."""
-    p = Picture("samples", 300, "Thirteen steps: three slow ones first, one hiccup later")
     top, bottom, left, right = 44.0, 236.0, 56.0, 424.0
 
     def height(ms: float) -> float:
@@ -83,12 +82,11 @@ def samples() -> Picture:
         f"All thirteen: mean {statistics.mean(every):.1f} ms, median {statistics.median(every):.1f} ms.",
         "soft",
     )
-    return p
 
 
-def ratios() -> Picture:
+@picture(268, "The interval of a ratio after 8, 32 and 128 pairs, and the bar of 1.1")
+def ratios(p: Picture) -> None:
     """The interval of a median ratio narrows with the number of pairs. The ratios are drawn, around 1.2."""
-    p = Picture("ratios", 268, "The interval of a ratio after 8, 32 and 128 pairs, and the bar of 1.1")
     draw, bar = random.Random(0), 1.1
     drawn = [math.log(1.2) + draw.gauss(0, 0.15) for _ in range(128)]
 
@@ -109,7 +107,6 @@ def ratios() -> Picture:
     for ratio in (0.8, 1.0, 1.2, 1.4, 1.6, 1.8):
         p.words(across(math.log(ratio)), 242, f"{ratio:.1f}", "soft small", "middle")
     p.words(228, 262, "how many times as fast", "soft", "middle")
-    return p
 
 
 def bounds(context: int = 1024) -> dict[str, dict[str, Bound]]:
@@ -118,9 +115,9 @@ def bounds(context: int = 1024) -> dict[str, dict[str, Bound]]:
     return roofline(GPT2, batch=8, context=context, dtype=torch.bfloat16, device=device)
 
 
-def modes() -> Picture:
+@picture(222, "A step is forward, backward and the optimizer: three modes, three sums")
+def modes(p: Picture) -> None:
     """What each mode of benchmark_model holds, at the least that the roofline allows."""
-    p = Picture("modes", 222, "A step is forward, backward and the optimizer: three modes, three sums")
     forward, backward = (1e3 * sum(b[way].seconds for b in bounds().values()) for way in ("forward", "backward"))
     adamw = 1e3 * 28 * of_config(GPT2).parameters / A100.hbm_bytes_per_s
     parts = (("forward", forward, BLUE), ("backward", backward, ORANGE), ("AdamW", adamw, GREEN))
@@ -132,11 +129,10 @@ def modes() -> Picture:
             p.box(x, y + 8, took * ms - 2, 28, colour, f"{part} {took:.1f}" if took > 5 else "")
             x += took * ms
     p.words(16, 212, f"Green: AdamW, {adamw:.1f} ms. Not in any mode: drawing tokens, copies.", "soft small")
-    return p
 
 
-def ranges() -> Picture:
-    p = Picture("ranges", 248, "Two ranges on the host, their kernels, and the ranges projected onto the device")
+@picture(248, "Two ranges on the host, their kernels, and the ranges projected onto the device")
+def ranges(p: Picture) -> None:
     names = ("q kᵀ", "softmax", "p v", "up", "down")
     asked, done = queue((60, 90, 60, 90, 90), 12)
     us = 0.98
@@ -156,11 +152,10 @@ def ranges() -> Picture:
     p.words(88, 55, "attention 36 µs, mlp 24 µs", "ink")
     p.line(16, 226, 424, 226, arrow=True)
     p.words(16, 244, "time", "soft small")
-    return p
 
 
-def self_time() -> Picture:
-    p = Picture("self_time", 248, "Self time counts each microsecond once; total time, once a caller")
+@picture(248, "Self time counts each microsecond once; total time, once a caller")
+def self_time(p: Picture) -> None:
     us = 5.0
     p.frame(16, 30, 80 * us + 8, 110, kind="line")
     p.words(16, 22, "range mlp: 80 µs", "ink bold")
@@ -173,11 +168,10 @@ def self_time() -> Picture:
     p.words(16, 168, "sum of totals: 50 + 45 + 30 = 125 µs", "ink")
     p.words(16, 190, "sum of self:     5 + 45 + 30 =   80 µs", "ink bold")
     p.words(16, 222, f"Share of products: 45 / 80 = {45 / 80:.0%}, not 45 / 125 = {45 / 125:.0%}.", "soft")
-    return p
 
 
-def square() -> Picture:
-    p = Picture("square", 300, "The share of attention's square in all FLOPs, as the context grows")
+@picture(300, "The share of attention's square in all FLOPs, as the context grows")
+def square(p: Picture) -> None:
     c = Chart(p, (1024, 131072), (0, 1), log_y=False)
     lengths = [2**i for i in range(10, 18)]
     c.axes(
@@ -195,11 +189,10 @@ def square() -> Picture:
         c.say(*points[at], f"{points[at][1]:.0%}", "middle", dx=6 if at == 0 else -18, dy=-12)
     c.say(2048, 0.87, "linear layers", dx=14, dy=-6)
     c.say(2048, 0.13, "q kᵀ and p v", dx=14, dy=22)
-    return p
 
 
-def layers() -> Picture:
-    p = Picture("layers", 312, "The layers of GPT-2's size on the roofline of an A100")
+@picture(312, "The layers of GPT-2's size on the roofline of an A100")
+def layers(p: Picture) -> None:
     c = Chart(p, (8, 2048), (16, 700))
     c.axes(
         "intensity, FLOPs per byte", "TFLOP/s at most, A100, bfloat16",
@@ -213,12 +206,11 @@ def layers() -> Picture:
         reached = b.flops / b.seconds / 1e12
         c.dot(b.intensity, reached, colour)
         c.say(b.intensity, reached, f"{name}: {b.intensity:.0f}", "start" if dx else "middle", dx, dy)
-    return p
 
 
-def waiting() -> Picture:
+@picture(226, "Four ranks of which one is slow: the others wait for it")
+def waiting(p: Picture) -> None:
     """Four ranks, of which one is slow: seconds of the worked example."""
-    p = Picture("waiting", 226, "Four ranks of which one is slow: the others wait for it")
     typical, ms = (100, 104, 150, 98), 2.3
     slowest = max(typical)
     for r, took in enumerate(typical):
@@ -230,12 +222,11 @@ def waiting() -> Picture:
     p.line(72 + slowest * ms, 20, 72 + slowest * ms, 184, dashed=True)
     median = statistics.median(typical)
     p.words(16, 208, f"slowdown = {slowest} / {median:g} = {slowest / median:.2f}: over the median rank", "soft")
-    return p
 
 
-def launches() -> Picture:
+@picture(268, "Small kernels: the host is too slow, and a CUDA graph asks once")
+def launches(p: Picture) -> None:
     """Eight small kernels, one launch each, and as a graph."""
-    p = Picture("launches", 268, "Small kernels: the host is too slow, and a CUDA graph asks once")
     us, kernel, ask = 6.0, 4.0, 7.0
     asked, done = queue((kernel,) * 8, ask)
     end = done[-1][0] + done[-1][1]
@@ -249,7 +240,3 @@ def launches() -> Picture:
     p.line(16, 212, 424, 212, arrow=True)
     p.times(230, us, range(0, 61, 20), "µs")
     p.words(16, 256, "orange: the device works; gaps: it waits for the host", "soft")
-    return p
-
-
-PICTURES = (clock, samples, ratios, modes, ranges, self_time, square, layers, waiting, launches)

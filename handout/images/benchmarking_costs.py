@@ -2,7 +2,7 @@
 
 from lab.cluster.hardware import cluster
 
-from .picture import BLUE, GREY, ORANGE, Chart, Picture
+from .picture import BLUE, GREY, ORANGE, Chart, Picture, picture
 
 A100 = cluster("dgx-a100", 8).device
 ASK = 10e-6  # seconds that the host needs to ask for a kernel, as in Figure 1
@@ -34,9 +34,9 @@ def layer(width: int, tokens: float) -> float:
     return max(ASK, device(width, tokens))
 
 
-def pace() -> Picture:
+@picture(352, "Twice the batch: only where arithmetic sets the pace does the time nearly double")
+def pace(p: Picture) -> None:
     """Three linear layers, with a batch and with twice the batch, where host, memory and arithmetic set the pace."""
-    p = Picture("pace", 352, "Twice the batch: only where arithmetic sets the pace does the time nearly double")
     left, us = 52.0, 1.82
     rows = (("overhead", 2048, 128), ("memory", 4096, 8), ("compute", 4096, 256))
     for i, (name, width, tokens) in enumerate(rows):
@@ -55,11 +55,10 @@ def pace() -> Picture:
             p.words(left + free * us + 6, top + 27, f"{free:.0f} µs", "ink")
     p.words(16, 326, "blue: the host asks, 10 µs; orange: a kernel", "soft")
     p.words(16, 345, "1 ×, 2 ×: the batch, and twice the batch", "soft")
-    return p
 
 
-def doubling() -> Picture:
-    p = Picture("doubling", 340, "Time of a linear layer over the number of tokens: flat at first, then rising")
+@picture(340, "Time of a linear layer over the number of tokens: flat at first, then rising")
+def doubling(p: Picture) -> None:
     c = Chart(p, (1, 16384), (5, 2000))
     c.bottom, c.right = c.bottom - 4, c.right - 6
     c.axes(
@@ -80,12 +79,11 @@ def doubling() -> Picture:
     c.say(1.3, 1e6 * layer(4096, 1), "width 4,096: weights' bytes", dy=-34)
     c.say(1.3, 10, "width 1,024: the host asks, 10 µs", dy=20)
     c.say(1300, 300, "arithmetic", "end", dx=-8, dy=-26)
-    return p
 
 
-def fused() -> Picture:
+@picture(256, "silu(g) · u: two kernels move five numbers of memory, one kernel moves three")
+def fused(p: Picture) -> None:
     """The traffic of silu(g) · u between memory and kernels, in two kernels and in one."""
-    p = Picture("fused", 256, "silu(g) · u: two kernels move five numbers of memory, one kernel moves three")
     rows = (  # left edge, name, numbers in memory, kernels as (left, width, name), moves as (number, shift, read)
         (16, "two kernels", ("g", "silu(g)", "u", "out"), ((0, 84, "silu"), (94, 144, "multiply")),
          ((0, 0, True), (1, -16, False), (1, 16, True), (2, 0, True), (3, 0, False))),
@@ -108,12 +106,11 @@ def fused() -> Picture:
         p.words(left, 214, f"{1e6 * took:.0f} µs", "ink bold")
     p.line(268, 14, 268, 216, dashed=True)
     p.words(16, 242, "an arrow: a number of 2 bytes, 16.8 million times", "soft")
-    return p
 
 
-def measured() -> Picture:
+@picture(296, "Seven operators of a block: bound and measured time, and the cost of fresh pages")
+def measured(p: Picture) -> None:
     """Operators of a block: the bound, what more they take, and what fresh memory adds."""
-    p = Picture("measured", 296, "Seven operators of a block: bound and measured time, and the cost of fresh pages")
     ms = 2.9
     p.words(16, 24, "one core of a CPU, ms", "soft")
     p.words(424, 24, "bound / measured", "soft", "end")
@@ -129,7 +126,3 @@ def measured() -> Picture:
         p.words(424, y + 17, f"{bound:.0f} / {fresh:.0f}: {bound / fresh:.0%}".replace("%", " %"), "ink", "end")
     p.words(16, 272, "blue: the bound; grey: what more it takes; hatched:", "soft")
     p.words(16, 290, "what fresh pages of memory add", "soft")
-    return p
-
-
-PICTURES = (pace, doubling, fused, measured)

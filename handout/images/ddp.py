@@ -5,7 +5,7 @@ import math
 from lab.cluster.costs import ring_cost
 from reference.ddp.accounting import Link, accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture
 
 RANKS = 4
 RANK_COLOURS = (BLUE, ORANGE, GREEN, YELLOW)
@@ -15,8 +15,8 @@ LAYERS_BACKWARD_S, LAYERS_BUCKET = 8e-3, 1_000_000
 PARAMETERS, TOKENS, RANK_FLOPS = 7e9, 4e6, 0.4 * 989e12  # a model, a global batch, and a rank that reaches 40 %
 
 
-def replicas() -> Picture:
-    p = Picture("replicas", 268, "One step of data parallelism on four ranks")
+@picture(268, "One step of data parallelism on four ranks")
+def replicas(p: Picture) -> None:
     rows = ((40, "weights w", GREY), (78, "share", YELLOW), (116, "backward", BLUE))
     for r in range(RANKS):
         x = 16 + 104 * r
@@ -28,13 +28,12 @@ def replicas() -> Picture:
         p.line(x + 47, 202, x + 47, 218, arrow=True)
         p.box(x, 222, 94, 30, GREY, "w − lr · ḡ")
     p.box(16, 168, 406, 32, ORANGE, "all-reduce: ḡ = (g₀ + g₁ + g₂ + g₃) / 4")
-    return p
 
 
-def tree() -> Picture:
+@picture(312, "Broadcast by a tree: eight ranks have the tensor after three rounds")
+def tree(p: Picture) -> None:
     """A binomial broadcast over eight ranks: who has the tensor doubles in each round."""
     world = 8
-    p = Picture("tree", 312, "Broadcast by a tree: eight ranks have the tensor after three rounds")
     for r in range(world):
         p.words(78 + 47 * r, 26, str(r), "ink bold", "middle")
     p.words(12, 26, "rank", "soft")
@@ -49,7 +48,6 @@ def tree() -> Picture:
             p.line(78 + 47 * r, y + 28, 78 + 47 * (r + reach), y + 68, arrow=True)
         reach, y = 2 * reach, y + 72
     p.words(12, 300, "blue: has the tensor", "soft")
-    return p
 
 
 def ring_states(world: int = RANKS) -> list[tuple[list[list[int]], list[tuple[int, int]]]]:
@@ -67,8 +65,8 @@ def ring_states(world: int = RANKS) -> list[tuple[list[list[int]], list[tuple[in
     return states
 
 
-def ring() -> Picture:
-    p = Picture("ring", 566, "Ring all-reduce of four numbers on four ranks, step by step")
+@picture(566, "Ring all-reduce of four numbers on four ranks, step by step")
+def ring(p: Picture) -> None:
     names = ["at the start", *(f"reduce, step {s}" for s in range(3)), *(f"gather, step {s}" for s in range(3))]
     for at, (name, (have, came)) in enumerate(zip(names, ring_states(), strict=True)):
         left, top = 16 + 212 * (at % 2), 16 + 140 * (at // 2)
@@ -82,10 +80,10 @@ def ring() -> Picture:
     for i, (colour, said) in enumerate(((ORANGE, "has just changed"), (BLUE, "whole sum"), (GREY, "not yet whole"))):
         p.box(232, 462 + 32 * i, 24, 22, colour)
         p.words(264, 478 + 32 * i, said, "soft")
-    return p
 
 
-def collectives() -> Picture:
+@picture(432, "Five collectives: which parts four ranks have before and after")
+def collectives(p: Picture) -> None:
     """The parts of each rank before and after the five collectives: number and colour, by (rank, column)."""
     ranks = range(RANKS)
     own = {(r, c): (c, RANK_COLOURS[r]) for r in ranks for c in ranks}  # each rank has four parts of its own
@@ -97,7 +95,6 @@ def collectives() -> Picture:
         ("all-reduce", own, {(r, c): (c, GREY) for r in ranks for c in ranks}),
         ("all-to-all", own, {(r, c): (r, RANK_COLOURS[c]) for r in ranks for c in ranks}),
     )
-    p = Picture("collectives", 432, "Five collectives: which parts four ranks have before and after")
     for i, (name, before, after) in enumerate(looks):
         left, top = 16 + 214 * (i % 2), 14 + 140 * (i // 2)
         p.words(left, top + 12, name, "ink bold")
@@ -118,15 +115,14 @@ def collectives() -> Picture:
     for r in ranks:
         p.box(230 + 48 * r, 358, 42, 22, RANK_COLOURS[r], f"rank {r}")
     p.box(230, 386, 42, 22, GREY, "sum")
-    return p
 
 
 def cost_ms(size: float, link: Link = LINK) -> float:
     return 1e3 * ring_cost("all_reduce", size, RANKS, link.alpha_s, 1 / link.bytes_per_s)
 
 
-def overlap() -> Picture:
-    p = Picture("overlap", 300, "One step with two gradients of 1 MB on a link: naive, flat and overlapped")
+@picture(300, "One step with two gradients of 1 MB on a link: naive, flat and overlapped")
+def overlap(p: Picture) -> None:
     one, two = cost_ms(1e6), cost_ms(2e6)
     ms, backward = 38.0, [(0.0, 3.0, "backward of 2"), (3.0, 3.0, "of 1")]
     p.words(16, 22, "upper lane: computes; lower lane: sends", "soft")
@@ -134,7 +130,6 @@ def overlap() -> Picture:
     p.lanes(126, "flat", ms, backward, [(6, two, "g₂ and g₁")])
     p.lanes(204, "overlapped", ms, backward, [(3, one, "g₂"), (6, one, "g₁")])
     p.clock(272, ms, 10)
-    return p
 
 
 def bucket_sends(limit: int, link: Link = LINK) -> list[tuple[float, float, str]]:
@@ -155,8 +150,8 @@ def bucket_sends(limit: int, link: Link = LINK) -> list[tuple[float, float, str]
     return sends
 
 
-def buckets() -> Picture:
-    p = Picture("buckets", 300, "Eight gradients of 0.5 MB: one message each, in buckets of 1 MB, and flat")
+@picture(300, "Eight gradients of 0.5 MB: one message each, in buckets of 1 MB, and flat")
+def buckets(p: Picture) -> None:
     ms = 26.0
     each = 1e3 * LAYERS_BACKWARD_S / len(LAYERS)
     backward = [(at * each, each, str(len(LAYERS) - 1 - at)) for at in range(len(LAYERS))]
@@ -166,12 +161,11 @@ def buckets() -> Picture:
     flat = [(1e3 * LAYERS_BACKWARD_S, cost_ms(sum(LAYERS)), "7–0")]
     p.lanes(204, "flat", ms, backward, flat)
     p.clock(272, ms, 14)
-    return p
 
 
-def bucket_size() -> Picture:
+@picture(300, "The time of a step over the size of its buckets, at three latencies")
+def bucket_size(p: Picture) -> None:
     """A step's time as buckets grow, for 48 MB in 240 equal gradients on a link that is busier than backward."""
-    p = Picture("bucket_size", 300, "The time of a step over the size of its buckets, at three latencies")
     sizes, backward_s = [200_000] * 240, 100e-3
     limits = [n * 200_000 for n in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60, 80, 120, 240)]
     c = Chart(p, (0.2, 48), (120, 800))
@@ -188,14 +182,11 @@ def bucket_size() -> Picture:
         at = steps.index(min(steps))
         c.dot(limits[at] / 1e6, steps[at], colour)
         c.say(limits[at] / 1e6, steps[at], f"α = {1e6 * alpha_s:.0f} µs", "middle", dy=-12 if alpha_s > 1e-4 else 22)
-    return p
 
 
-def bandwidth() -> Picture:
+@picture(300, "The rate of an all-reduce over the size of its message: latency below, bandwidth above")
+def bandwidth(p: Picture) -> None:
     """What an all-reduce reaches of its link, as the message grows."""
-    p = Picture(
-        "bandwidth", 300, "The rate of an all-reduce over the size of its message: latency below, bandwidth above"
-    )
     sizes = [10 ** (3 + i / 8) for i in range(49)]
     c = Chart(p, (1e3, 1e9), (1e-3, 2))
     bytes_named = {1e3: "1 kB", 1e5: "100 kB", 1e7: "10 MB", 1e9: "1 GB"}
@@ -209,12 +200,11 @@ def bandwidth() -> Picture:
         half = world * LINK.alpha_s * LINK.bytes_per_s
         c.dot(half, 0.5, colour)
         c.say(half, 0.5, f"W = {world}", "end" if world == 4 else "start", dx=-10 if world == 4 else 10, dy=5)
-    return p
 
 
-def views() -> Picture:
+@picture(226, "A bucket's flat tensor, and the gradients that are views of it")
+def views(p: Picture) -> None:
     """A bucket: one flat tensor, gradients that are views of it, and one that did not come."""
-    p = Picture("views", 226, "A bucket's flat tensor, and the gradients that are views of it")
     p.words(16, 26, "bucket 1: one flat tensor, one all-reduce", "ink bold")
     x = 16.0
     for name, w, missing in (
@@ -230,12 +220,11 @@ def views() -> Picture:
         x += w
     p.words(16, 186, "Gradients lie in the flat tensor: nothing is copied back.", "soft")
     p.words(16, 208, "layer3.weight had no gradient: zeros travel.", "soft")
-    return p
 
 
-def order() -> Picture:
+@picture(300, "Two ranks whose hooks fire in different orders: sent as they fire, and by index")
+def order(p: Picture) -> None:
     """All-reduces carry no names: two ranks whose hooks fire in different orders, sent so, and by index."""
-    p = Picture("order", 300, "Two ranks whose hooks fire in different orders: sent as they fire, and by index")
     fired, colours = (("g₂", "g₁"), ("g₁", "g₂")), {"g₂": BLUE, "g₁": ORANGE}
     for top, title, by_index in ((24, "sent as hooks fire", False), (168, "sent in one order: g₂, then g₁", True)):
         p.words(16, top, title, "ink bold")
@@ -254,7 +243,6 @@ def order() -> Picture:
             same = len(set(names_of)) == 1
             said = f"{' + '.join(names_of)}: {'right' if same else 'wrong'}"
             p.box(168 + 136 * slot, top + 94, 128, 26, GREEN if same else GREY, said, hatched=not same)
-    return p
 
 
 def seconds_sent(world: int, tree: bool = False, rate: float = 370.8e9, alpha_s: float = 5e-6) -> float:
@@ -269,9 +257,9 @@ def seconds_sent(world: int, tree: bool = False, rate: float = 370.8e9, alpha_s:
     return messages * ring_cost("all_reduce", bucket, world, alpha_s, 1 / rate)
 
 
-def scaling() -> Picture:
+@picture(330, "Speed over ranks for one global batch: bandwidth alone, trees, one flat ring")
+def scaling(p: Picture) -> None:
     """How many ranks' worth of speed W ranks have, on one global batch."""
-    p = Picture("scaling", 330, "Speed over ranks for one global batch: bandwidth alone, trees, one flat ring")
     worlds = [round(2 ** (i / 4)) for i in range(20, 49)]
     c = Chart(p, (32, 4096), (32, 4096))
     ticks = {float(w): f"{w:,}" for w in (32, 128, 512, 2048)}
@@ -293,12 +281,11 @@ def scaling() -> Picture:
         c.say(at, speed(at, seconds_sent(at, tree, rate, alpha_s)), name, anchor, dx, dy)
     best = max(worlds, key=lambda w: speed(w, seconds_sent(w)))
     c.dot(best, speed(best, seconds_sent(best)), ORANGE)
-    return p
 
 
-def norm() -> Picture:
+@picture(200, "Pieces of norm 3 and 4 are a gradient of norm 5")
+def norm(p: Picture) -> None:
     """A gradient in two pieces: squares add up, norms do not."""
-    p = Picture("norm", 200, "Pieces of norm 3 and 4 are a gradient of norm 5")
     p.line(40, 160, 40 + 30 * 4, 160, arrow=True)
     p.line(160, 160, 160, 160 - 30 * 3, arrow=True)
     p.line(40, 160, 158, 72, arrow=True)
@@ -309,12 +296,11 @@ def norm() -> Picture:
     p.words(250, 88, "norm = √25 = 5", "ink small")
     p.words(250, 122, "not 3 + 4 = 7", "soft small")
     p.words(250, 144, "not (3 + 4) / 2 = 3.5", "soft small")
-    return p
 
 
-def critical() -> Picture:
+@picture(300, "Steps fall and samples rise as the batch passes the critical batch size")
+def critical(p: Picture) -> None:
     """Steps and samples to the same loss, as the batch grows: McCandlish et al. 2018, equation 2.11."""
-    p = Picture("critical", 300, "Steps fall and samples rise as the batch passes the critical batch size")
     batches = [10 ** (i / 8) for i in range(-16, 17)]
     c = Chart(p, (0.01, 100), (1, 110))
     c.axes(
@@ -328,9 +314,3 @@ def critical() -> Picture:
     c.say(30, 31, "samples", "end", -10, -4)
     c.say(1, 7, "both: twice the least", "middle")
     c.p.line(*c.at(1, 6.4), *c.at(1, 2.4), arrow=True)
-    return p
-
-
-PICTURES = (
-    replicas, collectives, tree, ring, overlap, buckets, bucket_size, bandwidth, views, order, scaling, norm, critical,
-)  # fmt: skip

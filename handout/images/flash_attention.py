@@ -3,14 +3,14 @@
 from lab.cluster.hardware import cluster
 from reference.flash_attention.accounting import accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture
 
 H100 = cluster("dgx-h100", 8).device
 SCORES = (1, 4, 2, 8)  # of the worked example: exp of each
 
 
-def traffic() -> Picture:
-    p = Picture("traffic", 392, "Plain attention writes and reads the score matrix; flash attention does not")
+@picture(392, "Plain attention writes and reads the score matrix; flash attention does not")
+def traffic(p: Picture) -> None:
     n, dim = 8192, 128
     small, large = f"{2 * n * dim / 1e6:.0f} MB", f"{2 * n * n / 1e6:.0f} MB"
     p.words(16, 26, "Plain attention: three kernels", "ink bold")
@@ -36,11 +36,10 @@ def traffic() -> Picture:
     p.line(141, 290, 141, 312, arrow=True)
     p.line(357, 312, 357, 290, arrow=True)
     p.words(16, 382, f"q, k, v and o cross: {4 * 2 * n * dim / 1e6:.0f} MB; k, v again from the cache.", "soft")
-    return p
 
 
-def tiles() -> Picture:
-    p = Picture("tiles", 470, "Tiles of the causal score matrix, and what one tile of queries keeps")
+@picture(470, "Tiles of the causal score matrix, and what one tile of queries keeps")
+def tiles(p: Picture) -> None:
     p.words(230, 24, "keys and values, a tile at a time →", "soft", "middle")
     side = 62
     for j in range(4):
@@ -58,11 +57,10 @@ def tiles() -> Picture:
     for i, (name, w, said) in enumerate(kept):
         p.box(16, 352 + 36 * i, w, 28, BLUE, name)
         p.words(140, 371 + 36 * i, said, "soft")
-    return p
 
 
-def warps() -> Picture:
-    p = Picture("warps", 236, "Which warp has which scores, in version 1 and in version 2")
+@picture(236, "Which warp has which scores, in version 1 and in version 2")
+def warps(p: Picture) -> None:
     colours, side = (BLUE, GREEN, YELLOW, ORANGE), 144
     for x, name, whose in ((28, "version 1", "keys"), (252, "version 2", "queries")):
         p.words(x, 26, f"{name}: by {whose}", "ink bold")
@@ -73,12 +71,11 @@ def warps() -> Picture:
         p.line(x - 8, 98, x + side + 8, 98, dashed=True)
         told = "each row in 4 parts" if whose == "keys" else "each row whole"
         p.words(x, 212, told, "soft")
-    return p
 
 
-def online() -> Picture:
+@picture(306, "Online softmax of four scores in two tiles: older weights shrink when m rises")
+def online(p: Picture) -> None:
     """Bars are exp(score − m): what each key weighs under the maximum that is known."""
-    p = Picture("online", 306, "Online softmax of four scores in two tiles: older weights shrink when m rises")
     first, largest = max(SCORES[:2]), max(SCORES)
     panels = (
         ("after tile 1", f"m = ln {first}", [e / first for e in SCORES[:2]]),
@@ -97,7 +94,6 @@ def online() -> Picture:
         p.line(left, 226, left + 124, 226)
         p.words(left, 268, f"l = {_fraction(sum(weights))}", "ink bold")
     p.words(16, 294, "blue: scores of tile 1; orange: of tile 2", "soft")
-    return p
 
 
 def _fraction(x: float) -> str:
@@ -105,9 +101,9 @@ def _fraction(x: float) -> str:
     return f"{x * over:.0f}/{over}" if over > 1 else f"{x:.0f}"
 
 
-def programs() -> Picture:
+@picture(190, "Ten numbers in blocks of four: three programs, and a mask for the last")
+def programs(p: Picture) -> None:
     """Vector addition: a program a block, and a mask for the last."""
-    p = Picture("programs", 190, "Ten numbers in blocks of four: three programs, and a mask for the last")
     n, block = 10, 4
     for i in range(3):
         x = 16 + 140 * i
@@ -123,13 +119,12 @@ def programs() -> Picture:
     p.words(16, 138, "the tensor in memory ends here: n = 10", "soft")
     p.line(356, 116, 356, 100, arrow=True)
     p.words(16, 172, "dashed: offs < n is false, so nothing is read or written", "soft")
-    return p
 
 
-def addresses() -> Picture:
+@picture(268, "Addresses of a tile of 2 × 4 in a matrix of 4 × 6 with stride_row 6")
+def addresses(p: Picture) -> None:
     """A tile of addresses from two ranges of offsets: rows down, columns across."""
     rows, columns, block = 4, 6, (2, 4)
-    p = Picture("addresses", 268, "Addresses of a tile of 2 × 4 in a matrix of 4 × 6 with stride_row 6")
     p.words(16, 26, "x: 4 rows, 6 columns, stride_row = 6, stride_column = 1", "soft")
     for i in range(rows):
         p.words(16, 62 + 36 * i, f"row {i}", "soft")
@@ -143,12 +138,11 @@ def addresses() -> Picture:
     p.words(16, 210, "offs_m = 2, 3   offs_n = 4, 5, 6, 7", "ink bold")
     p.words(16, 232, "address = x + offs_m[:, None] · 6 + offs_n[None, :]", "soft")
     p.words(16, 254, "18, 19 belong to row 3: the mask leaves them out.", "soft")
-    return p
 
 
-def kept() -> Picture:
+@picture(300, "Bytes kept for backward: the matrix grows with the square of the length")
+def kept(p: Picture) -> None:
     """Bytes that a layer keeps for backward, as the context grows."""
-    p = Picture("kept", 300, "Bytes kept for backward: the matrix grows with the square of the length")
     heads, dim = 16, 128
     lengths = [2**i for i in range(10, 18)]
     matrix = [(n, 2.0 * heads * n * n) for n in lengths]
@@ -163,11 +157,10 @@ def kept() -> Picture:
     c.curve(flash, BLUE)
     c.say(*matrix[4], "P", "end", dx=-10, dy=-4)
     c.say(*flash[4], "q, k, v, o, lse", dx=0, dy=24)
-    return p
 
 
-def backward() -> Picture:
-    p = Picture("backward", 268, "dq sums along a row of tiles, dk and dv down a column: two kernels")
+@picture(268, "dq sums along a row of tiles, dk and dv down a column: two kernels")
+def backward(p: Picture) -> None:
     for left, title, rule in (
         (16, "dq: owns queries", "sums over keys →"),
         (232, "dk, dv: own keys", "sum over queries ↓"),
@@ -183,12 +176,11 @@ def backward() -> Picture:
     p.box(232 + 46, 226, 62, 32, GREEN, "dk, dv 1")
     p.line(232 + 46 + 21, 216, 232 + 46 + 21, 224, arrow=True)
     p.words(16, 246, "One owner a sum: no atomics.", "soft")
-    return p
 
 
-def roofline() -> Picture:
+@picture(312, "The roofline of an H100: what each algorithm may reach at its intensity")
+def roofline(p: Picture) -> None:
     """Both algorithms under the roof of an H100, forward at 8,192 tokens, dim 128, 16 heads."""
-    p = Picture("roofline", 312, "The roofline of an H100: what each algorithm may reach at its intensity")
     shape = {"batch": 1, "heads": 16, "queries": 8192, "keys": 8192, "dim": 128}
     naive, flash = (accounting(**shape, algorithm=a, direction="forward") for a in ("naive", "flash"))
     once = flash.flops / (16 * 8192 * (4 * 128 * 2 + 4))  # each tensor crosses once; the cache serves the rest
@@ -211,13 +203,12 @@ def roofline() -> Picture:
     ):
         c.dot(x, roof(x), colour)
         c.say(x, roof(x), name, anchor, dx, dy)
-    return p
 
 
-def chunks() -> Picture:
+@picture(250, "Fused cross entropy: the logits of one chunk of rows exist at a time")
+def chunks(p: Picture) -> None:
     """Fused cross entropy: logits of a chunk of rows at a time."""
     rows, vocabulary, chunk = 8192, 50257, 128
-    p = Picture("chunks", 250, "Fused cross entropy: the logits of one chunk of rows exist at a time")
     p.words(16, 26, f"logits: {rows:,} × {vocabulary:,}, {4 * rows * vocabulary / 1e9:.1f} GB in float32", "ink bold")
     for i in range(4):
         y = 42 + 34 * i
@@ -231,7 +222,6 @@ def chunks() -> Picture:
     p.line(268, 106, 268, 190, arrow=True)
     p.box(80, 194, 220, 28, BLUE, "dweight: float32, added up")
     p.words(16, 242, "Kept for backward: dx and dweight.", "soft")
-    return p
 
 
 def steps(behind: bool, tiles: int = 3) -> tuple[list, list]:
@@ -251,8 +241,8 @@ def steps(behind: bool, tiles: int = 3) -> tuple[list, list]:
     return products, exponentials
 
 
-def behind() -> Picture:
-    p = Picture("behind", 206, "The product with v in its own step, and one step behind")
+@picture(206, "The product with v in its own step, and one step behind")
+def behind(p: Picture) -> None:
     for top, name, late in ((30, "in its own step", False), (114, "one step behind", True)):
         products, exponentials = steps(late)
         end = max(start + long for start, long, _ in products)
@@ -260,7 +250,3 @@ def behind() -> Picture:
         p.bars(top + 8, 45, products, BLUE)
         p.bars(top + 36, 45, exponentials, ORANGE)
     p.words(16, 194, "blue: products; orange: exponentials", "soft")
-    return p
-
-
-PICTURES = (traffic, tiles, warps, online, programs, addresses, kept, backward, roofline, chunks, behind)

@@ -6,12 +6,12 @@ import math
 from lab.course.assignment import ROOT
 from reference.flash_attention.occupancy import Multiprocessor, occupancy
 
-from .picture import BLUE, GREY, ORANGE, YELLOW, Picture
+from .picture import BLUE, GREY, ORANGE, YELLOW, Picture, picture
 
 
-def room() -> Picture:
+@picture(246, "One multiprocessor: two programs of the forward kernel fit, a third does not")
+def room(p: Picture) -> None:
     """One multiprocessor of an H100, and programs of our forward kernel in it."""
-    p = Picture("room", 246, "One multiprocessor: two programs of the forward kernel fit, a third does not")
     m, registers, shared, warps = Multiprocessor(), 138, 115_712, 4
     fits = occupancy(registers, shared, warps)
     rows = (
@@ -31,12 +31,11 @@ def room() -> Picture:
         p.frame(16 + fits.programs * step, y, step - 4, 26, "a third?" if step > 50 else "3")
         p.line(256, y - 2, 256, y + 32)
     p.words(16, 232, "Line: what there is. Two programs fill shared memory.", "soft")
-    return p
 
 
-def fastest() -> Picture:
+@picture(330, "Attention on an H200: ours, FlashAttention-2 and cuDNN, forward and backward")
+def fastest(p: Picture) -> None:
     """TFLOP/s at 8,192 tokens on an H200: ours and two peers, as benchmarks/results/attention.json has them."""
-    p = Picture("fastest", 330, "Attention on an H200: ours, FlashAttention-2 and cuDNN, forward and backward")
     rows = json.loads((ROOT / "benchmarks" / "results" / "attention.json").read_text())["rows"]
     here = [r for r in rows if r["N"] == 8192 and r["what"] != "both"]
     for i, row in enumerate(sorted(here, key=lambda r: (r["what"] == "backward", r["dim"], r["causal"]))):
@@ -48,7 +47,6 @@ def fastest() -> Picture:
             p.box(134, y + 10 * k, 0.36 * speed, 9, colour, hatched=peer == "flash2")
             p.words(140 + 0.36 * speed, y + 10 * k + 9, f"{speed}", "soft small")
     p.words(16, 320, "TFLOP/s. Blue: ours; hatched: FA-2; grey: cuDNN.", "soft")
-    return p
 
 
 CYCLES = {"S": 2 * 64 * 128 * 128 / 4096, "P": 64 * 128 / 16, "v": 2 * 64 * 128 * 128 / 4096}  # of one group's 64 rows
@@ -75,9 +73,9 @@ def schedule(order: list[tuple[str, int, int]], together: bool) -> list[tuple[fl
     return started
 
 
-def ping_pong() -> Picture:
+@picture(274, "Two groups of warps: in step, and in turns, so that exponentials are hidden")
+def ping_pong(p: Picture) -> None:
     """Two groups of warps on one multiprocessor of an H100: a lane of tensor cores, one of exponential units."""
-    p = Picture("ping_pong", 274, "Two groups of warps: in step, and in turns, so that exponentials are hidden")
     scale = 408 / 6144
     for top, name, order, together in (
         (26, "in step", IN_TURN, True),
@@ -94,7 +92,3 @@ def ping_pong() -> Picture:
             p.box(16 + scale * start, y, scale * CYCLES[kind] - 2, 28, (BLUE, YELLOW)[group], words)
     p.words(16, 246, "upper lane: tensor cores; lower: exponentials", "soft")
     p.words(16, 264, "blue: group 1; yellow: group 2", "soft")
-    return p
-
-
-PICTURES = (room, fastest, ping_pong)

@@ -7,7 +7,7 @@ from lab.cluster import steps
 from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MODELS, TODAY, Job, Plan
 
-from .picture import BLUE, GREEN, GREY, ORANGE, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, Picture, picture
 
 GPUS = 16
 PLAIN = replace(TODAY, fused_attention=False, sequence=False, overlap_data=False)
@@ -60,8 +60,8 @@ def stops() -> tuple[Stop, ...]:
     return tuple(found)
 
 
-def journey() -> Picture:
-    p = Picture("journey", 512, "One training step of a 7B model on 16 GPUs, as each chapter changes it")
+@picture(512, "One training step of a 7B model on 16 GPUs, as each chapter changes it")
+def journey(p: Picture) -> None:
     for i, stop in enumerate(stops()):
         y = 22 + 66 * i
         fits = "" if stop.total_gb <= CARD_GB else ", does not fit"
@@ -78,7 +78,3 @@ def journey() -> Picture:
         p.frame(16, y + 26, CARD_GB * 408 / 215, 16)
     p.words(16, 482, "upper: seconds; c: computes, w: waits for messages, o: optimizer", "soft small")
     p.words(16, 502, "lower: GB; p: parameters, g: gradients, o: state, a: activations", "soft small")
-    return p
-
-
-PICTURES = (journey,)

@@ -10,16 +10,16 @@ from reference.mesh.schedule_1f1b import schedule_1f1b
 from reference.mesh.schedule_gpipe import schedule_gpipe
 from reference.mesh.schedule_interleaved import schedule_interleaved
 
-from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Picture, picture
 
 COLOURS = (BLUE, ORANGE, GREEN, YELLOW)
 STAGES, MICRO_BATCHES = 4, 6  # of the worked example
 CHOICES = [[0, 1], [0, 1], [0, 2], [0, 1], [0, 1], [1, 0]]  # of six tokens: first and second expert
 
 
-def grid() -> Picture:
+@picture(424, "Eight ranks on two machines as data=2, pipe=2, expert=1, tensor=2")
+def grid(p: Picture) -> None:
     """data=2, pipe=2, tensor=2: what each axis joins."""
-    p = Picture("grid", 424, "Eight ranks on two machines as data=2, pipe=2, expert=1, tensor=2")
     for d in range(2):
         top = 36 + 200 * d
         p.words(16, top - 10, f"machine {d}: data {d}", "ink bold")
@@ -39,13 +39,12 @@ def grid() -> Picture:
         p.line(348, y, 390, y, dashed=True)
     p.words(400, 211, "data", "soft small")
     p.words(16, 406, "blue: tensor 0; orange: tensor 1; stages from left to right", "soft")
-    return p
 
 
-def groups() -> Picture:
+@picture(208, "Eight ranks, once for each axis: ranks of a group have one colour and letter")
+def groups(p: Picture) -> None:
     """The groups of each axis: ranks of one group have one colour."""
     mesh = Mesh(data=2, pipe=2, tensor=2, rank=0)
-    p = Picture("groups", 208, "Eight ranks, once for each axis: ranks of a group have one colour and letter")
     for rank in range(mesh.world):
         p.words(126 + 40 * rank, 26, str(rank), "ink bold", "middle")
     p.words(16, 26, "rank", "soft")
@@ -55,16 +54,15 @@ def groups() -> Picture:
             for rank in ranks:
                 p.box(109 + 40 * rank, 38 + 38 * row, 36, 28, COLOURS[number], "abcd"[number])
     p.words(16, 200, "along expert, of degree 1, each rank is alone", "soft small")
-    return p
 
 
-def matrices() -> Picture:
+@picture(330, "A product cut by columns, then one cut by rows: each rank has a summand")
+def matrices(p: Picture) -> None:
     """x A by columns, φ, then B by rows: two summands."""
     x, a = [1, 2], [[1, 0, 1, -1], [0, 1, -1, 1]]
     before = [sum(x[i] * a[i][j] for i in range(2)) for j in range(4)]
     hidden = [max(0, number) for number in before]
     b = [[1, 2], [0, 1], [3, 0], [1, 1]]
-    p = Picture("matrices", 330, "A product cut by columns, then one cut by rows: each rank has a summand")
     for r in range(2):
         top, own = 40 + 140 * r, range(2 * r, 2 * r + 2)
         p.words(16, top - 14, f"rank {r}", "ink bold")
@@ -81,12 +79,11 @@ def matrices() -> Picture:
                     p.box(left + 28 * j, top + 16 + 32 * i, 26, 28, colour, str(number).replace("-", "−"))
     y = [sum(hidden[j] * b[j][c] for j in range(4)) for c in range(2)]
     p.words(16, 312, f"all-reduce of both summands: y = ({y[0]}, {y[1]})", "ink")
-    return p
 
 
-def conjugates() -> Picture:
+@picture(250, "f and g: where a tensor-parallel region begins and ends")
+def conjugates(p: Picture) -> None:
     """f and g: which direction adds."""
-    p = Picture("conjugates", 250, "f and g: where a tensor-parallel region begins and ends")
     for row, (way, f, g) in enumerate((("forward", "copy", "all-reduce"), ("backward", "all-reduce", "copy"))):
         top = 44 + 104 * row
         p.words(16, top - 12, way, "ink bold")
@@ -101,12 +98,11 @@ def conjugates() -> Picture:
             p.box(left, top, 84, 72, ORANGE if said == "all-reduce" else GREY, said)
             p.words(left + 42, top + 18, name, "in bold", "middle")
     p.words(16, 240, "grey: the same on all ranks", "soft")
-    return p
 
 
-def heads() -> Picture:
+@picture(268, "Attention with 8 query heads and 2 key heads on two ranks")
+def heads(p: Picture) -> None:
     """8 query heads and 2 key heads on two ranks: where each lies, and the rows of o that read it."""
-    p = Picture("heads", 268, "Attention with 8 query heads and 2 key heads on two ranks")
     queries, ranks = 8, 2
     names = (("q: columns", 44), ("k, v: columns", 84), ("o: rows", 124))
     p.words(16, 30, "rank", "soft")
@@ -126,12 +122,11 @@ def heads() -> Picture:
     p.box(203, 224, 146, 28, GREY, "all-reduce: y")
     p.words(16, 195, "width of y", "ink")
     p.words(16, 262, "numbers: query heads", "soft small")
-    return p
 
 
-def sequence() -> Picture:
+@picture(304, "The mlp with sequence parallelism on two ranks, and its collectives both ways")
+def sequence(p: Picture) -> None:
     """The mlp with sequence parallelism on two ranks: shapes forward, and the collectives of both directions."""
-    p = Picture("sequence", 304, "The mlp with sequence parallelism on two ranks, and its collectives both ways")
     columns = ((16, 34, "s/T × w"), (138, 34, "s × w"), (196, 56, "s × h/T"), (276, 34, "s × w"), (398, 34, "s/T × w"))
     names, high = ("norm", "X", "φ(X A)", "summand", "next"), 40
     for (x, wide, shape), name in zip(columns, names, strict=True):
@@ -164,7 +159,6 @@ def sequence() -> Picture:
             tip = 7 * way
             p.parts.append(f'<path d="M{ends[1] + tip} {y + 32} l{-tip} -4 v8 Z" fill="#101418"/>')
     p.words(16, 294, "grey: forward above, backward below; hatched: not summed yet", "soft small")
-    return p
 
 
 def played(kind: str, micro_batches: int = MICRO_BATCHES, chunks: int = 1, stages: int = STAGES) -> Simulation:
@@ -191,22 +185,20 @@ def lanes(p: Picture, top: float, name: str, run: Simulation, unit: float) -> No
             p.words(x + w / 2, y + 16, str(action.micro_batch), "in small", "middle")
 
 
-def schedules() -> Picture:
-    p = Picture("schedules", 440, "Four stages: one batch whole, then six micro-batches by GPipe and by 1F1B")
+@picture(440, "Four stages: one batch whole, then six micro-batches by GPipe and by 1F1B")
+def schedules(p: Picture) -> None:
     unit, whole = 14.6, [[Action("forward", 0), Action("backward", 0)]] * STAGES
     lanes(p, 24, "one batch, smaller scale", check(whole, 1, 1, MICRO_BATCHES, 2 * MICRO_BATCHES), unit * 27 / 72)
     for top, name, kind in ((160, "GPipe", "gpipe"), (296, "1F1B", "1f1b")):
         lanes(p, top, name, played(kind), unit)
     p.words(16, 430, "rows: ranks; blue: forward, orange: backward of a micro-batch", "soft small")
-    return p
 
 
-def interleaved() -> Picture:
-    p = Picture("interleaved", 304, "Four stages and four micro-batches by 1F1B and interleaved in two chunks")
+@picture(304, "Four stages and four micro-batches by 1F1B and interleaved in two chunks")
+def interleaved(p: Picture) -> None:
     lanes(p, 24, "1F1B", played("1f1b", 4), 18.6)
     lanes(p, 160, "interleaved, 2 chunks", played("interleaved", 4, 2), 18.6)
     p.words(16, 294, "blue, orange: chunk 0; green, yellow: chunk 1", "soft small")
-    return p
 
 
 def alive(run: Simulation, rank: int) -> list[int]:
@@ -217,9 +209,9 @@ def alive(run: Simulation, rank: int) -> list[int]:
     return [sum(s <= t for s in begun) - sum(e <= t for e in ended) for t in range(round(run.length))]
 
 
-def live() -> Picture:
+@picture(262, "Activations alive on rank 0: six by GPipe, at most four by 1F1B")
+def live(p: Picture) -> None:
     """Rank 0's activations over the step of the worked example."""
-    p = Picture("live", 262, "Activations alive on rank 0: six by GPipe, at most four by 1F1B")
     left, bottom, width, unit = 36.0, 206.0, 14.6, 26.0
     p.words(16, 22, "alive on rank 0: grey GPipe, blue 1F1B", "soft")
     many, few = (alive(played(kind), 0) for kind in ("gpipe", "1f1b"))
@@ -231,13 +223,12 @@ def live() -> Picture:
     p.line(left, bottom, left + width * len(many), bottom)
     p.words(left + width * len(many) / 2, bottom + 22, "time, in forwards", "soft", "middle")
     p.words(16, 252, f"at most {max(many)} and {max(few)} micro-batches", "ink")
-    return p
 
 
-def routing() -> Picture:
+@picture(262, "Six tokens, two choices each, three experts of capacity four")
+def routing(p: Picture) -> None:
     """Top-2 routing of six tokens to three experts with capacity: what queues, and what is dropped."""
     capped = capacity(torch.tensor(CHOICES), 3, factor=1.0)
-    p = Picture("routing", 262, "Six tokens, two choices each, three experts of capacity four")
     p.words(16, 24, "first choices queue before second ones", "soft")
     for e in range(3):
         y = 48 + 58 * e
@@ -254,12 +245,11 @@ def routing() -> Picture:
     p.line(287, 36, 287, 208, dashed=True)
     p.words(287, 226, f"limit {capped.limit}", "soft small", "middle")
     p.words(16, 250, "blue: first choice; orange: second choice; hatched: dropped", "soft small")
-    return p
 
 
-def exchanged() -> Picture:
+@picture(268, "Rows leave by expert, arrive by rank, and are grouped by expert again")
+def exchanged(p: Picture) -> None:
     """Rows on their way: by expert at home, by rank on arrival, by expert again."""
-    p = Picture("exchanged", 268, "Rows leave by expert, arrive by rank, and are grouped by expert again")
     leaving = (["A0", "A1", "B0", "C0", "D0", "D1"], ["A2", "B1", "B2", "C1", "C2", "D2"])
     for r in range(2):
         arrived = [row for source in (0, 1) for row in leaving[source] if row[0] in "ABCD"[2 * r : 2 * r + 2]]
@@ -274,12 +264,11 @@ def exchanged() -> Picture:
     p.words(16, 172, "sort", "soft small")
     p.words(16, 236, "letter: expert; A and B are on rank 0, C and D on rank 1", "soft")
     p.words(16, 257, "A0, A1, A2: the rows for expert A, rank 0's before rank 1's", "soft small")
-    return p
 
 
-def ring_keys() -> Picture:
+@picture(236, "Ring attention on four ranks: whose keys each rank holds in each step")
+def ring_keys(p: Picture) -> None:
     """Which keys each of four ranks attends to in each step, and how much of the matrix counts."""
-    p = Picture("ring_keys", 236, "Ring attention on four ranks: whose keys each rank holds in each step")
     for step in range(4):
         p.words(100 + 82 * step + 38, 26, f"step {step}", "ink bold", "middle")
     for r in range(4):
@@ -291,13 +280,12 @@ def ring_keys() -> Picture:
             p.box(100 + 82 * step, y, 76, 32, COLOURS[source], said)
         p.words(68, y + 22, f"q{r}", "ink")
     p.words(16, 226, "queries stay; colours: the rank that keys and values began on", "soft small")
-    return p
 
 
-def balance() -> Picture:
+@picture(324, "A causal matrix of eight chunks on four ranks: in order, and by zigzag")
+def balance(p: Picture) -> None:
     """The causal matrix by chunks: who computes what, cut in order and by zigzag."""
     world, chunks, cell = 4, 8, 23.0
-    p = Picture("balance", 324, "A causal matrix of eight chunks on four ranks: in order, and by zigzag")
     for side, title in enumerate(("in order", "zigzag")):
         left = 16 + 216 * side
         p.words(left, 24, title, "ink bold")
@@ -316,12 +304,11 @@ def balance() -> Picture:
         for r in range(world):
             p.words(left, 244 + 18 * r, f"rank {r}: {work[r]:g} chunk pairs", "ink small")
     p.words(16, 316, "rows: chunks of queries; columns: of keys; hatched: half", "soft small")
-    return p
 
 
-def pieces() -> Picture:
+@picture(276, "A weight saved on data=2, tensor=2, sharded, and loaded on tensor=4")
+def pieces(p: Picture) -> None:
     """A weight of eight rows: saved by four ranks, loaded by four others."""
-    p = Picture("pieces", 276, "A weight saved on data=2, tensor=2, sharded, and loaded on tensor=4")
     for i, title in enumerate(("saved: data=2, tensor=2", "loaded: tensor=4")):
         p.words(16 + 230 * i, 24, title, "ink bold")
     for row in range(8):
@@ -331,10 +318,3 @@ def pieces() -> Picture:
         p.line(200, y + 12, 242, y + 12, arrow=True)
         p.box(246, y, 178, 23, COLOURS[row // 2], f"tensor {row // 2}: row {row}")
     p.words(16, 264, "one colour a rank; row 2 lies in tensor 0's part at 12 … 17", "soft small")
-    return p
-
-
-PICTURES = (
-    grid, groups, matrices, conjugates, heads, sequence, schedules, live, interleaved, routing, exchanged,
-    ring_keys, balance, pieces,
-)  # fmt: skip

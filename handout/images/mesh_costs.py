@@ -7,7 +7,7 @@ from reference.mesh.accounting import Cost, Degrees, Device, Workload, accountin
 from reference.mesh.schedule_1f1b import schedule_1f1b
 
 from .mesh import MICRO_BATCHES, STAGES, played
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture
 
 
 def costs(fsdp: bool = False) -> Cost:
@@ -16,14 +16,14 @@ def costs(fsdp: bool = False) -> Cost:
     return accounting(work, Degrees(data=16, pipe=8, tensor=8), stage=3, fsdp=fsdp)
 
 
-def axes_bytes() -> Picture:
+@picture(254, "Gigabytes that a rank sends along each axis in a step of the 70-billion model")
+def axes_bytes(p: Picture) -> None:
     """What a rank sends along each axis in a step."""
     plain, sharded = costs().bytes, costs(fsdp=True).bytes
     rows = (
         ("tensor", plain["tensor"], BLUE), ("pipe", plain["pipe"], GREEN), ("data", plain["data×expert"], ORANGE),
         ("data, with FSDP", sharded["data"], ORANGE),
     )  # fmt: skip
-    p = Picture("axes_bytes", 254, "Gigabytes that a rank sends along each axis in a step of the 70-billion model")
     p.words(16, 24, "GB per rank and step, data=16, pipe=8, tensor=8", "soft")
     for i, (axis, sent, colour) in enumerate(rows):
         y, w = 40 + 48 * i, 210 * sent / plain["tensor"]
@@ -31,13 +31,12 @@ def axes_bytes() -> Picture:
         p.box(136, y, max(w, 3), 34, colour, hatched="FSDP" in axis)
         p.words(144 + w, y + 22, f"{sent / 1e9:,.1f} GB", "ink small")
     p.words(16, 244, "tensor: 4 all-reduces a block; pipe: 2 messages; data: once", "soft small")
-    return p
 
 
-def floors() -> Picture:
+@picture(288, "Six plans in the order of their floors; pricing stops at the fourth")
+def floors(p: Picture) -> None:
     """Why a planner may stop: floors rise, and no price lies below its floor."""
     plans = ((1.0, 1.9), (1.2, 1.4), (1.3, 2.0), (1.7, 1.8), (2.1, None), (2.2, None))
-    p = Picture("floors", 288, "Six plans in the order of their floors; pricing stops at the fourth")
     bottom, unit, best = 234.0, 84.0, 1.4
     for i, (floor, price) in enumerate(plans):
         x = 64 + 60 * i
@@ -50,12 +49,11 @@ def floors() -> Picture:
     p.words(16, bottom - unit * best + 5, f"{best}", "ink small")
     p.words(16, 24, "floor (blue, grey) and price (orange), s; dashed: the best", "soft")
     p.words(16, 278, "plan 4's floor is above the best price: nothing behind can win", "ink small")
-    return p
 
 
-def limits() -> Picture:
+@picture(300, "Seconds of a layer's products and messages over the tokens of a data rank")
+def limits(p: Picture) -> None:
     """Seconds of a layer's products and messages over the tokens of a data rank: equations (9) to (11)."""
-    p = Picture("limits", 300, "Seconds of a layer's products and messages over the tokens of a data rank")
     c = Chart(p, (125, 16_000), (3e-6, 2e-2))
     named = {125: "125", 500: "500", 2001: "2,001", 8000: "8,000"}
     c.axes("tokens of a data rank", "ms, forward of a layer", named,
@@ -71,13 +69,12 @@ def limits() -> Picture:
     c.say(1_000, times[12].tensor_s, "tensor: activations", dx=12, dy=14)
     limit = 3 / 4 * device.flops_per_s / device.bytes_per_s
     c.dot(limit, layer_times(round(4 * limit), 8192, 28_672, data=4, tensor=2, device=device).compute_s, GREY)
-    return p
 
 
-def fewest() -> Picture:
+@picture(530, "Fewest tokens of a device over tensor ranks, and the ranks with the least messages")
+def fewest(p: Picture) -> None:
     """Tokens of a device below which messages outlast products, over tensor ranks, all on an H100's NVLink; and the
     number of tensor ranks with the least messages, over the tokens of a device."""
-    p = Picture("fewest", 530, "Fewest tokens of a device over tensor ranks, and the ranks with the least messages")
     c = Chart(p, (0.5, 11), (0, 3000), log_x=False, log_y=False)
     c.bottom = 254.0
     c.axes("tensor ranks T", "fewest tokens of a device", {n: str(n) for n in range(1, 11)},
@@ -106,12 +103,11 @@ def fewest() -> Picture:
     for t in (points[6], 8192):
         least.dot(t, (28_672 / t) ** 0.5, BLUE)
         least.say(t, (28_672 / t) ** 0.5, f"{(28_672 / t) ** 0.5:.1f}", dx=8, dy=-8)
-    return p
 
 
-def block_messages() -> Picture:
+@picture(376, "Messages of rank 0 in a block with experts, data=2, expert=2, tensor=2")
+def block_messages(p: Picture) -> None:
     """Every message of rank 0 for one block with experts on data=2, expert=2, tensor=2, in the order of forward."""
-    p = Picture("block_messages", 376, "Messages of rank 0 in a block with experts, data=2, expert=2, tensor=2")
     tensor, expert, both = ("tensor 0 1", BLUE), ("expert 0 2", ORANGE), ("data×expert 0 2 4 6", GREEN)
     rows = (
         ("norm; q, k, v", None, ("all-reduce", tensor)), ("attention; o", ("all-reduce", tensor), None),
@@ -135,17 +131,16 @@ def block_messages() -> Picture:
         p.words(16, y + 19, name, "ink")
         p.box(172, y, 252, 28, colour, f"all-reduce: {group}")
     p.words(16, 370, "numbers: the ranks that take part; below: once a step", "soft small")
-    return p
 
 
-def axis_memory() -> Picture:
+@picture(244, "Gigabytes of a device with Llama 3 8B cut eightfold along each axis")
+def axis_memory(p: Picture) -> None:
     """GB of the fullest rank of Llama 3 8B, cut eightfold along one axis: by the planner's count, without buffers."""
     job = jobs.Job(jobs.MODELS["8b"], 8, 8192, cluster("dgx-h100", 8))
     plans = (
         ("data", jobs.Plan(data=8)), ("data, FSDP", jobs.Plan(data=8, zero=3)), ("pipe", jobs.Plan(pipe=8)),
         ("tensor", jobs.Plan(tensor=8)),
     )  # fmt: skip
-    p = Picture("axis_memory", 244, "Gigabytes of a device with Llama 3 8B cut eightfold along each axis")
     p.words(16, 24, "GB per device, Llama 3 8B on 8 devices", "ink bold")
     for i, (name, plan) in enumerate(plans):
         kinds, y = steps.memory(job, plan), 38 + 46 * i
@@ -155,7 +150,6 @@ def axis_memory() -> Picture:
         p.box(104, y, scale * state, 32, BLUE, f"{state:.0f}")
         p.box(104 + scale * state + 2, y, max(scale * live, 14), 32, ORANGE, f"{live:.0f}")
     p.words(16, 232, "blue: weights, gradients, state; orange: activations", "soft small")
-    return p
 
 
 def halves(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[list[tuple[str, int, int]]]:
@@ -222,7 +216,8 @@ def dual_pipe() -> list[list[tuple[str, int]]]:
     return ranks
 
 
-def zero_bubble() -> Picture:
+@picture(426, "Four stages and eight micro-batches by 1F1B, in halves, and by DualPipe")
+def zero_bubble(p: Picture) -> None:
     """Eight micro-batches by 1F1B, with backward in halves, and by DualPipe: (what, start) of each rank."""
     many = 8
     plain = played("1f1b", many)
@@ -236,7 +231,6 @@ def zero_bubble() -> Picture:
          [[(f"{kinds[what]}{i}", start) for what, i, start in rank] for rank in halves(STAGES, many)]),
         ("DualPipe", dual_pipe()),
     )  # fmt: skip
-    p = Picture("zero_bubble", 426, "Four stages and eight micro-batches by 1F1B, in halves, and by DualPipe")
     unit, colours = 12.2, {"F": BLUE, "B": ORANGE, "X": ORANGE, "W": YELLOW}
     for i, (name, ranks) in enumerate(rows):
         top = 22 + 124 * i
@@ -254,7 +248,3 @@ def zero_bubble() -> Picture:
                 p.words(x + w / 2, y + 16, what[1], "in small", "middle")
     p.words(16, 402, "rows: ranks; blue: forward; orange: backward, or dX alone;", "soft small")
     p.words(16, 418, "hatched: dW; letters: micro-batches that enter at rank 3", "soft small")
-    return p
-
-
-PICTURES = (axis_memory, block_messages, axes_bytes, limits, fewest, floors, zero_bubble)

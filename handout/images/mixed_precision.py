@@ -9,7 +9,7 @@ import torch
 from reference.mixed_precision.checkpoint_plan import checkpoint_plan
 from reference.mixed_precision.loss_scaler import LossScaler
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture
 
 FORMATS = (  # bits of exponent and of fraction, and the largest number
     ("float32", 8, 23, 2.0**128), ("bfloat16", 8, 7, 2.0**128), ("float16", 5, 10, 65504.0), ("E5M2", 5, 2, 57344.0),
@@ -47,9 +47,9 @@ ROUNDED = {
 }  # fmt: skip
 
 
-def formats() -> Picture:
+@picture(420, "Five dtypes: their ranges on a logarithmic axis, and their numbers from 1 to 2")
+def formats(p: Picture) -> None:
     """The range of each dtype on a logarithmic axis, and its numbers from 1 to 2."""
-    p = Picture("formats", 420, "Five dtypes: their ranges on a logarithmic axis, and their numbers from 1 to 2")
     left, right = 112.0, 424.0
 
     def across(exponent: float) -> float:
@@ -78,7 +78,6 @@ def formats() -> Picture:
             p.line(x, y + 1, x, y + 17)
     for at, anchor in ((1, "start"), (1.5, "middle"), (2, "end")):
         p.words(left + (at - 1) * (right - left), 414, f"{at:g}", "soft small", anchor)
-    return p
 
 
 def power(exponent: int) -> str:
@@ -86,9 +85,9 @@ def power(exponent: int) -> str:
     return "2" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def range_() -> Picture:
+@picture(340, "Gradients by power of two, plain and scaled by 2¹⁶, over the range of float16")
+def range_(p: Picture) -> None:
     """Measured gradients by power of two, plain and scaled, over the ranges of the dtypes."""
-    p = Picture("range", 340, "Gradients by power of two, plain and scaled by 2¹⁶, over the range of float16")
     low, high, floor, tall = -42, 18, 196, 148 / max(GRADIENTS.values())
     smallest, normal, end = -24, -14, 16  # of float16: the smallest number, the smallest normal, one beyond the largest
     lost = {scale: sum(n for e, n in GRADIENTS.items() if e + scale < smallest - 1) for scale in (0, 16)}
@@ -124,12 +123,11 @@ def range_() -> Picture:
         p.words(across(at), floor + 74, power(at) if at else "1", "soft small", "middle" if at < end else "end")
     p.words(16, floor + 98, "filled: gradients as they are; outline: scaled", "soft")
     p.words(16, floor + 118, "hatched orange: float16 rounds them to zero", "soft")
-    return p
 
 
-def gaps() -> Picture:
+@picture(196, "Neighbours above 1: 1 + 2⁻⁹ lies between two numbers of bfloat16, nearer to 1")
+def gaps(p: Picture) -> None:
     """Neighbours above 1 in two dtypes, and where 1 + 2⁻⁹ goes."""
-    p = Picture("gaps", 196, "Neighbours above 1: 1 + 2⁻⁹ lies between two numbers of bfloat16, nearer to 1")
     unit = 400 * 64  # pixels a unit: 1/64 across
     for y, name, bits in ((60, "bfloat16: a number each 2⁻⁷", 7), (130, "float16: a number each 2⁻¹⁰", 10)):
         p.words(16, y - 22, name, "ink bold")
@@ -144,7 +142,6 @@ def gaps() -> Picture:
     p.words(x + 8, 156, "1 + 2⁻⁹ is a number", "ink")
     for at, said in ((0, "1"), (1, "1 + 2⁻⁷"), (2, "1 + 2⁻⁶")):
         p.words(20 + at * 200, 184, said, "soft small", ("start", "middle", "end")[at])
-    return p
 
 
 def running(dtype: torch.dtype, until: int) -> list[tuple[float, float]]:
@@ -157,8 +154,8 @@ def running(dtype: torch.dtype, until: int) -> list[tuple[float, float]]:
     return points
 
 
-def stuck() -> Picture:
-    p = Picture("stuck", 300, "Running sums of ones: bfloat16 stops at 256, float16 at 2,048")
+@picture(300, "Running sums of ones: bfloat16 stops at 256, float16 at 2,048")
+def stuck(p: Picture) -> None:
     c = Chart(p, (1, 8192), (1, 16384))
     ticks = {1: "1", 16: "16", 256: "256", 2048: "2,048", 8192: "8,192"}
     c.axes("ones added", "the sum so far", ticks, ticks)
@@ -168,12 +165,11 @@ def stuck() -> Picture:
         c.curve(points, colour, dashed=True)
         c.say(*points[-1], name, "end", dx=-4, dy=16)
     c.say(8192, 8192, "float32", "end", dx=-30, dy=-4)
-    return p
 
 
-def scales() -> Picture:
+@picture(300, "The loss scale: it doubles after 20 good steps and halves at an overflow")
+def scales(p: Picture) -> None:
     """The life of a loss scale, with an interval of 20 steps and gradients that overflow above a limit that falls."""
-    p = Picture("scales", 300, "The loss scale: it doubles after 20 good steps and halves at an overflow")
     scaler, points, skipped = LossScaler(2.0**12, interval=20), [], []
     for step in range(200):
         limit = 2.0**15.5 if step < 120 else 2.0**13.5  # gradients grow in the middle of training
@@ -192,11 +188,10 @@ def scales() -> Picture:
     c.say(60, 2.0**16, "dots: infinite, step skipped", dx=-60, dy=-14)
     c.say(120, 2.0**12, "from step 120 gradients", "start", dx=-20, dy=-4)
     c.say(120, 2.0**12, "are four times as large", "start", dx=-20, dy=14)
-    return p
 
 
-def step() -> Picture:
-    p = Picture("mixed_step", 320, "A step in mixed precision: 16 bits on the left, float32 on the right")
+@picture(320, "A step in mixed precision: 16 bits on the left, float32 on the right")
+def mixed_step(p: Picture) -> None:
     p.words(110, 24, "16 bits", "ink bold", "middle")
     p.words(332, 24, "float32", "ink bold", "middle")
     for y, words in ((40, "weights"), (106, "forward"), (172, "backward"), (238, "scaled gradients")):
@@ -220,12 +215,11 @@ def step() -> Picture:
     p.words(220, 248, "cast", "soft small", "middle")
     p.words(118, 160, "× scale", "soft small")
     p.words(16, 300, "Anticlockwise: round, compute, cast, divide, clip, step.", "soft")
-    return p
 
 
-def segments() -> Picture:
+@picture(262, "A chain of eight layers in segments of 2: what is kept at three moments")
+def segments(p: Picture) -> None:
     """What exists at three moments of a checkpointed chain of eight layers."""
-    p = Picture("segments", 262, "A chain of eight layers in segments of 2: what is kept at three moments")
     size = 2
     moments = (
         ("after forward: four inputs", LAYERS), ("backward of layers 6, 7", 6), ("backward of layers 0, 1", 0),
@@ -242,7 +236,6 @@ def segments() -> Picture:
             else:
                 p.frame(x, y, 47, 34, str(i))
     p.words(16, 252, "dashed: nothing is kept", "soft")
-    return p
 
 
 def kept(lengths: Sequence[int]) -> list[tuple[float, float]]:
@@ -266,8 +259,8 @@ def kept(lengths: Sequence[int]) -> list[tuple[float, float]]:
     return points
 
 
-def chain() -> Picture:
-    p = Picture("chain", 312, "Memory of a chain of eight layers over time: everything kept, and checkpointed")
+@picture(312, "Memory of a chain of eight layers over time: everything kept, and checkpointed")
+def chain(p: Picture) -> None:
     plan = checkpoint_plan([INPUT] * LAYERS, [SAVED] * LAYERS)
     c = Chart(p, (0, 33), (0, 36), log_x=False, log_y=False)
     c.axes(
@@ -279,12 +272,11 @@ def chain() -> Picture:
     c.say(9, 33, "everything kept: 32", dx=14, dy=4)
     c.say(24, 14, "segments of 2: 11", dx=-30)
     c.say(24, 11, f"best plan: {plan.peak}", dx=-30)
-    return p
 
 
-def stairs() -> Picture:
+@picture(292, "Ten equal layers: equal segments peak unequally, unequal ones equally")
+def stairs(p: Picture) -> None:
     """Ten layers that keep 1 each: equal segments, and those of the best plan."""
-    p = Picture("stairs", 292, "Ten equal layers: equal segments peak unequally, unequal ones equally")
     plan = checkpoint_plan([1] * 10, [1] * 10).segments
     for left, name, lengths in ((16, "equal segments", (3, 3, 3, 1)), (236, "the best plan", plan)):
         peaks = [i + length for i, length in enumerate(lengths)]
@@ -298,12 +290,11 @@ def stairs() -> Picture:
     p.words(16, 236, "Below: layers in each segment. A bar: what is kept", "soft")
     p.words(16, 256, "while its segment runs again. Orange: inputs of", "soft")
     p.words(16, 276, "the segments before it. Blue: its own layers.", "soft")
-    return p
 
 
-def offload() -> Picture:
+@picture(222, "Backward of four layers: copies fetched when needed, and one layer before")
+def offload(p: Picture) -> None:
     """Four layers' backward, and copies that come one layer before: computed for a layer of 3 ms and a copy of 2."""
-    p = Picture("offload", 222, "Backward of four layers: copies fetched when needed, and one layer before")
     ms, works, copy = 19.5, 3.0, 2.0
     late, early = ([], []), ([], [])  # type: tuple[list[Bar], list[Bar]], tuple[list[Bar], list[Bar]]
     for i in range(4):
@@ -316,12 +307,11 @@ def offload() -> Picture:
     p.lanes(48, "fetched when needed", ms, *late)
     p.lanes(126, "fetched one layer before", ms, *early)
     p.clock(196, ms, 20)
-    return p
 
 
-def rounded() -> Picture:
+@picture(300, "Loss over 160 steps: without scales E4M3 falls behind; with them it follows bfloat16")
+def rounded(p: Picture) -> None:
     """The loss with factors in E4M3, without scales and with one for each tensor, beside bfloat16."""
-    p = Picture("rounded", 300, "Loss over 160 steps: without scales E4M3 falls behind; with them it follows bfloat16")
     c = Chart(p, (0, 160), (2, 5.2), log_x=False, log_y=False)
     c.axes("step", "loss", {x: str(x) for x in range(0, 161, 40)}, {y: str(y) for y in range(2, 6)})
     for name, colour, dashed in (("no scale", ORANGE, False), ("one scale", BLUE, False), ("bfloat16", GREEN, True)):
@@ -329,7 +319,3 @@ def rounded() -> Picture:
     c.say(156, 3.08, "E4M3, no scale", "end", dy=-8)
     c.say(100, 2.4, "bfloat16, and E4M3 with", "end", dy=-4)
     c.say(100, 2.4, "a scale for each tensor", "end", dy=14)
-    return p
-
-
-PICTURES = (formats, range_, gaps, stuck, scales, step, segments, chain, stairs, offload, rounded)

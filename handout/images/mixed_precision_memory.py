@@ -6,7 +6,7 @@ from lab.model.transformer import MODELS, SIZES
 from reference.benchmarking.flops import flops
 from reference.mixed_precision.accounting import Account, accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture, picture
 
 Moment = tuple[float, float, float, float, float]  # time; bytes of parameters, moments, gradients, activations
 
@@ -50,9 +50,9 @@ def two_steps() -> list[Moment]:
     return points
 
 
-def account() -> Picture:
+@picture(372, "Memory of the first two steps of GPT-2's size at batch 8 over time, stacked")
+def account(p: Picture) -> None:
     """The memory of two steps over time, stacked."""
-    p = Picture("account", 372, "Memory of the first two steps of GPT-2's size at batch 8 over time, stacked")
     points = two_steps()
     last = points[-1][0]
     c = Chart(p, (0, last), (0, 16), log_x=False, log_y=False)
@@ -79,14 +79,11 @@ def account() -> Picture:
     p.line(x, c.top, x, c.bottom, dashed=True)
     p.words(16, 342, "blue: parameters; orange: moments; green: gradients", "soft")
     p.words(16, 362, "hatched: what backward needs", "soft")
-    return p
 
 
-def activations() -> Picture:
+@picture(372, "Memory of a step over the context: states, and activations with and without checkpoints")
+def activations(p: Picture) -> None:
     """A step's GB over the context, for two models: the states, and activations whole and checkpointed."""
-    p = Picture(
-        "activations", 372, "Memory of a step over the context: states, and activations with and without checkpoints"
-    )
     px = 1.2  # a GB
     for k, (name, words) in enumerate((("small", "0.16 billion parameters"), ("xl", "1.4 billion parameters"))):
         top = 22 + 168 * k
@@ -104,12 +101,11 @@ def activations() -> Picture:
         p.line(56 + 80 * px, top + 6, 56 + 80 * px, top + 146, dashed=True)
         p.words(62 + 80 * px, top + 18, "80 GB", "soft small")
     p.words(16, 364, "grey: states; hatched: activations; blue: checkpointed", "soft")
-    return p
 
 
-def selective() -> Picture:
+@picture(262, "One block: bytes kept, and extra FLOPs, by what is forgotten")
+def selective(p: Picture) -> None:
     """One block of GPT-2's size in bfloat16: bytes kept and extra FLOPs, by what is forgotten."""
-    p = Picture("selective", 262, "One block: bytes kept, and extra FLOPs, by what is forgotten")
     config, shape = replace(SIZES["small"], layers=1), {"batch": 8, "context": 1024}
     whole, ends = (
         accounting(replace(config, layers=n), **shape, precision="bfloat16").activations for n in (1, 0)
@@ -136,7 +132,3 @@ def selective() -> Picture:
         said = f"{kept / 2**20:.0f} MiB" + (f", {extra:.1%} more FLOPs".replace("%", " %") if extra else "")
         p.words(24 + long, y + 24, said, "ink bold")
     p.words(16, 252, "a block of GPT-2's size, batch 8, bfloat16", "soft")
-    return p
-
-
-PICTURES = (account, activations, selective)

@@ -5,7 +5,7 @@ Okabe and Ito's, and never alone: what a box is stands in it. 440 pixels are as 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -92,6 +92,20 @@ class Picture:
             "</svg>",
         ]
         return "\n".join(inside) + "\n"
+
+
+Draw = Callable[[Picture], None]
+PICTURES: list[tuple[Picture, Draw]] = []
+
+
+def picture(height: int, title: str) -> Callable[[Draw], Draw]:
+    """Mark a function that draws on a picture; its name, less a last _, is that of the file."""
+
+    def register(draw: Draw) -> Draw:
+        PICTURES.append((Picture(draw.__name__.rstrip("_"), height, title), draw))
+        return draw
+
+    return register
 
 
 class Chart:

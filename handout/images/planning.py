@@ -5,14 +5,14 @@ from lab.cluster.jobs import MODELS
 from lab.cluster.prices import group_s
 from lab.model.scaling import compute_optimal
 
-from .picture import BLUE, GREEN, GREY, HERE, ORANGE, YELLOW, Chart, Picture
+from .picture import BLUE, GREEN, GREY, HERE, ORANGE, YELLOW, Chart, Picture, picture
 
 H100 = cluster("dgx-h100", 16)
 RESULTS = HERE.parent.parent / "benchmarks" / "results" / "planner.md"
 
 
-def planner() -> Picture:
-    p = Picture("planner", 346, "From a model, a batch and a cluster to the fastest plan")
+@picture(346, "From a model, a batch and a cluster to the fastest plan")
+def planner(p: Picture) -> None:
     steps = (
         ("model, batch, cluster", GREY, "the question"),
         ("all plans", BLUE, "data · pipe · tensor = devices"),
@@ -27,12 +27,11 @@ def planner() -> Picture:
         p.words(212, y + 22, said, "soft")
         if i:
             p.line(106, y - 20, 106, y - 3, arrow=True)
-    return p
 
 
-def rings() -> Picture:
+@picture(326, "One of eight rings over two nodes of eight devices")
+def rings(p: Picture) -> None:
     """One of the eight rings of a group over two nodes: on NVLink in a node, and on a card of its own between them."""
-    p = Picture("rings", 326, "One of eight rings over two nodes of eight devices")
     for node, (words, devices, cards, back) in enumerate(((22, 56, 112, 40), (310, 240, 192, 288))):
         p.words(16, words, f"node {node}", "ink bold")
         edge, to_card = (devices, 88) if node == 0 else (devices + 32, 238)
@@ -52,12 +51,11 @@ def rings() -> Picture:
     p.words(60, 158, f"between nodes: eight rings, eight cards: {cards:.0f} GB/s", "soft")
     p.words(60, 176, "orange: card 0, of ring 0; grey: those of rings 1 to 7", "soft small")
     p.words(424, 310, f"NVLink of a device, all rings: {inside:.0f} GB/s", "soft", "end")
-    return p
 
 
-def pods() -> Picture:
+@picture(292, "Devices in pods, and the cards of a pod that send to other pods")
+def pods(p: Picture) -> None:
     """Llama 3's network: pods under thinner switches; cards of a pod that send upwards, by the order of nodes."""
-    p = Picture("pods", 292, "Devices in pods, and the cards of a pod that send to other pods")
     devices, of_pod, node, pipeline, thinner = 16_384, 3_072, 8, 16 * 8, 7
     p.box(116, 12, 208, 30, GREY, f"between pods: 1/{thinner}")
     for i in range(6):
@@ -74,12 +72,11 @@ def pods() -> Picture:
         p.words(16, y + 17, name, "ink")
         p.box(124, y, 255 * cards / (apart * of_pod), 24, colour)
         p.words(130 + 255 * cards / (apart * of_pod), y + 17, f"{cards:,.0f}", "ink small")
-    return p
 
 
-def network_roofs() -> Picture:
+@picture(300, "The roof of the network over the tokens of a data rank, by place")
+def network_roofs(p: Picture) -> None:
     """Share of the peak that sharded data parallelism allows, over the tokens of a rank, by where its ranks lie."""
-    p = Picture("network_roofs", 300, "The roof of the network over the tokens of a data rank, by place")
     tokens, world = [2.0 ** (9 + i / 4) for i in range(29)], 128 * 8
     part = 2 * MODELS["70b"].layer_parameters / world  # bytes of a rank's part of a layer
     seconds = group_s("all_gather", part, 128, 8, H100)
@@ -96,11 +93,10 @@ def network_roofs() -> Picture:
         c.curve([(n, min(1, n / needed)) for n in sorted([*tokens, needed])], colour, dashed=colour != BLUE)
         c.dot(needed, 1, colour)
         c.say(needed, 1, f"{name}: {needed:,.0f}", "middle" if dx == 0 else "start", dx=dx, dy=dy)
-    return p
 
 
-def bubble() -> Picture:
-    p = Picture("bubble", 300, "Idle over busy time of a pipeline of 8 stages, as micro-batches grow")
+@picture(300, "Idle over busy time of a pipeline of 8 stages, as micro-batches grow")
+def bubble(p: Picture) -> None:
     c = Chart(p, (8, 256), (0, 1), log_y=False)
     counts = [8 * 2 ** (i / 4) for i in range(21)]
     c.axes("micro-batches", "idle over busy time, 8 stages", {8 * 2**i: str(8 * 2**i) for i in range(6)},
@@ -111,12 +107,11 @@ def bubble() -> Picture:
     c.say(32, 0.9, "32 micro-batches, from above:", dx=-20)
     for i, chunks in enumerate((1, 2, 4)):
         c.say(32, 0.9, f"chunks: {chunks}, idle over busy {7 / (chunks * 32):.0%}", dx=-20, dy=20 * (i + 1))
-    return p
 
 
-def in_flight() -> Picture:
+@picture(232, "Micro-batches of 8 that each of four stages keeps at once, with 1F1B")
+def in_flight(p: Picture) -> None:
     """Micro-batches whose activations a stage keeps at once: min(m, p − stage) with 1F1B."""
-    p = Picture("in_flight", 232, "Micro-batches of 8 that each of four stages keeps at once, with 1F1B")
     stages, micro_batches, chunks = 4, 8, 2
     for stage in range(stages):
         y = 34 + 34 * stage
@@ -128,11 +123,10 @@ def in_flight() -> Picture:
     p.words(16, 192, f"stage 0, interleaved, 2 chunks: {kept} halves", "ink bold")
     for i in range(kept):
         p.box(90 + 22 * i, 200, 19, 24, YELLOW)
-    return p
 
 
-def optimal() -> Picture:
-    p = Picture("optimal", 300, "Parameters and tokens with the least loss, over the compute of training")
+@picture(300, "Parameters and tokens with the least loss, over the compute of training")
+def optimal(p: Picture) -> None:
     c = Chart(p, (1e20, 1e26), (1e8, 1e14))
     exponents = ["²⁰", "²²", "²⁴", "²⁶"]
     c.axes("FLOPs of training", "parameters, tokens", {10.0 ** (20 + 2 * i): f"10{e}" for i, e in enumerate(exponents)},
@@ -145,12 +139,11 @@ def optimal() -> Picture:
     c.dot(1e25, tokens, ORANGE)
     c.say(1e25, parameters, f"{parameters / 1e9:.0f} B parameters", "end", dx=50, dy=42)
     c.say(1e25, tokens, f"{tokens / 1e12:.1f} T tokens", "end", dx=10, dy=-14)
-    return p
 
 
-def published() -> Picture:
+@picture(340, "Predicted over published TFLOP/s a GPU, twenty-eight runs")
+def published(p: Picture) -> None:
     """Each row of the benchmark's table as a dot."""
-    p = Picture("published", 340, "Predicted over published TFLOP/s a GPU, twenty-eight runs")
     c = Chart(p, (90, 480), (90, 480))
     ticks = {100: "100", 150: "150", 200: "200", 300: "300", 400: "400"}
     c.axes("published, TFLOP/s a GPU", "predicted", ticks, ticks)
@@ -163,7 +156,3 @@ def published() -> Picture:
     c.say(400, 374, "Llama 3, 405B", "end", dx=44, dy=54)
     c.say(100, 260, "on the dashed line:")
     c.say(100, 260, "predicted as published", dy=20)
-    return p
-
-
-PICTURES = (planner, rings, pods, network_roofs, optimal, in_flight, bubble, published)

@@ -6,7 +6,7 @@ from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MODELS, RECOMPUTE, Job, Plan
 from lab.cluster.prices import group_s
 
-from .picture import BLUE, GREY, ORANGE, Chart, Picture
+from .picture import BLUE, GREY, ORANGE, Chart, Picture, picture
 
 # GB/s of an all-reduce over four nodes of eight B200s, by MiB of the payload. Bekman, ml-engineering,
 # network/benchmarks/README.md, commit 0cc3de5.
@@ -35,11 +35,11 @@ CHOSEN: dict[str, dict[int, Plan | None]] = {
 }  # fmt: skip
 
 
-def stage_memory() -> Picture:
+@picture(388, "Gigabytes of the fullest stage of 405B by pipe and recomputation")
+def stage_memory(p: Picture) -> None:
     """GB of the fullest stage of 405B on 1,024 H100s, by pipe and recomputation: 1F1B, tensor 8, ZeRO 1."""
     job = Job(MODELS["405b"], 512, 8192, cluster("dgx-h100", 1024))
     room = (1 - steps.RESERVED) * job.cluster.device.hbm_bytes / 1e9
-    p = Picture("stage_memory", 388, "Gigabytes of the fullest stage of 405B by pipe and recomputation")
     p.words(16, 22, "GB of the fullest stage, 405B on 1,024 devices", "ink bold")
     left, scale = 122.0, 1.86
     for i, pipe in enumerate((4, 8, 16, 32)):
@@ -59,12 +59,11 @@ def stage_memory() -> Picture:
     p.words(left + scale * room + 5, 350, f"{room:.0f} GB fit", "soft small")
     p.words(16, 368, "blue: weights, gradients, state; orange: activations", "soft small")
     p.words(16, 383, "recomputed: none, some (norms, SwiGLU), all", "soft small")
-    return p
 
 
-def payloads() -> Picture:
+@picture(300, "Bandwidth of an all-reduce over its payload, measured and by our rate")
+def payloads(p: Picture) -> None:
     """GB/s of an all-reduce over four nodes of eight B200s: Bekman's measurements, and the kit's rate."""
-    p = Picture("payloads", 300, "Bandwidth of an all-reduce over its payload, measured and by our rate")
     where = cluster("hgx-b200", 32)
     c = Chart(p, (14, 18000), (0, 400), log_y=False)
     named = {16: "16 MiB", 64: "64", 256: "256", 1024: "1 GiB", 4096: "4", 16384: "16"}
@@ -79,12 +78,11 @@ def payloads() -> Picture:
         c.dot(256, value, colour)
     c.say(256, price(256), f"our rate: {price(256):.0f}", "end", dx=-10, dy=-8)
     c.say(256, MEASURED[256], f"measured: {MEASURED[256]:.0f}", dx=10, dy=16)
-    return p
 
 
-def chosen() -> Picture:
+@picture(246, "The fastest mesh and its MFU by model and number of devices")
+def chosen(p: Picture) -> None:
     """The planner's fastest mesh and its MFU, for each model and number of devices."""
-    p = Picture("chosen", 246, "The fastest mesh and its MFU by model and number of devices")
     p.words(16, 22, "MFU; data · pipe · tensor, and ZeRO's stage", "ink bold")
     for i, (model, plans) in enumerate(CHOSEN.items()):
         y = 54 + 56 * i
@@ -103,7 +101,3 @@ def chosen() -> Picture:
             mesh = f"{plan.data}·{plan.pipe}·{plan.tensor}, Z{plan.zero}"
             p.words(x + 44, y + 40, mesh, "in small", "middle")
     p.words(16, 238, "across: H100s; grey: less than half of the peak", "soft small")
-    return p
-
-
-PICTURES = (stage_memory, payloads, chosen)

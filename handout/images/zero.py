@@ -5,7 +5,7 @@ from typing import Literal
 from lab.cluster.costs import ring_cost
 from reference.zero.accounting import accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture
 
 RANKS = 4
 Method = Literal["none", "p_os", "zero2", "zero3"]
@@ -17,8 +17,8 @@ LAYERS, LAYER_BYTES, COMPUTE_MS, ALPHA_S, BYTES_PER_S = 3, 16e6, 2.0, 20e-6, 10e
 Order = Literal["ddp", "late", "early", "zero3"]  # ZeRO-1 and 2 gather after the step, or under the next forward
 
 
-def shares() -> Picture:
-    p = Picture("shares", 232, "Bytes a parameter on each of four ranks, float32 AdamW")
+@picture(232, "Bytes a parameter on each of four ranks, float32 AdamW")
+def shares(p: Picture) -> None:
     p.words(16, 24, "p: parameters, g: gradients, s: state", "soft")
     for i, (name, method) in enumerate(STAGES):
         x, y, byte = 16.0, 52 + 46 * i, 24.0
@@ -28,12 +28,11 @@ def shares() -> Picture:
         for n, colour, letter in zip(parts, (BLUE, GREEN, ORANGE), "pgs", strict=True):
             p.box(x, y + 6, n * byte - 2, 22, colour, letter if n < 2 else f"{letter} {n:g}")
             x += n * byte
-    return p
 
 
-def growth() -> Picture:
+@picture(312, "Bytes a parameter over the number of ranks, in mixed precision")
+def growth(p: Picture) -> None:
     """Bytes a parameter over the number of ranks, mixed precision."""
-    p = Picture("growth", 312, "Bytes a parameter over the number of ranks, in mixed precision")
     worlds = [2**i for i in range(11)]
     c = Chart(p, (1, 1024), (0.01, 32))
     named_x, named_y = {w: f"{w:,}" for w in (1, 4, 16, 64, 256, 1024)}, {0.01: "0.01", 0.1: "0.1", 1: "1", 16: "16"}
@@ -44,14 +43,11 @@ def growth() -> Picture:
         curve = [(w, accounting([size], w, method=method, precision="mixed").total / size) for w in worlds]
         c.curve(curve, colour, dashed=method == "zero2")
         c.say(*curve[6], name, "end" if method == "zero3" else "start", dx, dy)
-    return p
 
 
-def stages() -> Picture:
+@picture(362, "What a step sends: data parallel, the paper's ZeRO-1, the one you write, ZeRO-2 and ZeRO-3")
+def stages(p: Picture) -> None:
     """The messages of a step: an all-reduce is a reduce-scatter and an all-gather."""
-    p = Picture(
-        "stages", 362, "What a step sends: data parallel, the paper's ZeRO-1, the one you write, ZeRO-2 and ZeRO-3"
-    )
     p.words(16, 24, "colour: (W − 1)/W · S bytes a rank sends, or 2 times that", "soft")
     rows = (
         ("data parallel: 2", (("reduce-scatter g", GREEN), ("all-gather g", GREEN), ("step: all", GREY))),
@@ -67,7 +63,6 @@ def stages() -> Picture:
             p.box(16 + 138 * j, y + 8, 130, 28, colour, words)
             if j:
                 p.line(16 + 138 * j - 8, y + 22, 16 + 138 * j, y + 22)
-    return p
 
 
 def owners(largest_first: bool) -> list[list[int]]:
@@ -79,8 +74,8 @@ def owners(largest_first: bool) -> list[list[int]]:
     return ranks
 
 
-def packing() -> Picture:
-    p = Picture("packing", 226, "Six tensors on two ranks: in turn, and the largest first to the rank that has least")
+@picture(226, "Six tensors on two ranks: in turn, and the largest first to the rank that has least")
+def packing(p: Picture) -> None:
     for i, (title, largest_first) in enumerate((("in turn", False), ("largest first, to the rank with least", True))):
         top = 26 + 104 * i
         p.words(16, top, title, "ink bold")
@@ -91,14 +86,11 @@ def packing() -> Picture:
                 p.box(x, y, 19 * size - 2, 28, (BLUE, ORANGE)[r], str(size))
                 x += 19 * size
             p.words(x + 8, y + 19, f"= {sum(sizes)}", "ink")
-    return p
 
 
-def renames() -> Picture:
+@picture(268, "Saving step 3 over step 2: whatever moment a process dies, one whole checkpoint is there")
+def renames(p: Picture) -> None:
     """A checkpoint's order of operations, and what a reader finds if the process dies there."""
-    p = Picture(
-        "renames", 268, "Saving step 3 over step 2: whatever moment a process dies, one whole checkpoint is there"
-    )
     steps = (
         ("write 3's data under new names, flush", "2"),
         ("wait for all ranks", "2"),
@@ -112,12 +104,11 @@ def renames() -> Picture:
         y = 40 + 44 * i
         p.box(16, y, 318, 34, YELLOW if "replace" in words else BLUE, words)
         p.box(350, y, 74, 34, ORANGE if "or" in found else GREEN, found)
-    return p
 
 
-def turns() -> Picture:
+@picture(348, "A layer of two weights on two ranks: shard, whole, shard, whole, shard of the gradient")
+def turns(p: Picture) -> None:
     """One layer of two weights on two ranks, from one rest to the next: what a rank holds of it, and sends."""
-    p = Picture("turns", 348, "A layer of two weights on two ranks: shard, whole, shard, whole, shard of the gradient")
     moments = (
         ("at rest", "own", ()), ("forward", "all", ()), ("between", "own", ()), ("backward", "all", ("3 1", "5 2")),
         ("afterwards", "own", ("4 ·", "· 1.5")),
@@ -144,7 +135,6 @@ def turns() -> Picture:
         if i < len(sent):
             p.words(xs[0], y + 13, sent[i], "soft small")
             y += 24
-    return p
 
 
 def held(layers: int = 6) -> list[tuple[str, float, float]]:
@@ -158,8 +148,8 @@ def held(layers: int = 6) -> list[tuple[str, float, float]]:
     return moments
 
 
-def memory() -> Picture:
-    p = Picture("memory", 300, "Parameters and gradients held in a step of six layers on four ranks")
+@picture(300, "Parameters and gradients held in a step of six layers on four ranks")
+def memory(p: Picture) -> None:
     left, bottom, width, unit = 40.0, 236.0, 27.0, 16.0
     p.words(16, 24, "held, in layers: grey data parallel, blue FSDP", "soft")
     moments = held()
@@ -175,14 +165,11 @@ def memory() -> Picture:
         p.words(left + width * (first + many / 2), bottom + 26, name, "soft", "middle")
     peak = max(fsdp for _, fsdp, _ in moments), max(whole for _, _, whole in moments)
     p.words(16, 290, f"at most: {peak[1]:g} layers, and {peak[0]:g} with FSDP on {RANKS} ranks", "ink")
-    return p
 
 
-def storage() -> Picture:
+@picture(262, "The views that autograd saved stay; the storage below them is emptied and filled again")
+def storage(p: Picture) -> None:
     """Views over a storage that comes and goes."""
-    p = Picture(
-        "storage", 262, "The views that autograd saved stay; the storage below them is emptied and filled again"
-    )
     for i, (title, there) in enumerate((("forward", True), ("between", False), ("backward", True))):
         x = 16 + 140 * i
         p.words(x, 26, title, "ink bold")
@@ -199,7 +186,6 @@ def storage() -> Picture:
             p.line(x + 17, 192, x + 17, 142, arrow=True)
             p.words(x + 26, 172, "all-gather", "soft small")
     p.words(16, 250, "yellow: views, saved by autograd, with shapes and strides", "soft")
-    return p
 
 
 def gathers(ahead: bool) -> tuple[list[tuple[float, float, str]], list[tuple[float, float, str]]]:
@@ -216,14 +202,13 @@ def gathers(ahead: bool) -> tuple[list[tuple[float, float, str]], list[tuple[flo
     return compute, messages
 
 
-def prefetch() -> Picture:
-    p = Picture("prefetch", 222, "Forward of three layers: gathered when needed, and one layer ahead")
+@picture(222, "Forward of three layers: gathered when needed, and one layer ahead")
+def prefetch(p: Picture) -> None:
     ms = 38.0
     p.words(16, 22, "upper lane: computes; lower lane: gathers", "soft")
     p.lanes(48, "gathered when needed", ms, *gathers(ahead=False))
     p.lanes(126, "one layer ahead", ms, *gathers(ahead=True))
     p.clock(194, ms, 10)
-    return p
 
 
 Host = Literal["ahead", "waits", "asks early"]
@@ -259,9 +244,9 @@ def hosted(host: Host) -> tuple[list[Bar], list[Bar], list[Bar], list[Bar]]:
     return asks, waits, compute, messages
 
 
-def streams() -> Picture:
+@picture(406, "Forward of three layers: the host asks, one stream computes, another gathers")
+def streams(p: Picture) -> None:
     """Who asks, who computes and who gathers: with a host that runs ahead, and with one that waits."""
-    p = Picture("streams", 406, "Forward of three layers: the host asks, one stream computes, another gathers")
     left, ms = 78.0, 34.0
     rows: tuple[tuple[str, Host], ...] = (
         ("the host runs ahead", "ahead"), ("the host waits for each layer", "waits"),
@@ -283,7 +268,6 @@ def streams() -> Picture:
     for at in range(0, 11, 2):
         p.line(left + ms * at, 376, left + ms * at, 381)
         p.words(left + ms * at, 396, str(at) if at else "0 ms", "soft small", "middle" if at else "start")
-    return p
 
 
 def whole_step(order: Order, forward_ms: float = COMPUTE_MS) -> tuple[list[Bar], list[Bar]]:
@@ -337,9 +321,9 @@ def exposed(compute: list[Bar], messages: list[Bar]) -> float:
     return max(start + long for start, long, _ in (*compute, *messages)) - sum(long for _, long, _ in compute)
 
 
-def hidden() -> Picture:
+@picture(414, "What overlaps with what in a step: DDP, ZeRO-1 and 2, ZeRO-3")
+def hidden(p: Picture) -> None:
     """A whole step by DDP, ZeRO-1 and 2, and ZeRO-3: what travels under compute, and what sticks out."""
-    p = Picture("hidden", 414, "What overlaps with what in a step: DDP, ZeRO-1 and 2, ZeRO-3")
     ms = 17.4
     p.words(16, 22, "upper lane: computes; lower lane: the link; ms exposed", "soft")
     rows: tuple[tuple[str, Order], ...] = (
@@ -363,7 +347,3 @@ def hidden() -> Picture:
         p.times(369, ms, [at], "ms")
     p.words(16, 388, "f, b: forward, backward of a layer; p: its parameters", "soft small")
     p.words(16, 406, "gathered; g: its gradient reduced; hatched: nothing computes", "soft small")
-    return p
-
-
-PICTURES = (shares, growth, stages, packing, renames, turns, memory, hidden, storage, prefetch, streams)
