@@ -9,11 +9,11 @@ import torch
 from reference.mixed_precision.checkpoint_plan import checkpoint_plan
 from reference.mixed_precision.loss_scaler import LossScaler
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Lane, Picture, picture, spaced
 
 FORMATS = (  # bits of exponent and of fraction, and the largest number
-    ("float32", 8, 23, 2.0**128), ("bfloat16", 8, 7, 2.0**128), ("float16", 5, 10, 65504.0), ("E5M2", 5, 2, 57344.0),
-    ("E4M3", 4, 3, 448.0),
+    ("float32", 8, 23, 2.0**128), ("bfloat16", 8, 7, 2.0**128),
+    ("float16", 5, 10, 65504.0), ("E5M2", 5, 2, 57344.0), ("E4M3", 4, 3, 448.0),
 )  # fmt: skip
 LAYERS, INPUT, SAVED = 8, 1, 4  # the worked chain: layers, and what each has for input and keeps
 
@@ -32,18 +32,12 @@ GRADIENTS = dict(enumerate((
 # first step without scales 99 % of the gradients of these layers' outputs become zero. A scale for each 16 numbers ends
 # at 2.32.
 ROUNDED = {
-    "no scale": (
-        5.07, 4.09, 3.59, 3.47, 3.36, 3.37, 3.31, 3.31, 3.26, 3.2, 3.16, 3.1, 3.06, 3.04, 3.05, 3.0, 3.02, 2.96, 2.97,
-        2.93,
-    ),
-    "one scale": (
-        4.96, 3.98, 3.52, 3.34, 3.17, 3.09, 2.97, 2.93, 2.85, 2.84, 2.81, 2.75, 2.69, 2.65, 2.6, 2.53, 2.51, 2.43, 2.41,
-        2.33,
-    ),
-    "bfloat16": (
-        4.96, 3.98, 3.52, 3.34, 3.17, 3.09, 2.97, 2.93, 2.85, 2.84, 2.81, 2.75, 2.7, 2.65, 2.6, 2.54, 2.52, 2.44, 2.42,
-        2.35,
-    ),
+    "no scale": (5.07, 4.09, 3.59, 3.47, 3.36, 3.37, 3.31, 3.31, 3.26, 3.2,
+                 3.16, 3.1, 3.06, 3.04, 3.05, 3.0, 3.02, 2.96, 2.97, 2.93),
+    "one scale": (4.96, 3.98, 3.52, 3.34, 3.17, 3.09, 2.97, 2.93, 2.85, 2.84,
+                  2.81, 2.75, 2.69, 2.65, 2.6, 2.53, 2.51, 2.43, 2.41, 2.33),
+    "bfloat16": (4.96, 3.98, 3.52, 3.34, 3.17, 3.09, 2.97, 2.93, 2.85, 2.84,
+                 2.81, 2.75, 2.7, 2.65, 2.6, 2.54, 2.52, 2.44, 2.42, 2.35),
 }  # fmt: skip
 
 
@@ -57,8 +51,8 @@ def formats(p: Picture) -> None:
 
     p.words(16, 22, "exponent + fraction", "soft")
     p.words(right, 22, "range: powers of two", "soft", "end")
-    for i, (name, exponent, fraction, largest) in enumerate(FORMATS):
-        y, normal = 34 + 35 * i, 2 - 2 ** (exponent - 1)
+    for y, (name, exponent, fraction, largest) in spaced(FORMATS, 34, 35):
+        normal = 2 - 2 ** (exponent - 1)
         p.words(16, y + 11, name, "ink bold")
         p.words(16, y + 25, f"{exponent} + {fraction} bits", "soft small")
         p.box(across(normal - fraction), y, across(normal) - across(normal - fraction), 22, YELLOW, hatched=True)
@@ -67,17 +61,15 @@ def formats(p: Picture) -> None:
         p.words(across(at), 222, power(at), "soft small", "middle" if at < 128 else "end")
     p.words(16, 246, "hatched: subnormal, with fewer digits", "soft")
     p.words(right, 272, "numbers from 1 to 2", "soft", "end")
-    for i, (name, _, fraction, _) in enumerate(FORMATS):
-        y = 280 + 24 * i
+    for y, (name, _, fraction, _) in spaced(FORMATS, 280, 24):
         p.words(16, y + 14, name, "ink bold")
         if fraction > 8:
             p.box(left, y, right - left, 18, BLUE, f"a number each {power(-fraction)}")
             continue
-        for step in range(2**fraction + 1):
-            x = left + step * (right - left) / 2**fraction
+        for x, _ in spaced(range(2**fraction + 1), left, (right - left) / 2**fraction):
             p.line(x, y + 1, x, y + 17)
-    for at, anchor in ((1, "start"), (1.5, "middle"), (2, "end")):
-        p.words(left + (at - 1) * (right - left), 414, f"{at:g}", "soft small", anchor)
+    for x, at, anchor in ((left, "1", "start"), ((left + right) / 2, "1.5", "middle"), (right, "2", "end")):
+        p.words(x, 414, at, "soft small", anchor)
 
 
 def power(exponent: int) -> str:
@@ -98,13 +90,12 @@ def range_(p: Picture) -> None:
 
     for at in (smallest, normal, end):
         p.line(across(at), 40, across(at), floor + 56, dashed=True)
-    shown = {e: n for e, n in GRADIENTS.items() if e >= low}
-    for e, n in shown.items():
-        gone = e < smallest - 1  # up to half of the smallest number
-        w = across(1) - across(0) - 1
-        p.box(across(e), floor - n * tall, w, n * tall, ORANGE if gone else BLUE, hatched=gone)
+    wide = across(1) - across(0) - 1
     outline = [f"M{across(low):g} {floor}"]
     for e, n in GRADIENTS.items():
+        gone = e < smallest - 1  # up to half of the smallest number
+        if e >= low:
+            p.box(across(e), floor - n * tall, wide, n * tall, ORANGE if gone else BLUE, hatched=gone)
         outline.append(f"V{floor - n * tall:.1f} H{across(e + 17):.1f}" if e > low else f"H{across(e + 17):.1f}")
     p.parts.append(f'<path d="{" ".join(outline)} V{floor}" class="curve" stroke="{GREEN}"/>')
     p.line(16, floor, 424, floor)
@@ -132,16 +123,16 @@ def gaps(p: Picture) -> None:
     for y, name, bits in ((60, "bfloat16: a number each 2⁻⁷", 7), (130, "float16: a number each 2⁻¹⁰", 10)):
         p.words(16, y - 22, name, "ink bold")
         p.line(16, y, 424, y)
-        for i in range(2**bits // 64 + 1):
-            p.line(20 + i * unit / 2**bits, y - 8, 20 + i * unit / 2**bits, y + 8)
+        for x, _ in spaced(range(2**bits // 64 + 1), 20, unit / 2**bits):
+            p.line(x, y - 8, x, y + 8)
     x = 20 + unit / 512
     for y in (60, 130):
         p.parts.append(f'<circle cx="{x:g}" cy="{y}" r="6" fill="{ORANGE}" class="rim"/>')
     p.line(x, 76, 24, 76, arrow=True)
     p.words(x + 8, 82, "1 + 2⁻⁹ rounds to 1", "ink")
     p.words(x + 8, 156, "1 + 2⁻⁹ is a number", "ink")
-    for at, said in ((0, "1"), (1, "1 + 2⁻⁷"), (2, "1 + 2⁻⁶")):
-        p.words(20 + at * 200, 184, said, "soft small", ("start", "middle", "end")[at])
+    for x, said, anchor in ((20, "1", "start"), (220, "1 + 2⁻⁷", "middle"), (420, "1 + 2⁻⁶", "end")):
+        p.words(x, 184, said, "soft small", anchor)
 
 
 def running(dtype: torch.dtype, until: int) -> list[tuple[float, float]]:
@@ -157,7 +148,7 @@ def running(dtype: torch.dtype, until: int) -> list[tuple[float, float]]:
 @picture(300, "Running sums of ones: bfloat16 stops at 256, float16 at 2,048")
 def stuck(p: Picture) -> None:
     c = Chart(p, (1, 8192), (1, 16384))
-    ticks = {1: "1", 16: "16", 256: "256", 2048: "2,048", 8192: "8,192"}
+    ticks = (1, 16, 256, 2048, 8192)
     c.axes("ones added", "the sum so far", ticks, ticks)
     c.curve(running(torch.float32, 8192), GREEN)
     for dtype, colour, name in ((torch.float16, BLUE, "float16"), (torch.bfloat16, ORANGE, "bfloat16")):
@@ -178,10 +169,8 @@ def scales(p: Picture) -> None:
             skipped.append((step, scaler.scale))
         scaler.update(scaler.scale <= limit)
     c = Chart(p, (0, 200), (2.0**11, 2.0**17), log_x=False)
-    c.axes(
-        "step", "loss scale; interval of 20 steps", {x: str(x) for x in range(0, 201, 50)},
-        {2.0**i: power(i) for i in range(11, 18)},
-    )  # fmt: skip
+    powers = {2.0**i: power(i) for i in range(11, 18)}
+    c.axes("step", "loss scale; interval of 20 steps", range(0, 201, 50), powers)
     c.curve(points, BLUE)
     for at in skipped:
         c.dot(*at, ORANGE)
@@ -194,16 +183,9 @@ def scales(p: Picture) -> None:
 def mixed_step(p: Picture) -> None:
     p.words(110, 24, "16 bits", "ink bold", "middle")
     p.words(332, 24, "float32", "ink bold", "middle")
-    for y, words in ((40, "weights"), (106, "forward"), (172, "backward"), (238, "scaled gradients")):
+    for y, words in spaced(("weights", "forward", "backward", "scaled gradients"), 40, 66):
         p.box(36, y, 150, 34, BLUE, words)
-    right = (
-        (40, "masters, moments"),
-        (90, "optimizer steps"),
-        (140, "clip"),
-        (190, "÷ scale, finite?"),
-        (240, "gradients"),
-    )
-    for y, words in right:
+    for y, words in spaced(("masters, moments", "optimizer steps", "clip", "÷ scale, finite?", "gradients"), 40, 50):
         p.box(254, y, 156, 32, ORANGE if y == 40 else GREEN, words)
     for y in (40, 106, 172):
         p.line(110, y + 36, 110, y + 62, arrow=True)
@@ -221,14 +203,10 @@ def mixed_step(p: Picture) -> None:
 def segments(p: Picture) -> None:
     """What exists at three moments of a checkpointed chain of eight layers."""
     size = 2
-    moments = (
-        ("after forward: four inputs", LAYERS), ("backward of layers 6, 7", 6), ("backward of layers 0, 1", 0),
-    )  # fmt: skip
-    for m, (name, at) in enumerate(moments):
-        y = 34 + 74 * m
+    moments = (("after forward: four inputs", LAYERS), ("backward of layers 6, 7", 6), ("backward of layers 0, 1", 0))
+    for y, (name, at) in spaced(moments, 34, 74):
         p.words(16, y - 8, name, "ink bold")
-        for i in range(LAYERS):
-            x = 16 + 51 * i
+        for x, i in spaced(range(LAYERS), 16, 51):
             if at <= i < at + size:
                 p.box(x, y, 47, 34, BLUE, "all 4")
             elif i % size == 0 and i < at:
@@ -263,10 +241,7 @@ def kept(lengths: Sequence[int]) -> list[tuple[float, float]]:
 def chain(p: Picture) -> None:
     plan = checkpoint_plan([INPUT] * LAYERS, [SAVED] * LAYERS)
     c = Chart(p, (0, 33), (0, 36), log_x=False, log_y=False)
-    c.axes(
-        "time: a layer's forward is 1, its backward 2", "units kept", {x: str(x) for x in range(0, 33, 8)},
-        {y: str(y) for y in range(0, 33, 8)},
-    )  # fmt: skip
+    c.axes("time: a layer's forward is 1, its backward 2", "units kept", range(0, 33, 8), range(0, 33, 8))
     for lengths, colour, dashed in (((LAYERS,), GREY, False), ((2,) * 4, ORANGE, True), (plan.segments, BLUE, False)):
         c.curve(kept(lengths), colour, dashed)
     c.say(9, 33, "everything kept: 32", dx=14, dy=4)
@@ -281,8 +256,7 @@ def stairs(p: Picture) -> None:
     for left, name, lengths in ((16, "equal segments", (3, 3, 3, 1)), (236, "the best plan", plan)):
         peaks = [i + length for i, length in enumerate(lengths)]
         p.words(left, 24, f"{name}: {max(peaks)}", "ink bold")
-        for i, length in enumerate(lengths):
-            x = left + 48 * i
+        for i, (x, length) in enumerate(spaced(lengths, left, 48)):
             for j in range(i + length):
                 p.box(x, 196 - 26 * (j + 1), 42, 23, ORANGE if j < i else BLUE)
             p.words(x + 21, 214, str(length), "ink", "middle")
@@ -296,16 +270,13 @@ def stairs(p: Picture) -> None:
 def offload(p: Picture) -> None:
     """Four layers' backward, and copies that come one layer before: computed for a layer of 3 ms and a copy of 2."""
     ms, works, copy = 19.5, 3.0, 2.0
-    late, early = ([], []), ([], [])  # type: tuple[list[Bar], list[Bar]], tuple[list[Bar], list[Bar]]
-    for i in range(4):
-        late[1].append((i * (works + copy), copy, f"get {3 - i}"))
-        late[0].append((i * (works + copy) + copy, works, f"layer {3 - i}"))
-        came = copy + works * i
-        early[0].append((came, works, f"layer {3 - i}"))
-        early[1].append((0.0 if i == 0 else copy + works * (i - 1), copy, f"get {3 - i}"))
     p.words(16, 22, "upper lane: backward; lower lane: copies", "soft")
-    p.lanes(48, "fetched when needed", ms, *late)
-    p.lanes(126, "fetched one layer before", ms, *early)
+    for top, name, early in ((48, "fetched when needed", False), (126, "fetched one layer before", True)):
+        compute, copies, before = Lane(), Lane(), 0.0
+        for layer in (3, 2, 1, 0):
+            copies.add(before if early else compute.end, copy, f"get {layer}")
+            before = compute.add(copies.end, works, f"layer {layer}")
+        p.lanes(top, name, ms, compute, copies)
     p.clock(196, ms, 20)
 
 
@@ -313,7 +284,7 @@ def offload(p: Picture) -> None:
 def rounded(p: Picture) -> None:
     """The loss with factors in E4M3, without scales and with one for each tensor, beside bfloat16."""
     c = Chart(p, (0, 160), (2, 5.2), log_x=False, log_y=False)
-    c.axes("step", "loss", {x: str(x) for x in range(0, 161, 40)}, {y: str(y) for y in range(2, 6)})
+    c.axes("step", "loss", range(0, 161, 40), range(2, 6))
     for name, colour, dashed in (("no scale", ORANGE, False), ("one scale", BLUE, False), ("bfloat16", GREEN, True)):
         c.curve([(8 * i + 4, loss) for i, loss in enumerate(ROUNDED[name])], colour, dashed)
     c.say(156, 3.08, "E4M3, no scale", "end", dy=-8)

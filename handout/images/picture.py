@@ -5,16 +5,21 @@ Okabe and Ito's, and never alone: what a box is stands in it. 440 pixels are as 
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import TypeVar
 
 HERE = Path(__file__).resolve().parent
 WIDTH = 440
 
 Bar = tuple[float, float, str]  # start and length in ms, and words
+Ticks = Mapping[float, str] | Iterable[float]  # labels by value, or values that are written as they are
+T = TypeVar("T")
 
 BLUE, ORANGE, GREEN, YELLOW, GREY = "#56b4e9", "#e69f00", "#2fb98e", "#f0e442", "#b8bcc2"
+COLOURS = (BLUE, ORANGE, GREEN, YELLOW)  # of ranks, experts and the like
+QUARTERS = {n / 4: f"{25 * n} %" for n in range(5)}  # ticks of a share
 STYLE = """
 .paper { fill: #ffffff } .ink { fill: #1b1f24 } .soft { fill: #57606a } .in { fill: #101418 }
 .line { stroke: #57606a; fill: none; stroke-width: 1.5 } .faint { stroke: #d0d7de; fill: none }
@@ -26,13 +31,37 @@ text { font-family: system-ui, sans-serif; font-size: 14px } .small { font-size:
 }"""
 
 
+def spaced(items: Iterable[T], start: float, step: float) -> Iterator[tuple[float, T]]:
+    """Each item with its place: rows from the top, or columns from the left."""
+    return ((start + step * i, item) for i, item in enumerate(items))
+
+
+class Lane(list[Bar]):
+    """Bars one after the other on an axis of time."""
+
+    @property
+    def end(self) -> float:
+        return self[-1][0] + self[-1][1] if self else 0.0
+
+    def add(self, ready: float, long: float, words: str = "") -> float:
+        """Add a bar that starts when it is ready and the one before it has ended; its start."""
+        start = max(ready, self.end)
+        self.append((start, long, words))
+        return start
+
+
 class Picture:
     """Boxes, words and lines on a paper of WIDTH × height."""
 
     def __init__(self, name: str, height: int, title: str):
         self.name, self.size, self.title, self.parts = name, (WIDTH, height), title, list[str]()
 
-    def box(self, x: float, y: float, w: float, h: float, colour: str, words: str = "", hatched: bool = False) -> None:
+    def box(
+        self, x: float, y: float, w: float, h: float, colour: str | None, words: str = "", hatched: bool = False
+    ) -> None:
+        """A filled box; without a colour an empty frame."""
+        if colour is None:
+            return self.frame(x, y, w, h, words)
         for fill in (colour, "url(#hatch)")[: 1 + hatched]:
             self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" fill="{fill}"/>')
         if words:
@@ -121,13 +150,13 @@ class Chart:
         across, up = _along(x, self.x, self.log_x), _along(y, self.y, self.log_y)
         return self.left + across * (self.right - self.left), self.bottom - up * (self.bottom - self.top)
 
-    def axes(self, x_name: str, y_name: str, xs: dict[float, str], ys: dict[float, str]) -> None:
-        """Names of the axes, and ticks by value."""
-        for value, label in ys.items():
+    def axes(self, x_name: str, y_name: str, xs: Ticks, ys: Ticks) -> None:
+        """Names of the axes, and ticks."""
+        for value, label in _labels(ys):
             _, y = self.at(self.x[0], value)
             self.p.parts.append(f'<path d="M{self.left:g} {y:g} H{self.right:g}" class="faint"/>')
             self.p.words(self.left - 6, y + 5, label, "soft small", "end")
-        for value, label in xs.items():
+        for value, label in _labels(xs):
             x, _ = self.at(value, self.y[1])
             self.p.words(x, self.bottom + 18, label, "soft small", "middle")
         self.p.line(self.left, self.bottom, self.right, self.bottom)
@@ -139,13 +168,22 @@ class Chart:
         kind = "curve dashed" if dashed else "curve"
         self.p.parts.append(f'<path d="M{path}" class="{kind}" stroke="{colour}"/>')
 
-    def dot(self, x: float, y: float, colour: str) -> None:
+    def dot(
+        self, x: float, y: float, colour: str, said: str = "", anchor: str = "start", dx: float = 0, dy: float = 0
+    ) -> None:
+        """A dot, and what is said beside it."""
         at_x, at_y = self.at(x, y)
         self.p.parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5" fill="{colour}" class="rim"/>')
+        if said:
+            self.say(x, y, said, anchor, dx, dy)
 
     def say(self, x: float, y: float, said: str, anchor: str = "start", dx: float = 0, dy: float = 0) -> None:
         at_x, at_y = self.at(x, y)
         self.p.words(at_x + dx, at_y + dy, said, "ink", anchor)
+
+
+def _labels(ticks: Ticks) -> Iterable[tuple[float, str]]:
+    return ticks.items() if isinstance(ticks, Mapping) else ((value, f"{value:,g}") for value in ticks)
 
 
 def _along(value: float, axis: tuple[float, float], log: bool) -> float:
