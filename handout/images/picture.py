@@ -67,6 +67,15 @@ class Picture:
         if words:
             self.words(x + w / 2, y + h / 2 + 5, words, "in" if w > 5 * len(words) + 12 else "in small", "middle")
 
+    def stack(
+        self, x: float, y: float, scale: float, parts: Iterable[tuple[float, str, str]], high: float, gap: float = 2
+    ) -> float:
+        """Boxes side by side, for (amount, colour, words), with `scale` pixels a unit; where the last one ends."""
+        for amount, colour, words in parts:
+            self.box(x, y, amount * scale - gap, high, colour, words)
+            x += amount * scale
+        return x
+
     def frame(self, x: float, y: float, w: float, h: float, words: str = "", kind: str = "line dashed") -> None:
         """An empty box: what is not there, or what holds others."""
         self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" class="{kind}"/>')

@@ -5,7 +5,7 @@ from typing import Literal
 from lab.cluster.costs import ring_cost
 from reference.zero.accounting import accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture
+from .picture import BLUE, COLOURS, GREEN, GREY, ORANGE, YELLOW, Chart, Lane, Picture, picture, spaced
 
 RANKS = 4
 Method = Literal["none", "p_os", "zero2", "zero3"]
@@ -14,20 +14,19 @@ STAGES: tuple[tuple[str, Method], ...] = (
 )  # fmt: skip
 TENSORS = (9, 5, 4, 3, 2, 1)  # of the worked example
 LAYERS, LAYER_BYTES, COMPUTE_MS, ALPHA_S, BYTES_PER_S = 3, 16e6, 2.0, 20e-6, 10e9
+GATHER_MS = 1e3 * ring_cost("all_gather", LAYER_BYTES / RANKS, RANKS, ALPHA_S, 1 / BYTES_PER_S)
 Order = Literal["ddp", "late", "early", "zero3"]  # ZeRO-1 and 2 gather after the step, or under the next forward
 
 
 @picture(232, "Bytes a parameter on each of four ranks, float32 AdamW")
 def shares(p: Picture) -> None:
     p.words(16, 24, "p: parameters, g: gradients, s: state", "soft")
-    for i, (name, method) in enumerate(STAGES):
-        x, y, byte = 16.0, 52 + 46 * i, 24.0
+    for y, (name, method) in spaced(STAGES, 52, 46):
         share = accounting([RANKS], RANKS, method=method, precision="float32")  # so that n elements are one
         parts = [n / RANKS for n in (share.parameters, share.gradients, share.optimizer)]
-        p.words(x, y, f"{name}: {sum(parts):g} bytes", "ink")
-        for n, colour, letter in zip(parts, (BLUE, GREEN, ORANGE), "pgs", strict=True):
-            p.box(x, y + 6, n * byte - 2, 22, colour, letter if n < 2 else f"{letter} {n:g}")
-            x += n * byte
+        p.words(16, y, f"{name}: {sum(parts):g} bytes", "ink")
+        words = [letter if n < 2 else f"{letter} {n:g}" for n, letter in zip(parts, "pgs", strict=True)]
+        p.stack(16, y + 6, 24, zip(parts, (BLUE, GREEN, ORANGE), words, strict=True), 22)
 
 
 @picture(312, "Bytes a parameter over the number of ranks, in mixed precision")
@@ -35,8 +34,7 @@ def growth(p: Picture) -> None:
     """Bytes a parameter over the number of ranks, mixed precision."""
     worlds = [2**i for i in range(11)]
     c = Chart(p, (1, 1024), (0.01, 32))
-    named_x, named_y = {w: f"{w:,}" for w in (1, 4, 16, 64, 256, 1024)}, {0.01: "0.01", 0.1: "0.1", 1: "1", 16: "16"}
-    c.axes("ranks", "bytes per parameter on each rank", dict(named_x), named_y)
+    c.axes("ranks", "bytes per parameter on each rank", worlds[::2], (0.01, 0.1, 1, 16))
     looks = ((GREY, 12, -8), (ORANGE, 0, -8), (GREEN, 0, 20), (BLUE, -8, 10))
     for (name, method), (colour, dx, dy) in zip(STAGES, looks, strict=True):
         size = 1024  # elements: every rank has as many
@@ -56,13 +54,12 @@ def stages(p: Picture) -> None:
         ("ZeRO-2: 2", (("reduce-scatter g", GREEN), ("step: a W-th", GREY), ("all-gather p", BLUE))),
         ("ZeRO-3: 3", (("all-gather p: 2", BLUE), ("reduce-scatter g", GREEN), ("step: a W-th", GREY))),
     )
-    for i, (name, boxes) in enumerate(rows):
-        y = 54 + 62 * i
+    for y, (name, boxes) in spaced(rows, 54, 62):
         p.words(16, y, name, "ink bold")
-        for j, (words, colour) in enumerate(boxes):
-            p.box(16 + 138 * j, y + 8, 130, 28, colour, words)
-            if j:
-                p.line(16 + 138 * j - 8, y + 22, 16 + 138 * j, y + 22)
+        for x, (words, colour) in spaced(boxes, 16, 138):
+            p.box(x, y + 8, 130, 28, colour, words)
+            if x > 16:
+                p.line(x - 8, y + 22, x, y + 22)
 
 
 def owners(largest_first: bool) -> list[list[int]]:
@@ -76,16 +73,12 @@ def owners(largest_first: bool) -> list[list[int]]:
 
 @picture(226, "Six tensors on two ranks: in turn, and the largest first to the rank that has least")
 def packing(p: Picture) -> None:
-    for i, (title, largest_first) in enumerate((("in turn", False), ("largest first, to the rank with least", True))):
-        top = 26 + 104 * i
+    for top, title, largest_first in ((26, "in turn", False), (130, "largest first, to the rank with least", True)):
         p.words(16, top, title, "ink bold")
-        for r, sizes in enumerate(owners(largest_first)):
-            x, y = 70.0, top + 10 + 34 * r
+        for r, (y, sizes) in enumerate(spaced(owners(largest_first), top + 10, 34)):
             p.words(16, y + 19, f"rank {r}", "soft")
-            for size in sizes:
-                p.box(x, y, 19 * size - 2, 28, (BLUE, ORANGE)[r], str(size))
-                x += 19 * size
-            p.words(x + 8, y + 19, f"= {sum(sizes)}", "ink")
+            end = p.stack(70, y, 19, [(size, COLOURS[r], str(size)) for size in sizes], 28)
+            p.words(end + 8, y + 19, f"= {sum(sizes)}", "ink")
 
 
 @picture(268, "Saving step 3 over step 2: whatever moment a process dies, one whole checkpoint is there")
@@ -100,8 +93,7 @@ def renames(p: Picture) -> None:
     )
     p.words(16, 26, "operation", "soft")
     p.words(424, 26, "killed here, a reader finds", "soft", "end")
-    for i, (words, found) in enumerate(steps):
-        y = 40 + 44 * i
+    for y, (words, found) in spaced(steps, 40, 44):
         p.box(16, y, 318, 34, YELLOW if "replace" in words else BLUE, words)
         p.box(350, y, 74, 34, ORANGE if "or" in found else GREEN, found)
 
@@ -121,31 +113,24 @@ def turns(p: Picture) -> None:
     for i, (name, kept, gradients) in enumerate(moments):
         p.words(16, y + 18, name, "ink")
         for rank, x in enumerate(xs):
-            for part in range(2):
-                if kept == "all" or part == rank:
-                    p.box(x + w * part, y, w - 4, 26, BLUE, f"w{'₀₁'[part]}")
-                else:
-                    p.frame(x + w * part, y, w - 4, 26)
-            for part, number in enumerate(gradients[rank].split() if gradients else ()):
-                if number == "·":
-                    p.frame(x + w * part, y + 30, w - 4, 26)
-                else:
-                    p.box(x + w * part, y + 30, w - 4, 26, ORANGE, number)
+            for part, name in enumerate(("w₀", "w₁")):
+                there = kept == "all" or part == rank
+                p.box(x + w * part, y, w - 4, 26, BLUE if there else None, name if there else "")
+            for left, number in spaced(gradients[rank].split() if gradients else (), x, w):
+                there = number != "·"
+                p.box(left, y + 30, w - 4, 26, ORANGE if there else None, number if there else "")
         y += 60 if gradients else 30
         if i < len(sent):
             p.words(xs[0], y + 13, sent[i], "soft small")
             y += 24
 
 
-def held(layers: int = 6) -> list[tuple[str, float, float]]:
-    """(moment, with FSDP, with data parallelism): parameters and gradients held, in layers; a moment a layer."""
-    moments = [("rest", layers / RANKS, float(layers))]
-    for _ in range(layers):
-        moments.append(("forward", layers / RANKS + 1, float(layers)))
-    for done in range(layers):
-        moments.append(("backward", layers / RANKS + done / RANKS + 2, float(layers + done + 1)))
-    moments.append(("rest", 2 * layers / RANKS, 2.0 * layers))
-    return moments
+def held(layers: int = 6) -> list[tuple[float, float]]:
+    """Parameters and gradients held with FSDP, and with data parallelism, in layers; a moment a layer, and rests."""
+    share = layers / RANKS
+    forward = [(share + 1, layers)] * layers
+    backward = [(share + done / RANKS + 2, layers + done + 1) for done in range(layers)]
+    return [(share, layers), *forward, *backward, (2 * share, 2 * layers)]
 
 
 @picture(300, "Parameters and gradients held in a step of six layers on four ranks")
@@ -153,8 +138,7 @@ def memory(p: Picture) -> None:
     left, bottom, width, unit = 40.0, 236.0, 27.0, 16.0
     p.words(16, 24, "held, in layers: grey data parallel, blue FSDP", "soft")
     moments = held()
-    for i, (_, fsdp, whole) in enumerate(moments):
-        x = left + width * i
+    for x, (fsdp, whole) in spaced(moments, left, width):
         p.box(x, bottom - unit * whole, width - 3, unit * whole, GREY)
         p.box(x, bottom - unit * fsdp, width - 3, unit * fsdp, BLUE)
     for value in (0, 6, 12):
@@ -163,23 +147,19 @@ def memory(p: Picture) -> None:
     for name, first, many in (("forward", 1, 6), ("backward", 7, 6)):
         p.line(left + width * first, bottom + 8, left + width * (first + many) - 3, bottom + 8)
         p.words(left + width * (first + many / 2), bottom + 26, name, "soft", "middle")
-    peak = max(fsdp for _, fsdp, _ in moments), max(whole for _, _, whole in moments)
-    p.words(16, 290, f"at most: {peak[1]:g} layers, and {peak[0]:g} with FSDP on {RANKS} ranks", "ink")
+    fsdp, whole = (max(of_moments) for of_moments in zip(*moments, strict=True))
+    p.words(16, 290, f"at most: {whole:g} layers, and {fsdp:g} with FSDP on {RANKS} ranks", "ink")
 
 
 @picture(262, "The views that autograd saved stay; the storage below them is emptied and filled again")
 def storage(p: Picture) -> None:
     """Views over a storage that comes and goes."""
-    for i, (title, there) in enumerate((("forward", True), ("between", False), ("backward", True))):
-        x = 16 + 140 * i
+    for x, (title, there) in spaced((("forward", True), ("between", False), ("backward", True)), 16, 140):
         p.words(x, 26, title, "ink bold")
-        for j, name in enumerate(("weight", "bias")):
-            p.box(x + 66 * j, 40, 60, 30, YELLOW, name)
-            p.line(x + 66 * j + 30, 72, x + 66 * j + 30, 100, dashed=not there, arrow=True)
-        if there:
-            p.box(x, 104, 126, 34, BLUE, "full: W · n")
-        else:
-            p.frame(x, 104, 126, 34, "0 bytes")
+        for left, name in ((x, "weight"), (x + 66, "bias")):
+            p.box(left, 40, 60, 30, YELLOW, name)
+            p.line(left + 30, 72, left + 30, 100, dashed=not there, arrow=True)
+        p.box(x, 104, 126, 34, BLUE if there else None, "full: W · n" if there else "0 bytes")
         p.box(x, 196, 34, 30, GREEN, "n")
         p.words(x + 42, 216, "shard", "soft")
         if there:
@@ -188,17 +168,12 @@ def storage(p: Picture) -> None:
     p.words(16, 250, "yellow: views, saved by autograd, with shapes and strides", "soft")
 
 
-def gathers(ahead: bool) -> tuple[list[tuple[float, float, str]], list[tuple[float, float, str]]]:
+def gathers(ahead: bool) -> tuple[Lane, Lane]:
     """Compute and messages of a forward pass, in ms: each layer is gathered when it is needed, or one ahead."""
-    cost = 1e3 * ring_cost("all_gather", LAYER_BYTES / RANKS, RANKS, ALPHA_S, 1 / BYTES_PER_S)
-    compute, messages = list[tuple[float, float, str]](), list[tuple[float, float, str]]()
-    free = begin = 0.0
+    compute, messages, begun = Lane(), Lane(), 0.0
     for layer in range(1, LAYERS + 1):
-        issued = max(free, begin) if ahead else (compute[-1][0] + COMPUTE_MS if compute else 0.0)
-        messages.append((issued, cost, f"{layer}"))
-        free = issued + cost
-        begin = max(free, compute[-1][0] + COMPUTE_MS if compute else 0.0)
-        compute.append((begin, COMPUTE_MS, f"layer {layer}"))
+        messages.add(begun if ahead else compute.end, GATHER_MS, str(layer))
+        begun = compute.add(messages.end, COMPUTE_MS, f"layer {layer}")
     return compute, messages
 
 
@@ -215,32 +190,23 @@ Host = Literal["ahead", "waits", "asks early"]
 ASK_MS = 0.3  # that a host needs to ask for all of a layer
 
 
-def hosted(host: Host) -> tuple[list[Bar], list[Bar], list[Bar], list[Bar]]:
+def hosted(host: Host) -> tuple[Lane, Lane, Lane, Lane]:
     """Forward of three layers by a host and two streams, in ms: asks, waits of the host, computes, gathers.
 
     The host asks for a layer's gather and then for its kernels. A host that waits does so until the layer has computed,
     and asks only then for the next one, or has asked for the next gather before these kernels.
     """
-    cost = 1e3 * ring_cost("all_gather", LAYER_BYTES / RANKS, RANKS, ALPHA_S, 1 / BYTES_PER_S)
-    asks, waits, compute, messages = list[Bar](), list[Bar](), list[Bar](), list[Bar]()
+    asks, waits, compute, messages = Lane(), Lane(), Lane(), Lane()
     now = 0.0
-
-    def gather(layer: int) -> None:
-        before = messages[-1][0] + messages[-1][1] if messages else 0.0
-        messages.append((max(now, before), cost, str(layer)))
-
     for layer in range(1, LAYERS + 1):
         for asked in range(len(messages) + 1, min(LAYERS, layer + (host == "asks early")) + 1):
-            gather(asked)
-        here = messages[layer - 1][0] + cost
-        done = compute[-1][0] + COMPUTE_MS if compute else 0.0
-        compute.append((max(now, here, done), COMPUTE_MS, f"layer {layer}"))
-        asks.append((now, ASK_MS, ""))
+            messages.add(now, GATHER_MS, str(asked))
+        compute.add(max(now, messages[layer - 1][0] + GATHER_MS), COMPUTE_MS, f"layer {layer}")
+        asks.add(now, ASK_MS)
         now += ASK_MS
         if host != "ahead":
-            end = compute[-1][0] + COMPUTE_MS
-            waits.append((now, end - now, "waits"))
-            now = end
+            waits.add(now, compute.end - now, "waits")
+            now = compute.end
     return asks, waits, compute, messages
 
 
@@ -252,13 +218,11 @@ def streams(p: Picture) -> None:
         ("the host runs ahead", "ahead"), ("the host waits for each layer", "waits"),
         ("it waits, and asks one layer early", "asks early"),
     )  # fmt: skip
-    for i, (name, host) in enumerate(rows):
+    for top, (name, host) in spaced(rows, 26, 118):
         asks, waits, compute, messages = hosted(host)
-        top = 26.0 + 118 * i
-        p.words(16, top, f"{name}: {compute[-1][0] + COMPUTE_MS:.1f} ms", "ink bold")
+        p.words(16, top, f"{name}: {compute.end:.1f} ms", "ink bold")
         lanes = (("host", asks, YELLOW), ("computes", compute, BLUE), ("gathers", messages, ORANGE))
-        for j, (lane, bars, colour) in enumerate(lanes):
-            y = top + 8 + 28 * j
+        for y, (lane, bars, colour) in spaced(lanes, top + 8, 28):
             p.words(16, y + 17, lane, "soft small")
             for start, long, words in bars:
                 p.box(left + ms * start, y, ms * long - 1.5, 24, colour, words)
@@ -270,24 +234,17 @@ def streams(p: Picture) -> None:
         p.words(left + ms * at, 396, str(at) if at else "0 ms", "soft small", "middle" if at else "start")
 
 
-def whole_step(order: Order, forward_ms: float = COMPUTE_MS) -> tuple[list[Bar], list[Bar]]:
+def whole_step(order: Order) -> tuple[Lane, Lane]:
     """Compute and messages of a step, in ms; a backward takes two forwards, the optimizer's step nothing.
 
     A link carries one message at a time, in the order in which they are asked for. ZeRO-3 keeps the last layer whole
     between forward and backward, and gathers one layer ahead.
     """
-    one = 1e3 * ring_cost("all_gather", LAYER_BYTES / RANKS, RANKS, ALPHA_S, 1 / BYTES_PER_S)
-    compute, messages = list[Bar](), list[Bar]()
+    compute, messages = Lane(), Lane()
 
     def send(what: str, asked: float, times: int = 1) -> float:
-        start = max(asked, messages[-1][0] + messages[-1][1] if messages else 0.0)
-        messages.append((start, times * one, what))
-        return start + times * one
-
-    def work(what: str, needs: float, long: float) -> float:
-        start = max(needs, compute[-1][0] + compute[-1][1] if compute else 0.0)
-        compute.append((start, long, what))
-        return start
+        messages.add(asked, times * GATHER_MS, what)
+        return messages.end
 
     layers, here = range(1, LAYERS + 1), dict.fromkeys(range(1, LAYERS + 1), 0.0)
     if order == "early":
@@ -295,30 +252,30 @@ def whole_step(order: Order, forward_ms: float = COMPUTE_MS) -> tuple[list[Bar],
     if order == "zero3":
         here[1] = send("p1", 0.0)
     for layer in layers:
-        start = work(f"f{layer}", here[layer], forward_ms)
+        start = compute.add(here[layer], COMPUTE_MS, f"f{layer}")
         if order == "zero3" and layer < LAYERS:
             here[layer + 1] = send(f"p{layer + 1}", start)
     done = 0.0
     for layer in reversed(layers):
-        start = work(f"b{layer}", here[layer], 2 * forward_ms)
+        start = compute.add(here[layer], 2 * COMPUTE_MS, f"b{layer}")
         if order == "zero3":
             if layer > 1:  # the gather is asked for before the reduce-scatter of the layer above
                 here[layer - 1] = send(f"p{layer - 1}", start)
             if layer < LAYERS:
                 done = send(f"g{layer + 1}", start)
         else:
-            done = send(f"g{layer}", start + 2 * forward_ms, 2 if order == "ddp" else 1)
+            done = send(f"g{layer}", compute.end, 2 if order == "ddp" else 1)
     if order == "zero3":
-        done = send("g1", start + 2 * forward_ms)
+        done = send("g1", compute.end)
     if order == "late":
         for layer in layers:
             send(f"p{layer}", done)
     return compute, messages
 
 
-def exposed(compute: list[Bar], messages: list[Bar]) -> float:
+def exposed(compute: Lane, messages: Lane) -> float:
     """The part of a step in which nothing computes, in ms."""
-    return max(start + long for start, long, _ in (*compute, *messages)) - sum(long for _, long, _ in compute)
+    return max(compute.end, messages.end) - sum(long for _, long, _ in compute)
 
 
 @picture(414, "What overlaps with what in a step: DDP, ZeRO-1 and 2, ZeRO-3")
@@ -330,9 +287,8 @@ def hidden(p: Picture) -> None:
         ("DDP", "ddp"), ("ZeRO-1 and 2, gathers after the step", "late"),
         ("ZeRO-1 and 2, gathers under forward", "early"), ("ZeRO-3", "zero3"),
     )  # fmt: skip
-    for i, (name, order) in enumerate(rows):
+    for top, (name, order) in spaced(rows, 48, 80):
         compute, messages = whole_step(order)
-        top = 48 + 80 * i
         p.words(16, top, f"{name}: {exposed(compute, messages):.1f} ms", "ink bold")
         for start, long, what in compute:
             p.box(16 + ms * start, top + 8, ms * long - 1.5, 24, BLUE if what[0] == "f" else GREEN, what)
