@@ -5,10 +5,9 @@ import math
 from lab.cluster.costs import ring_cost
 from reference.ddp.accounting import Link, accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture
+from .picture import BLUE, COLOURS, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture, spaced
 
 RANKS = 4
-RANK_COLOURS = (BLUE, ORANGE, GREEN, YELLOW)
 LINK = Link(alpha_s=100e-6, bytes_per_s=1e9)
 LAYERS = (500_000,) * 8  # bytes of each gradient: the worked example
 LAYERS_BACKWARD_S, LAYERS_BUCKET = 8e-3, 1_000_000
@@ -17,12 +16,10 @@ PARAMETERS, TOKENS, RANK_FLOPS = 7e9, 4e6, 0.4 * 989e12  # a model, a global bat
 
 @picture(268, "One step of data parallelism on four ranks")
 def replicas(p: Picture) -> None:
-    rows = ((40, "weights w", GREY), (78, "share", YELLOW), (116, "backward", BLUE))
-    for r in range(RANKS):
-        x = 16 + 104 * r
+    for x, r in spaced(range(RANKS), 16, 104):
         p.words(x + 47, 26, f"rank {r}", "ink bold", "middle")
-        for y, name, colour in rows:
-            p.box(x, y, 94, 30, colour, f"{name} {r}" if name == "share" else name)
+        for y, words, colour in ((40, "weights w", GREY), (78, f"share {r}", YELLOW), (116, "backward", BLUE)):
+            p.box(x, y, 94, 30, colour, words)
         p.line(x + 47, 148, x + 47, 164, arrow=True)
         p.words(x + 54, 163, f"g{chr(0x2080 + r)}", "soft small")
         p.line(x + 47, 202, x + 47, 218, arrow=True)
@@ -34,19 +31,16 @@ def replicas(p: Picture) -> None:
 def tree(p: Picture) -> None:
     """A binomial broadcast over eight ranks: who has the tensor doubles in each round."""
     world = 8
-    for r in range(world):
-        p.words(78 + 47 * r, 26, str(r), "ink bold", "middle")
+    for x, r in spaced(range(world), 78, 47):
+        p.words(x, 26, str(r), "ink bold", "middle")
     p.words(12, 26, "rank", "soft")
-    reach, y = 1, 36
-    while True:
-        for r in range(world):
-            (p.box if r < reach else p.frame)(60 + 47 * r, y, 36, 26, *([BLUE] if r < reach else []))
-        if reach >= world:
-            break
-        p.words(12, y + 54, f"round {reach.bit_length()}", "soft small")
-        for r in range(reach):
-            p.line(78 + 47 * r, y + 28, 78 + 47 * (r + reach), y + 68, arrow=True)
-        reach, y = 2 * reach, y + 72
+    for y, reach in spaced((1, 2, 4, 8), 36, 72):
+        for x, r in spaced(range(world), 60, 47):
+            p.box(x, y, 36, 26, BLUE if r < reach else None)
+        if reach < world:
+            p.words(12, y + 54, f"round {reach.bit_length()}", "soft small")
+            for x, _ in spaced(range(reach), 78, 47):
+                p.line(x, y + 28, x + 47 * reach, y + 68, arrow=True)
     p.words(12, 300, "blue: has the tensor", "soft")
 
 
@@ -77,23 +71,23 @@ def ring(p: Picture) -> None:
                 whole = number == (c + 1) * 1111
                 colour = ORANGE if (r, c) in came else BLUE if whole else GREY
                 p.box(left + 14 + 46 * c, top + 21 + 26 * r, 42, 23, colour, str(number))
-    for i, (colour, said) in enumerate(((ORANGE, "has just changed"), (BLUE, "whole sum"), (GREY, "not yet whole"))):
-        p.box(232, 462 + 32 * i, 24, 22, colour)
-        p.words(264, 478 + 32 * i, said, "soft")
+    for y, colour, said in ((462, ORANGE, "has just changed"), (494, BLUE, "whole sum"), (526, GREY, "not yet whole")):
+        p.box(232, y, 24, 22, colour)
+        p.words(264, y + 16, said, "soft")
 
 
 @picture(432, "Five collectives: which parts four ranks have before and after")
 def collectives(p: Picture) -> None:
     """The parts of each rank before and after the five collectives: number and colour, by (rank, column)."""
     ranks = range(RANKS)
-    own = {(r, c): (c, RANK_COLOURS[r]) for r in ranks for c in ranks}  # each rank has four parts of its own
-    parts = {(r, r): (r, RANK_COLOURS[r]) for r in ranks}
+    own = {(r, c): (c, COLOURS[r]) for r in ranks for c in ranks}  # each rank has four parts of its own
+    parts = {(r, r): (r, COLOURS[r]) for r in ranks}
     looks = (
         ("broadcast", {k: v for k, v in own.items() if k[0] == 0}, {(r, c): (c, BLUE) for r in ranks for c in ranks}),
-        ("all-gather", parts, {(r, c): (c, RANK_COLOURS[c]) for r in ranks for c in ranks}),
+        ("all-gather", parts, {(r, c): (c, COLOURS[c]) for r in ranks for c in ranks}),
         ("reduce-scatter", own, {(r, r): (r, GREY) for r in ranks}),
         ("all-reduce", own, {(r, c): (c, GREY) for r in ranks for c in ranks}),
-        ("all-to-all", own, {(r, c): (r, RANK_COLOURS[c]) for r in ranks for c in ranks}),
+        ("all-to-all", own, {(r, c): (r, COLOURS[c]) for r in ranks for c in ranks}),
     )
     for i, (name, before, after) in enumerate(looks):
         left, top = 16 + 214 * (i % 2), 14 + 140 * (i // 2)
@@ -102,18 +96,14 @@ def collectives(p: Picture) -> None:
             for r in ranks:
                 for c in ranks:
                     x, y = left + shift + 21 * c, top + 22 + 25 * r
-                    if (r, c) in held:
-                        number, colour = held[r, c]
-                        p.box(x, y, 19, 23, colour)
-                        p.words(x + 9.5, y + 16.5, str(number), "in", "middle")
-                    else:
-                        p.frame(x, y, 19, 23)
+                    number, colour = held.get((r, c), ("", None))
+                    p.box(x, y, 19, 23, colour, str(number))
         p.line(left + 87, top + 71, left + 106, top + 71, arrow=True)
     p.words(230, 308, "rows: ranks 0 to 3", "soft")
     p.words(230, 328, "numbers: parts", "soft")
     p.words(230, 348, "colours: where a part is from", "soft")
     for r in ranks:
-        p.box(230 + 48 * r, 358, 42, 22, RANK_COLOURS[r], f"rank {r}")
+        p.box(230 + 48 * r, 358, 42, 22, COLOURS[r], f"rank {r}")
     p.box(230, 386, 42, 22, GREY, "sum")
 
 
@@ -132,21 +122,16 @@ def overlap(p: Picture) -> None:
     p.clock(272, ms, 10)
 
 
-def bucket_sends(limit: int, link: Link = LINK) -> list[tuple[float, float, str]]:
+def bucket_sends(limit: int, link: Link = LINK) -> list[Bar]:
     """When each bucket of the worked example leaves, in ms, how long it is under way, and what is in it."""
-    sends, free, passed = list[tuple[float, float, str]](), 0.0, 0
-    bucket: list[int] = []
+    sends, free, passed, size, first = list[Bar](), 0.0, 0, 0, len(LAYERS) - 1
     for at in reversed(range(len(LAYERS))):
-        passed += LAYERS[at]
-        bucket.append(at)
-        full = at == 0 or sum(LAYERS[i] for i in bucket) + LAYERS[at - 1] > limit
-        if full:
-            size = sum(LAYERS[i] for i in bucket)
+        passed, size = passed + LAYERS[at], size + LAYERS[at]
+        if at == 0 or size + LAYERS[at - 1] > limit:
             start = max(free, 1e3 * LAYERS_BACKWARD_S * passed / sum(LAYERS))
             free = start + cost_ms(size, link)
-            words = f"{bucket[0]}" if len(bucket) == 1 else f"{bucket[0]}–{bucket[-1]}"
-            sends.append((start, free - start, words))
-            bucket = []
+            sends.append((start, free - start, f"{at}" if first == at else f"{first}–{at}"))
+            size, first = 0, at - 1
     return sends
 
 
@@ -158,8 +143,7 @@ def buckets(p: Picture) -> None:
     p.words(16, 22, "upper lane: backward, 7 … 0; lower lane: messages", "soft")
     p.lanes(48, "a message for each", ms, backward, bucket_sends(1))
     p.lanes(126, "buckets of 1 MB", ms, backward, bucket_sends(LAYERS_BUCKET))
-    flat = [(1e3 * LAYERS_BACKWARD_S, cost_ms(sum(LAYERS)), "7–0")]
-    p.lanes(204, "flat", ms, backward, flat)
+    p.lanes(204, "flat", ms, backward, bucket_sends(sum(LAYERS)))
     p.clock(272, ms, 14)
 
 
@@ -169,9 +153,7 @@ def bucket_size(p: Picture) -> None:
     sizes, backward_s = [200_000] * 240, 100e-3
     limits = [n * 200_000 for n in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60, 80, 120, 240)]
     c = Chart(p, (0.2, 48), (120, 800))
-    c.axes(
-        "bucket, MB", "step, ms", {x: str(x) for x in (0.2, 1, 4, 16, 48)}, {y: str(y) for y in (200, 300, 400, 600)}
-    )
+    c.axes("bucket, MB", "step, ms", (0.2, 1, 4, 16, 48), (200, 300, 400, 600))
     for colour, alpha_s, dashed in ((BLUE, 10e-6, False), (GREEN, 100e-6, True), (ORANGE, 400e-6, False)):
         link = Link(alpha_s, 5e8)
         steps = [
@@ -179,9 +161,8 @@ def bucket_size(p: Picture) -> None:
             for b in limits
         ]
         c.curve([(b / 1e6, ms) for b, ms in zip(limits, steps, strict=True)], colour, dashed)
-        at = steps.index(min(steps))
-        c.dot(limits[at] / 1e6, steps[at], colour)
-        c.say(limits[at] / 1e6, steps[at], f"α = {1e6 * alpha_s:.0f} µs", "middle", dy=-12 if alpha_s > 1e-4 else 22)
+        at, dy = steps.index(min(steps)), -12 if alpha_s > 1e-4 else 22
+        c.dot(limits[at] / 1e6, steps[at], colour, f"α = {1e6 * alpha_s:.0f} µs", "middle", dy=dy)
 
 
 @picture(300, "The rate of an all-reduce over the size of its message: latency below, bandwidth above")
@@ -190,34 +171,28 @@ def bandwidth(p: Picture) -> None:
     sizes = [10 ** (3 + i / 8) for i in range(49)]
     c = Chart(p, (1e3, 1e9), (1e-3, 2))
     bytes_named = {1e3: "1 kB", 1e5: "100 kB", 1e7: "10 MB", 1e9: "1 GB"}
-    c.axes("message", "GB/s that each rank sends", bytes_named, {0.001: "0.001", 0.01: "0.01", 0.1: "0.1", 1: "1"})
-    for world, colour, dashed in ((4, BLUE, False), (64, ORANGE, True)):
+    c.axes("message", "GB/s that each rank sends", bytes_named, (0.001, 0.01, 0.1, 1))
+    for world, colour, dashed, anchor, dx in ((4, BLUE, False, "end", -10), (64, ORANGE, True, "start", 10)):
         rates = []
         for size in sizes:
             sent = 2 * (world - 1) / world * size
             rates.append((size, sent / ring_cost("all_reduce", size, world, LINK.alpha_s, 1 / LINK.bytes_per_s) / 1e9))
         c.curve([r for r in rates if r[1] >= 1e-3], colour, dashed)
         half = world * LINK.alpha_s * LINK.bytes_per_s
-        c.dot(half, 0.5, colour)
-        c.say(half, 0.5, f"W = {world}", "end" if world == 4 else "start", dx=-10 if world == 4 else 10, dy=5)
+        c.dot(half, 0.5, colour, f"W = {world}", anchor, dx, 5)
 
 
 @picture(226, "A bucket's flat tensor, and the gradients that are views of it")
 def views(p: Picture) -> None:
     """A bucket: one flat tensor, gradients that are views of it, and one that did not come."""
     p.words(16, 26, "bucket 1: one flat tensor, one all-reduce", "ink bold")
-    x = 16.0
-    for name, w, missing in (
-        ("layer4.weight", 130, False),
-        ("4.bias", 60, False),
-        ("layer3.weight", 130, True),
-        ("3.bias", 60, False),
-    ):
+    gradients = ((16, 130, "layer4.weight"), (146, 60, "4.bias"), (206, 130, "layer3.weight"), (336, 60, "3.bias"))
+    for x, w, name in gradients:
+        missing = name == "layer3.weight"
         p.box(x, 40, w - 3, 40, GREY if missing else GREEN, "zeros" if missing else "grad")
         p.line(x + w / 2, 116, x + w / 2, 84, arrow=not missing, dashed=missing)
         p.words(x + w / 2, 134, name, "ink small", "middle")
         p.words(x + w / 2, 152, ".grad None" if missing else ".grad", "soft small", "middle")
-        x += w
     p.words(16, 186, "Gradients lie in the flat tensor: nothing is copied back.", "soft")
     p.words(16, 208, "layer3.weight had no gradient: zeros travel.", "soft")
 
@@ -262,8 +237,8 @@ def scaling(p: Picture) -> None:
     """How many ranks' worth of speed W ranks have, on one global batch."""
     worlds = [round(2 ** (i / 4)) for i in range(20, 49)]
     c = Chart(p, (32, 4096), (32, 4096))
-    ticks = {float(w): f"{w:,}" for w in (32, 128, 512, 2048)}
-    c.axes("ranks", "as fast as this many ranks without messages", dict(ticks), dict(ticks))
+    ticks = (32, 128, 512, 2048)
+    c.axes("ranks", "as fast as this many ranks without messages", ticks, ticks)
     whole_s = 6 * PARAMETERS * TOKENS / RANK_FLOPS  # forward and backward of the global batch on one rank
 
     def speed(world: float, sent_s: float) -> float:
@@ -303,10 +278,8 @@ def critical(p: Picture) -> None:
     """Steps and samples to the same loss, as the batch grows: McCandlish et al. 2018, equation 2.11."""
     batches = [10 ** (i / 8) for i in range(-16, 17)]
     c = Chart(p, (0.01, 100), (1, 110))
-    c.axes(
-        "batch, in units of the critical batch size", "times the least there could be",
-        {0.01: "0.01", 0.1: "0.1", 1: "1", 10: "10", 100: "100"}, {1: "1", 10: "10", 100: "100"},
-    )  # fmt: skip
+    ticks = (0.01, 0.1, 1, 10, 100)
+    c.axes("batch, in units of the critical batch size", "times the least there could be", ticks, ticks[2:])
     c.curve([(b, 1 + 1 / b) for b in batches], BLUE)
     c.curve([(b, 1 + b) for b in batches], ORANGE, dashed=True)
     c.dot(1, 2, GREY)
