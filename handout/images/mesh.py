@@ -10,9 +10,8 @@ from reference.mesh.schedule_1f1b import schedule_1f1b
 from reference.mesh.schedule_gpipe import schedule_gpipe
 from reference.mesh.schedule_interleaved import schedule_interleaved
 
-from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Picture, picture
+from .picture import BLUE, COLOURS, GREEN, GREY, ORANGE, WIDTH, YELLOW, Picture, picture, spaced
 
-COLOURS = (BLUE, ORANGE, GREEN, YELLOW)
 STAGES, MICRO_BATCHES = 4, 6  # of the worked example
 CHOICES = [[0, 1], [0, 1], [0, 2], [0, 1], [0, 1], [1, 0]]  # of six tokens: first and second expert
 
@@ -20,8 +19,7 @@ CHOICES = [[0, 1], [0, 1], [0, 2], [0, 1], [0, 1], [1, 0]]  # of six tokens: fir
 @picture(424, "Eight ranks on two machines as data=2, pipe=2, expert=1, tensor=2")
 def grid(p: Picture) -> None:
     """data=2, pipe=2, tensor=2: what each axis joins."""
-    for d in range(2):
-        top = 36 + 200 * d
+    for top, d in spaced(range(2), 36, 200):
         p.words(16, top - 10, f"machine {d}: data {d}", "ink bold")
         p.frame(16, top, 330, 140, kind="line")
         for rank in Mesh(data=2, pipe=2, tensor=2, rank=0).ranks("pipe", "tensor"):
@@ -45,39 +43,38 @@ def grid(p: Picture) -> None:
 def groups(p: Picture) -> None:
     """The groups of each axis: ranks of one group have one colour."""
     mesh = Mesh(data=2, pipe=2, tensor=2, rank=0)
-    for rank in range(mesh.world):
-        p.words(126 + 40 * rank, 26, str(rank), "ink bold", "middle")
+    for x, rank in spaced(range(mesh.world), 126, 40):
+        p.words(x, 26, str(rank), "ink bold", "middle")
     p.words(16, 26, "rank", "soft")
-    for row, axes in enumerate((("tensor",), ("pipe",), ("data",), ("pipe", "tensor"))):
-        p.words(14, 56 + 38 * row, "×".join(axes), "ink")
-        for number, ranks in enumerate(mesh.partition(*axes)):
+    for y, axes in spaced((("tensor",), ("pipe",), ("data",), ("pipe", "tensor")), 38, 38):
+        p.words(14, y + 18, "×".join(axes), "ink")
+        for letter, colour, ranks in zip("abcd", COLOURS, mesh.partition(*axes), strict=False):
             for rank in ranks:
-                p.box(109 + 40 * rank, 38 + 38 * row, 36, 28, COLOURS[number], "abcd"[number])
+                p.box(109 + 40 * rank, y, 36, 28, colour, letter)
     p.words(16, 200, "along expert, of degree 1, each rank is alone", "soft small")
 
 
 @picture(330, "A product cut by columns, then one cut by rows: each rank has a summand")
 def matrices(p: Picture) -> None:
     """x A by columns, φ, then B by rows: two summands."""
-    x, a = [1, 2], [[1, 0, 1, -1], [0, 1, -1, 1]]
-    before = [sum(x[i] * a[i][j] for i in range(2)) for j in range(4)]
-    hidden = [max(0, number) for number in before]
-    b = [[1, 2], [0, 1], [3, 0], [1, 1]]
-    for r in range(2):
-        top, own = 40 + 140 * r, range(2 * r, 2 * r + 2)
+    x, a = torch.tensor([[1, 2]]), torch.tensor([[1, 0, 1, -1], [0, 1, -1, 1]])
+    b = torch.tensor([[1, 2], [0, 1], [3, 0], [1, 1]])
+    before = x @ a
+    hidden = before.relu()
+    for top, r in spaced(range(2), 40, 140):
+        own = slice(2 * r, 2 * r + 2)
         p.words(16, top - 14, f"rank {r}", "ink bold")
         blocks = (
-            ("x", 16, [x], GREY), ("A", 86, [[row[j] for j in own] for row in a], COLOURS[r]),
-            ("x A", 156, [[before[j] for j in own]], COLOURS[r]),
-            ("φ(x A)", 226, [[hidden[j] for j in own]], COLOURS[r]), ("B", 296, [b[j] for j in own], COLOURS[r]),
-            ("summand", 366, [[sum(hidden[j] * b[j][c] for j in own) for c in range(2)]], YELLOW),
+            ("x", x, GREY), ("A", a[:, own], COLOURS[r]), ("x A", before[:, own], COLOURS[r]),
+            ("φ(x A)", hidden[:, own], COLOURS[r]), ("B", b[own], COLOURS[r]),
+            ("summand", hidden[:, own] @ b[own], YELLOW),
         )  # fmt: skip
-        for name, left, rows, colour in blocks:
+        for left, (name, block, colour) in spaced(blocks, 16, 70):
             p.words(left, top + 8, name, "soft small")
-            for i, row in enumerate(rows):
-                for j, number in enumerate(row):
-                    p.box(left + 28 * j, top + 16 + 32 * i, 26, 28, colour, str(number).replace("-", "−"))
-    y = [sum(hidden[j] * b[j][c] for j in range(4)) for c in range(2)]
+            for down, row in spaced(block.tolist(), top + 16, 32):
+                for across, number in spaced(row, left, 28):
+                    p.box(across, down, 26, 28, colour, str(number).replace("-", "−"))
+    y = (hidden @ b)[0].tolist()
     p.words(16, 312, f"all-reduce of both summands: y = ({y[0]}, {y[1]})", "ink")
 
 
@@ -109,10 +106,9 @@ def heads(p: Picture) -> None:
     for rank in range(ranks):
         left = 124 + 156 * rank
         p.words(left + 74, 30, str(rank), "ink bold", "middle")
-        for i in range(queries // ranks):
-            head = rank * queries // ranks + i
+        for x, i in spaced(range(queries // ranks), left, 37):
             for _, y in (names[0], names[2]):
-                p.box(left + 37 * i, y, 35, 28, COLOURS[rank], str(head))
+                p.box(x, y, 35, 28, COLOURS[rank], str(rank * queries // ranks + i))
         p.box(left, names[1][1], 146, 28, COLOURS[rank], f"key head {rank}")
         p.box(left, 176, 146, 28, YELLOW, f"summand {rank}")
         p.line(left + 73, 154, left + 73, 174, arrow=True)
@@ -174,8 +170,7 @@ def played(kind: str, micro_batches: int = MICRO_BATCHES, chunks: int = 1, stage
 def lanes(p: Picture, top: float, name: str, run: Simulation, unit: float) -> None:
     """A lane a rank: micro-batches forward in blue (further chunks green), backward in orange (further: yellow)."""
     p.words(16, top, f"{name}: {run.length:g}", "ink bold")
-    for rank, actions in enumerate(run.ranks):
-        y = top + 8 + 26 * rank
+    for rank, (y, actions) in enumerate(spaced(run.ranks, top + 8, 26)):
         p.words(16, y + 17, str(rank), "soft small")
         p.frame(30, y, unit * run.length, 23, kind="faint")
         for action, start, end in zip(actions, run.starts[rank], run.ends[rank], strict=True):
@@ -215,9 +210,9 @@ def live(p: Picture) -> None:
     left, bottom, width, unit = 36.0, 206.0, 14.6, 26.0
     p.words(16, 22, "alive on rank 0: grey GPipe, blue 1F1B", "soft")
     many, few = (alive(played(kind), 0) for kind in ("gpipe", "1f1b"))
-    for t, (grey, blue) in enumerate(zip(many, few, strict=True)):
-        p.box(left + width * t, bottom - unit * grey, width - 1, unit * grey, GREY)
-        p.box(left + width * t + 4, bottom - unit * blue, width - 7, unit * blue, BLUE)
+    for x, (grey, blue) in spaced(zip(many, few, strict=True), left, width):
+        p.box(x, bottom - unit * grey, width - 1, unit * grey, GREY)
+        p.box(x + 4, bottom - unit * blue, width - 7, unit * blue, BLUE)
     for value in (0, 2, 4, 6):
         p.words(left - 8, bottom - unit * value + 5, str(value), "soft small", "end")
     p.line(left, bottom, left + width * len(many), bottom)
@@ -230,8 +225,7 @@ def routing(p: Picture) -> None:
     """Top-2 routing of six tokens to three experts with capacity: what queues, and what is dropped."""
     capped = capacity(torch.tensor(CHOICES), 3, factor=1.0)
     p.words(16, 24, "first choices queue before second ones", "soft")
-    for e in range(3):
-        y = 48 + 58 * e
+    for y, e in spaced(range(3), 48, 58):
         p.words(16, y + 26, f"expert {e}", "ink")
         queue = [(c, t) for c in range(2) for t, chosen in enumerate(CHOICES) if chosen[c] == e]
         for place in range(max(capped.limit, len(queue))):
@@ -251,15 +245,14 @@ def routing(p: Picture) -> None:
 def exchanged(p: Picture) -> None:
     """Rows on their way: by expert at home, by rank on arrival, by expert again."""
     leaving = (["A0", "A1", "B0", "C0", "D0", "D1"], ["A2", "B1", "B2", "C1", "C2", "D2"])
-    for r in range(2):
-        arrived = [row for source in (0, 1) for row in leaving[source] if row[0] in "ABCD"[2 * r : 2 * r + 2]]
-        for row, (name, rows) in enumerate((("leave", leaving[r]), ("arrive", arrived), ("grouped", sorted(arrived)))):
-            y = 50 + 62 * row
+    for left, r in spaced(range(2), 86, 180):
+        arrived = [row for source in leaving for row in source if row[0] in "ABCD"[2 * r : 2 * r + 2]]
+        for y, name, rows in ((50, "leave", leaving[r]), (112, "arrive", arrived), (174, "grouped", sorted(arrived))):
             if r == 0:
                 p.words(16, y + 20, name, "ink")
-            for i, words in enumerate(rows):
-                p.box(86 + 180 * r + 28 * i, y, 26, 30, COLOURS["ABCD".index(words[0])], words)
-        p.words(86 + 180 * r, 32, f"rank {r}", "ink bold")
+            for x, words in spaced(rows, left, 28):
+                p.box(x, y, 26, 30, COLOURS["ABCD".index(words[0])], words)
+        p.words(left, 32, f"rank {r}", "ink bold")
     p.words(16, 110, "all-to-all", "soft small")
     p.words(16, 172, "sort", "soft small")
     p.words(16, 236, "letter: expert; A and B are on rank 0, C and D on rank 1", "soft")
@@ -269,15 +262,13 @@ def exchanged(p: Picture) -> None:
 @picture(236, "Ring attention on four ranks: whose keys each rank holds in each step")
 def ring_keys(p: Picture) -> None:
     """Which keys each of four ranks attends to in each step, and how much of the matrix counts."""
-    for step in range(4):
-        p.words(100 + 82 * step + 38, 26, f"step {step}", "ink bold", "middle")
-    for r in range(4):
-        y = 38 + 40 * r
+    for x, step in spaced(range(4), 138, 82):
+        p.words(x, 26, f"step {step}", "ink bold", "middle")
+    for y, r in spaced(range(4), 38, 40):
         p.words(16, y + 22, f"rank {r}", "soft")
-        for step in range(4):
+        for x, step in spaced(range(4), 100, 82):
             source = (r - step) % 4
-            said = "own" if step == 0 else f"of {source}"
-            p.box(100 + 82 * step, y, 76, 32, COLOURS[source], said)
+            p.box(x, y, 76, 32, COLOURS[source], f"of {source}" if step else "own")
         p.words(68, y + 22, f"q{r}", "ink")
     p.words(16, 226, "queries stay; colours: the rank that keys and values began on", "soft small")
 
@@ -286,33 +277,25 @@ def ring_keys(p: Picture) -> None:
 def balance(p: Picture) -> None:
     """The causal matrix by chunks: who computes what, cut in order and by zigzag."""
     world, chunks, cell = 4, 8, 23.0
-    for side, title in enumerate(("in order", "zigzag")):
-        left = 16 + 216 * side
+    in_order = [c // 2 for c in range(chunks)]
+    by_zigzag = [r for c in range(chunks) for r in range(world) if c in zigzag(chunks, world, r).tolist()]
+    for left, title, owner in ((16, "in order", in_order), (232, "zigzag", by_zigzag)):
         p.words(left, 24, title, "ink bold")
-        owner = [c // 2 for c in range(chunks)]
-        if side:
-            owner = [0] * chunks
-            for r in range(world):
-                for c in zigzag(chunks, world, r).tolist():
-                    owner[c] = r
-        for q in range(chunks):
-            for k in range(chunks):
-                if k <= q:
-                    x, y = left + cell * k, 36 + cell * q
-                    p.box(x, y, cell - 2, cell - 2, COLOURS[owner[q]], str(owner[q]), hatched=k == q)
-        work = [sum(q + 0.5 for q in range(chunks) if owner[q] == r) for r in range(world)]
-        for r in range(world):
-            p.words(left, 244 + 18 * r, f"rank {r}: {work[r]:g} chunk pairs", "ink small")
+        for q, (y, r) in enumerate(spaced(owner, 36, cell)):
+            for x, k in spaced(range(q + 1), left, cell):
+                p.box(x, y, cell - 2, cell - 2, COLOURS[r], str(r), hatched=k == q)
+        for y, r in spaced(range(world), 244, 18):
+            work = sum(q + 0.5 for q in range(chunks) if owner[q] == r)
+            p.words(left, y, f"rank {r}: {work:g} chunk pairs", "ink small")
     p.words(16, 316, "rows: chunks of queries; columns: of keys; hatched: half", "soft small")
 
 
 @picture(276, "A weight saved on data=2, tensor=2, sharded, and loaded on tensor=4")
 def pieces(p: Picture) -> None:
     """A weight of eight rows: saved by four ranks, loaded by four others."""
-    for i, title in enumerate(("saved: data=2, tensor=2", "loaded: tensor=4")):
-        p.words(16 + 230 * i, 24, title, "ink bold")
-    for row in range(8):
-        y = 36 + 26 * row
+    p.words(16, 24, "saved: data=2, tensor=2", "ink bold")
+    p.words(246, 24, "loaded: tensor=4", "ink bold")
+    for y, row in spaced(range(8), 36, 26):
         t, d = row // 4, row % 4 // 2
         p.box(16, y, 180, 23, COLOURS[2 * t + d], f"tensor {t}, data {d}: row {row}")
         p.line(200, y + 12, 242, y + 12, arrow=True)
