@@ -15,7 +15,7 @@ from lab.model.transformer import SIZES
 from reference.benchmarking.flops import flops
 from reference.benchmarking.roofline import Bound, Device, roofline
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture
+from .picture import BLUE, GREEN, GREY, ORANGE, QUARTERS, YELLOW, Chart, Lane, Picture, picture, spaced
 
 A100 = cluster("dgx-a100", 8).device
 GPT2 = SIZES["small"]
@@ -23,22 +23,19 @@ FIRST = (180.0, 42.0, 14.0)  # ms of the first steps, and of those after them: t
 STEADY = (10.2, 9.9, 10.0, 10.4, 9.8, 10.1, 19.6, 10.0, 9.9, 10.1)
 
 
-def queue(kernels: Sequence[float], ask: float) -> tuple[list[Bar], list[Bar]]:
+def queue(kernels: Sequence[tuple[str, float]], ask: float, words: str = "") -> tuple[Lane, Lane]:
     """What the host asks for, and what the device does: a kernel starts when it is asked for and the last has ended."""
-    asked, done = list[Bar](), list[Bar]()
-    free = 0.0
-    for i, takes in enumerate(kernels):
-        asked.append((i * ask, ask, ""))
-        start = max(free, (i + 1) * ask)
-        done.append((start, takes, f"kernel {i + 1}"))
-        free = start + takes
+    asked, done = Lane(), Lane()
+    for name, takes in kernels:
+        asked.add(0, ask, words)
+        done.add(asked.end, takes, name)
     return asked, done
 
 
 @picture(236, "A host asks for three kernels and runs ahead of the device")
 def clock(p: Picture) -> None:
-    asked, done = queue((100, 100, 100), 10)
-    us, asked_by, end = 1.25, asked[-1][0] + asked[-1][1], done[-1][0] + done[-1][1]
+    asked, done = queue([(f"kernel {i}", 100) for i in (1, 2, 3)], 10)
+    us, asked_by, end = 1.25, asked.end, done.end
     p.words(62, 72, "host", "soft")
     p.words(62, 132, "device", "soft")
     p.bars(80, us, asked, BLUE, 28)
@@ -66,22 +63,15 @@ def samples(p: Picture) -> None:
         p.parts.append(f'<path d="M{left:g} {height(ms):g} H{right:g}" class="faint"/>')
         p.words(left - 8, height(ms) + 5, str(ms), "soft small", "end")
     every = [*FIRST, *STEADY]
-    for i, ms in enumerate(every):
-        x = left + 18 + 27.5 * i
-        p.parts.append(
-            f'<circle cx="{x:g}" cy="{height(ms):.1f}" r="6" fill="{ORANGE if i < 3 else BLUE}" class="rim"/>'
-        )
-        p.words(x, bottom + 18, str(i + 1), "soft small", "middle")
+    for i, (x, ms) in enumerate(spaced(every, left + 18, 27.5), 1):
+        colour = ORANGE if i <= len(FIRST) else BLUE
+        p.parts.append(f'<circle cx="{x:g}" cy="{height(ms):.1f}" r="6" fill="{colour}" class="rim"/>')
+        p.words(x, bottom + 18, str(i), "soft small", "middle")
     p.words(left + 96, height(every[0]) + 5, "warm-up: compiles, allocates")
     p.words(left + 18 + 27.5 * 9, height(19.6) - 14, "a hiccup", "ink", "middle")
-    mean, median = statistics.mean(STEADY), statistics.median(STEADY)
-    p.words(16, 274, f"Steps 4 to 13: mean {mean:.1f} ms, median {median:.2f} ms.", "soft")
-    p.words(
-        16,
-        293,
-        f"All thirteen: mean {statistics.mean(every):.1f} ms, median {statistics.median(every):.1f} ms.",
-        "soft",
-    )
+    mean, median = statistics.mean, statistics.median
+    p.words(16, 274, f"Steps 4 to 13: mean {mean(STEADY):.1f} ms, median {median(STEADY):.2f} ms.", "soft")
+    p.words(16, 293, f"All thirteen: mean {mean(every):.1f} ms, median {median(every):.1f} ms.", "soft")
 
 
 @picture(268, "The interval of a ratio after 8, 32 and 128 pairs, and the bar of 1.1")
@@ -93,16 +83,17 @@ def ratios(p: Picture) -> None:
     def across(log: float) -> float:
         return 20 + 390 * (math.exp(log) - 0.7) / 1.2
 
-    for i, n in enumerate((8, 32, 128)):
-        y, taken = 52 + 62 * i, drawn[:n]
+    for y, taken in spaced((drawn[:8], drawn[:32], drawn), 52, 62):
         low, high = interval(numpy.array(taken), 0.01)
-        p.words(424, y, f"{n} pairs: {math.exp(low):.2f} to {math.exp(high):.2f}", "ink bold", "end")
+        p.words(424, y, f"{len(taken)} pairs: {math.exp(low):.2f} to {math.exp(high):.2f}", "ink bold", "end")
         p.box(across(low), y + 12, across(high) - across(low), 20, BLUE)
-        for log in taken:
-            p.line(across(log), y + 34, across(log), y + 41)
-        p.line(across(statistics.median(taken)), y + 8, across(statistics.median(taken)), y + 36)
-    p.line(across(math.log(bar)), 30, across(math.log(bar)), 222, dashed=True)
-    p.words(across(math.log(bar)), 22, f"asked for: {bar}", "ink", "middle")
+        for x in map(across, taken):
+            p.line(x, y + 34, x, y + 41)
+        middle = across(statistics.median(taken))
+        p.line(middle, y + 8, middle, y + 36)
+    least = across(math.log(bar))
+    p.line(least, 30, least, 222, dashed=True)
+    p.words(least, 22, f"asked for: {bar}", "ink", "middle")
     p.line(16, 224, 424, 224)
     for ratio in (0.8, 1.0, 1.2, 1.4, 1.6, 1.8):
         p.words(across(math.log(ratio)), 242, f"{ratio:.1f}", "soft small", "middle")
@@ -120,35 +111,29 @@ def modes(p: Picture) -> None:
     """What each mode of benchmark_model holds, at the least that the roofline allows."""
     forward, backward = (1e3 * sum(b[way].seconds for b in bounds().values()) for way in ("forward", "backward"))
     adamw = 1e3 * 28 * of_config(GPT2).parameters / A100.hbm_bytes_per_s
-    parts = (("forward", forward, BLUE), ("backward", backward, ORANGE), ("AdamW", adamw, GREEN))
-    for i, name in enumerate(("forward", "forward_backward", "step")):
-        x, y, ms = 16.0, 30 + 58 * i, 13.0
-        held = parts[: i + 1]
-        p.words(x, y, f"{name}: {sum(took for _, took, _ in held):.1f} ms", "ink bold")
-        for part, took, colour in held:
-            p.box(x, y + 8, took * ms - 2, 28, colour, f"{part} {took:.1f}" if took > 5 else "")
-            x += took * ms
+    parts = (
+        (forward, BLUE, f"forward {forward:.1f}"),
+        (backward, ORANGE, f"backward {backward:.1f}"),
+        (adamw, GREEN, ""),
+    )
+    for y, name, many in ((30, "forward", 1), (88, "forward_backward", 2), (146, "step", 3)):
+        p.words(16, y, f"{name}: {sum(took for took, _, _ in parts[:many]):.1f} ms", "ink bold")
+        p.stack(16, y + 8, 13, parts[:many], 28)
     p.words(16, 212, f"Green: AdamW, {adamw:.1f} ms. Not in any mode: drawing tokens, copies.", "soft small")
 
 
 @picture(248, "Two ranges on the host, their kernels, and the ranges projected onto the device")
 def ranges(p: Picture) -> None:
-    names = ("q kᵀ", "softmax", "p v", "up", "down")
-    asked, done = queue((60, 90, 60, 90, 90), 12)
+    asked, done = queue((("q kᵀ", 60), ("softmax", 90), ("p v", 60), ("up", 90), ("down", 90)), 12)
     us = 0.98
-    for y, lane in (
-        (26, "host: ranges"),
-        (96, "device: kernels"),
-        (166, "device: ranges, projected"),
-    ):
+    for y, lane in spaced(("host: ranges", "device: kernels", "device: ranges, projected"), 26, 70):
         p.words(16, y, lane, "soft")
     for first, last, name, colour in ((0, 2, "attention", BLUE), (3, 4, "mlp", GREEN)):
         host = asked[last][0] + asked[last][1] - asked[first][0]
         device = done[last][0] + done[last][1] - done[first][0]
-        p.box(16 + asked[first][0] * us, 36, host * us - 2, 28, colour)
-        p.box(16 + done[first][0] * us, 176, device * us - 2, 28, colour, f"{name}: {device:.0f} µs")
-        for i in range(first, last + 1):
-            p.box(16 + done[i][0] * us, 106, done[i][1] * us - 2, 28, colour, names[i])
+        p.bars(36, us, [(asked[first][0], host, "")], colour, 28)
+        p.bars(176, us, [(done[first][0], device, f"{name}: {device:.0f} µs")], colour, 28)
+        p.bars(106, us, done[first : last + 1], colour, 28)
     p.words(88, 55, "attention 36 µs, mlp 24 µs", "ink")
     p.line(16, 226, 424, 226, arrow=True)
     p.words(16, 244, "time", "soft small")
@@ -174,19 +159,15 @@ def self_time(p: Picture) -> None:
 def square(p: Picture) -> None:
     c = Chart(p, (1024, 131072), (0, 1), log_y=False)
     lengths = [2**i for i in range(10, 18)]
-    c.axes(
-        "context, tokens", "share of a forward pass's FLOPs", {n: f"{n // 1024}k" for n in lengths},
-        {y / 4: f"{y * 25} %" for y in range(5)},
-    )  # fmt: skip
+    c.axes("context, tokens", "share of a forward pass's FLOPs", {n: f"{n // 1024}k" for n in lengths}, QUARTERS)
     points = []
     for n in lengths:
         counted = {name: f.forward for name, f in flops(GPT2, batch=1, context=n).items()}
         points.append((n, (counted["scores"] + counted["values"]) / sum(counted.values())))
     c.curve([(n, 1 - share) for n, share in points], BLUE, dashed=True)
     c.curve(points, ORANGE)
-    for at in (0, 5):
-        c.dot(*points[at], ORANGE)
-        c.say(*points[at], f"{points[at][1]:.0%}", "middle", dx=6 if at == 0 else -18, dy=-12)
+    for (n, share), dx in ((points[0], 6), (points[5], -18)):
+        c.dot(n, share, ORANGE, f"{share:.0%}", "middle", dx, -12)
     c.say(2048, 0.87, "linear layers", dx=14, dy=-6)
     c.say(2048, 0.13, "q kᵀ and p v", dx=14, dy=22)
 
@@ -194,18 +175,15 @@ def square(p: Picture) -> None:
 @picture(312, "The layers of GPT-2's size on the roofline of an A100")
 def layers(p: Picture) -> None:
     c = Chart(p, (8, 2048), (16, 700))
-    c.axes(
-        "intensity, FLOPs per byte", "TFLOP/s at most, A100, bfloat16",
-        {x: f"{x:,}" for x in (8, 32, 128, 512, 2048)}, {y: str(y) for y in (20, 50, 100, 200, 500)},
-    )  # fmt: skip
+    intensities, speeds = (8, 32, 128, 512, 2048), (20, 50, 100, 200, 500)
+    c.axes("intensity, FLOPs per byte", "TFLOP/s at most, A100, bfloat16", intensities, speeds)
     ridge = A100.peak_flops / A100.hbm_bytes_per_s
     c.curve([(x, min(A100.peak_flops, x * A100.hbm_bytes_per_s) / 1e12) for x in (8, ridge, 2048)], GREY)
     c.say(ridge, A100.peak_flops / 1e12, f"ridge: {ridge:.0f}", "middle", dy=-10)
     for name, colour, dx, dy in (("scores", ORANGE, 12, 6), ("q_proj", BLUE, 0, 24), ("head", GREEN, 0, -14)):
         b = bounds()[name]["forward"]
-        reached = b.flops / b.seconds / 1e12
-        c.dot(b.intensity, reached, colour)
-        c.say(b.intensity, reached, f"{name}: {b.intensity:.0f}", "start" if dx else "middle", dx, dy)
+        anchor = "start" if dx else "middle"
+        c.dot(b.intensity, b.flops / b.seconds / 1e12, colour, f"{name}: {b.intensity:.0f}", anchor, dx, dy)
 
 
 @picture(226, "Four ranks of which one is slow: the others wait for it")
@@ -213,8 +191,7 @@ def waiting(p: Picture) -> None:
     """Four ranks, of which one is slow: seconds of the worked example."""
     typical, ms = (100, 104, 150, 98), 2.3
     slowest = max(typical)
-    for r, took in enumerate(typical):
-        y = 30 + 38 * r
+    for r, (y, took) in enumerate(spaced(typical, 30, 38)):
         p.words(16, y + 20, f"rank {r}")
         p.box(72, y, took * ms - 2, 30, YELLOW if took == slowest else BLUE, f"computes {took} ms")
         if took < slowest:
@@ -228,11 +205,10 @@ def waiting(p: Picture) -> None:
 def launches(p: Picture) -> None:
     """Eight small kernels, one launch each, and as a graph."""
     us, kernel, ask = 6.0, 4.0, 7.0
-    asked, done = queue((kernel,) * 8, ask)
-    end = done[-1][0] + done[-1][1]
-    p.words(16, 24, f"eight launches: {end:.0f} µs", "ink bold")
-    p.bars(34, us, [(start, long, "ask") for start, long, _ in asked], BLUE, 26)
-    p.bars(66, us, [(start, long, "") for start, long, _ in done], ORANGE, 26)
+    asked, done = queue([("", kernel)] * 8, ask, "ask")
+    p.words(16, 24, f"eight launches: {done.end:.0f} µs", "ink bold")
+    p.bars(34, us, asked, BLUE, 26)
+    p.bars(66, us, done, ORANGE, 26)
     graph = ask + 8 * kernel
     p.words(16, 130, f"one graph: {graph:.0f} µs", "ink bold")
     p.box(16, 140, ask * us - 2, 26, GREEN, "ask")
