@@ -2,7 +2,7 @@
 
 from lab.cluster.hardware import cluster
 
-from .picture import BLUE, GREY, ORANGE, Chart, Picture, picture
+from .picture import BLUE, GREY, ORANGE, Chart, Lane, Picture, picture, spaced
 
 A100 = cluster("dgx-a100", 8).device
 ASK = 10e-6  # seconds that the host needs to ask for a kernel, as in Figure 1
@@ -39,20 +39,16 @@ def pace(p: Picture) -> None:
     """Three linear layers, with a batch and with twice the batch, where host, memory and arithmetic set the pace."""
     left, us = 52.0, 1.82
     rows = (("overhead", 2048, 128), ("memory", 4096, 8), ("compute", 4096, 256))
-    for i, (name, width, tokens) in enumerate(rows):
-        y = 22 + 102 * i
+    for y, (name, width, tokens) in spaced(rows, 22, 102):
         p.words(16, y, name, "ink bold")
         p.words(424, y, f"width {width:,}, {tokens} and {2 * tokens} tokens", "soft", "end")
-        for times in (1, 2):
-            top, free = y + 10 + 38 * (times - 1), 0.0
+        for top, times in ((y + 10, 1), (y + 48, 2)):
             p.words(left - 10, top + 22, f"{times} ×", "ink", "end")
-            for k in range(3):
-                asked, takes = 1e6 * (k + 1) * ASK, 1e6 * device(width, times * tokens)
-                p.box(left + (asked - 1e6 * ASK) * us, top, 1e6 * ASK * us - 2, 10, BLUE)
-                start = max(free, asked)
-                free = start + takes
-                p.box(left + start * us, top + 13, takes * us - 1.5, 18, ORANGE)
-            p.words(left + free * us + 6, top + 27, f"{free:.0f} µs", "ink")
+            asks, kernels, takes = Lane(), Lane(), 1e6 * device(width, times * tokens)
+            for _ in range(3):
+                p.box(left + asks.add(0, 1e6 * ASK) * us, top, 1e6 * ASK * us - 2, 10, BLUE)
+                p.box(left + kernels.add(asks.end, takes) * us, top + 13, takes * us - 1.5, 18, ORANGE)
+            p.words(left + kernels.end * us + 6, top + 27, f"{kernels.end:.0f} µs", "ink")
     p.words(16, 326, "blue: the host asks, 10 µs; orange: a kernel", "soft")
     p.words(16, 345, "1 ×, 2 ×: the batch, and twice the batch", "soft")
 
@@ -61,10 +57,7 @@ def pace(p: Picture) -> None:
 def doubling(p: Picture) -> None:
     c = Chart(p, (1, 16384), (5, 2000))
     c.bottom, c.right = c.bottom - 4, c.right - 6
-    c.axes(
-        "tokens in a batch", "µs a layer, at least; A100, bfloat16",
-        {4**i: f"{4**i:,}" for i in range(8)}, {y: f"{y:,}" for y in (10, 100, 1000)},
-    )  # fmt: skip
+    c.axes("tokens in a batch", "µs a layer, at least; A100, bfloat16", [4**i for i in range(8)], (10, 100, 1000))
     for width, colour, dashed in ((4096, BLUE, False), (1024, ORANGE, True)):
         c.curve([(2 ** (i / 8), 1e6 * layer(width, 2 ** (i / 8))) for i in range(8 * 14 + 1)], colour, dashed)
         for tokens in (8, 4096) if width == 4096 else ():
@@ -93,17 +86,16 @@ def fused(p: Picture) -> None:
     for left, name, memory, kernels, moves in rows:
         cell = 61 if len(memory) == 4 else 48
         p.words(left, 24, name, "ink bold")
-        for i, words in enumerate(memory):
-            p.box(left + cell * i, 36, cell - 6, 34, BLUE, words)
+        for x, words in spaced(memory, left, cell):
+            p.box(x, 36, cell - 6, 34, BLUE, words)
         for start, wide, words in kernels:
             p.box(left + start, 136, wide, 34, ORANGE, words)
         for i, shift, read in moves:
             x = left + cell * i + (cell - 6) / 2 + shift
             p.line(x, *(73, x, 132) if read else (133, x, 74), arrow=True)
         moved = 2 * 8192 * 2048 * len(moves)
-        took = moved / A100.hbm_bytes_per_s
         p.words(left, 194, f"{len(moves)} moves: {moved / 1e6:.0f} MB", "ink")
-        p.words(left, 214, f"{1e6 * took:.0f} µs", "ink bold")
+        p.words(left, 214, f"{1e6 * moved / A100.hbm_bytes_per_s:.0f} µs", "ink bold")
     p.line(268, 14, 268, 216, dashed=True)
     p.words(16, 242, "an arrow: a number of 2 bytes, 16.8 million times", "soft")
 
@@ -114,8 +106,7 @@ def measured(p: Picture) -> None:
     ms = 2.9
     p.words(16, 24, "one core of a CPU, ms", "soft")
     p.words(424, 24, "bound / measured", "soft", "end")
-    for i, (name, fresh, old, flops, moved) in enumerate(MEASURED):
-        y = 38 + 31 * i
+    for y, (name, fresh, old, flops, moved) in spaced(MEASURED, 38, 31):
         bound = 1e3 * max(flops / PEAK, moved / BANDWIDTH)
         p.words(104, y + 17, name, "ink", "end")
         known = max(bound, min(old, fresh))

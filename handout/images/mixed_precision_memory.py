@@ -6,7 +6,7 @@ from lab.model.transformer import MODELS, SIZES
 from reference.benchmarking.flops import flops
 from reference.mixed_precision.accounting import Account, accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture, picture
+from .picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture, picture, spaced
 
 Moment = tuple[float, float, float, float, float]  # time; bytes of parameters, moments, gradients, activations
 
@@ -57,7 +57,7 @@ def account(p: Picture) -> None:
     last = points[-1][0]
     c = Chart(p, (0, last), (0, 16), log_x=False, log_y=False)
     c.bottom -= 46
-    c.axes("", "GiB, float32", {}, {y: str(y) for y in range(0, 17, 4)})
+    c.axes("", "GiB, float32", (), range(0, 17, 4))
     below = [0.0] * len(points)
     for part, colour in ((1, BLUE), (2, ORANGE), (3, GREEN), (4, GREY)):
         above = [low + point[part] / 2**30 for low, point in zip(below, points, strict=True)]
@@ -68,9 +68,9 @@ def account(p: Picture) -> None:
             p.parts.append(f'<path d="M{path}Z" fill="{fill}"/>')
         below = above
     for step, start in (("first step", 0.0), ("second step", last / 2)):
-        at, peak = max(((point[0], sum(point[1:])) for point in points if start <= point[0] <= start + last / 2),
-                       key=lambda found: found[1])  # fmt: skip
-        c.say(at, peak / 2**30, f"{peak / 2**30:.1f}", "middle", dy=-8)
+        of_step = [(sum(point[1:]) / 2**30, point[0]) for point in points if start <= point[0] <= start + last / 2]
+        peak, at = max(of_step, key=lambda held: held[0])
+        c.say(at, peak, f"{peak:.1f}", "middle", dy=-8)
         x, y = c.at(start + last / 4, 0)
         p.words(x, y + 38, step, "ink bold", "middle")
         for name, middle in (("forward", start + 6), ("backward", start + 26)):
@@ -85,18 +85,16 @@ def account(p: Picture) -> None:
 def activations(p: Picture) -> None:
     """A step's GB over the context, for two models: the states, and activations whole and checkpointed."""
     px = 1.2  # a GB
-    for k, (name, words) in enumerate((("small", "0.16 billion parameters"), ("xl", "1.4 billion parameters"))):
-        top = 22 + 168 * k
+    for top, name, words in ((22, "small", "0.16 billion parameters"), (190, "xl", "1.4 billion parameters")):
         p.words(16, top, words, "ink bold")
-        for i, n in enumerate(2**j for j in range(10, 15)):
-            y = top + 10 + 28 * i
+        for y, n in spaced((1024, 2048, 4096, 8192, 16_384), top + 10, 28):
             p.words(48, y + 15, f"{n // 1024}k", "ink", "end")
-            for row, (segment, colour) in enumerate(((None, ORANGE), (1, BLUE))):
+            for line, segment, colour in ((y, None, ORANGE), (y + 11, 1, BLUE)):
                 of_step = accounting(MODELS[name], batch=1, context=n, precision="bfloat16", segment=segment)
                 states = (of_step.total - of_step.activations) / 1e9
-                p.box(56, y + 11 * row, states * px, 10, GREY)
-                p.box(56 + states * px, y + 11 * row, of_step.activations / 1e9 * px, 10, colour, hatched=not row)
-                if not row:
+                p.box(56, line, states * px, 10, GREY)
+                p.box(56 + states * px, line, of_step.activations / 1e9 * px, 10, colour, hatched=segment is None)
+                if segment is None:
                     p.words(61 + of_step.total / 1e9 * px, y + 10, f"{of_step.total / 1e9:.0f}", "soft small")
         p.line(56 + 80 * px, top + 6, 56 + 80 * px, top + 146, dashed=True)
         p.words(62 + 80 * px, top + 18, "80 GB", "soft small")
@@ -107,28 +105,23 @@ def activations(p: Picture) -> None:
 def selective(p: Picture) -> None:
     """One block of GPT-2's size in bfloat16: bytes kept and extra FLOPs, by what is forgotten."""
     config, shape = replace(SIZES["small"], layers=1), {"batch": 8, "context": 1024}
-    whole, ends = (
-        accounting(replace(config, layers=n), **shape, precision="bfloat16").activations for n in (1, 0)
-    )  # fmt: skip
+    whole, ends = (accounting(replace(config, layers=n), **shape, precision="bfloat16").activations for n in (1, 0))
     counted = {name: f.forward for name, f in flops(config, **shape).items() if name != "head"}
     forward_and_backward = 3 * sum(counted.values())
     scores, values = (counted[name] / forward_and_backward for name in ("scores", "values"))
     numbers = 2 * 8 * 1024  # bytes of one number per token
     matrix = 2 * 8 * config.heads * 1024**2 + 1024**2  # of probabilities, and the mask
+    block, products = whole - ends, numbers * (6 * config.width + 2 * config.hidden)
     rows = (
-        ("everything kept", whole - ends, 0.0),
-        ("attention's matrix forgotten", whole - ends - matrix, scores),
-        (
-            "only input and products with weights kept",
-            numbers * (6 * config.width + 2 * config.hidden),
-            scores + values,
-        ),
-        ("only the input kept", numbers * config.width, 1 / 3),
+        ("everything kept", GREY, block, 0.0),
+        ("attention's matrix forgotten", BLUE, block - matrix, scores),
+        ("only input and products with weights kept", GREEN, products, scores + values),
+        ("only the input kept", ORANGE, numbers * config.width, 1 / 3),
     )
-    for i, (name, kept, extra) in enumerate(rows):
-        y, long = 24 + 56 * i, kept / (whole - ends) * 230
+    for y, (name, colour, kept, extra) in spaced(rows, 24, 56):
+        long = kept / block * 230
         p.words(16, y, name, "ink")
-        p.box(16, y + 7, long, 24, (GREY, BLUE, GREEN, ORANGE)[i])
+        p.box(16, y + 7, long, 24, colour)
         said = f"{kept / 2**20:.0f} MiB" + (f", {extra:.1%} more FLOPs".replace("%", " %") if extra else "")
         p.words(24 + long, y + 24, said, "ink bold")
     p.words(16, 252, "a block of GPT-2's size, batch 8, bfloat16", "soft")
