@@ -3,7 +3,7 @@
 from lab.cluster.hardware import cluster
 from reference.flash_attention.accounting import accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Lane, Picture, picture, spaced
 
 H100 = cluster("dgx-h100", 8).device
 SCORES = (1, 4, 2, 8)  # of the worked example: exp of each
@@ -16,11 +16,10 @@ def traffic(p: Picture) -> None:
     p.words(16, 26, "Plain attention: three kernels", "ink bold")
     for y, there in ((80, "memory"), (154, "chip"), (276, "memory"), (340, "chip")):
         p.words(16, y, there, "soft")
-    for i, (name, colour) in enumerate((("q, k", GREEN), ("S", ORANGE), ("P", ORANGE), ("v, o", GREEN))):
-        p.box(86 + 88 * i, 60, 62, 32, colour, name, hatched=colour == ORANGE)
-        p.words(117 + 88 * i, 52, large if colour == ORANGE else f"2 × {small}", "soft small", "middle")
-    for i, name in enumerate(("q kᵀ", "softmax", "P v")):
-        x = 130 + 88 * i
+    for x, (name, colour) in spaced((("q, k", GREEN), ("S", ORANGE), ("P", ORANGE), ("v, o", GREEN)), 86, 88):
+        p.box(x, 60, 62, 32, colour, name, hatched=colour == ORANGE)
+        p.words(x + 31, 52, large if colour == ORANGE else f"2 × {small}", "soft small", "middle")
+    for x, name in spaced(("q kᵀ", "softmax", "P v"), 130, 88):
         p.box(x, 134, 62, 32, BLUE, name)
         p.line(x - 4, 94, x + 16, 130, arrow=True)
         p.line(x + 46, 130, x + 66, 94, arrow=True)
@@ -42,35 +41,31 @@ def traffic(p: Picture) -> None:
 def tiles(p: Picture) -> None:
     p.words(230, 24, "keys and values, a tile at a time →", "soft", "middle")
     side = 62
-    for j in range(4):
-        p.box(120 + side * j, 36, side - 4, 24, GREEN, f"k, v {j}")
-    for i in range(4):
-        p.box(56, 66 + side * i, side - 4, side - 4, ORANGE, f"q {i}")
-        for j in range(4):
-            x, y = 120 + side * j, 66 + side * i
-            if j > i:
-                p.frame(x, y, side - 4, side - 4)
-            else:
-                p.box(x, y, side - 4, side - 4, YELLOW if i == j else BLUE, "i ≥ j" if i == j else "all")
+    for x, j in spaced(range(4), 120, side):
+        p.box(x, 36, side - 4, 24, GREEN, f"k, v {j}")
+    for y, i in spaced(range(4), 66, side):
+        p.box(56, y, side - 4, side - 4, ORANGE, f"q {i}")
+        for x, j in spaced(range(4), 120, side):
+            colour, words = (BLUE, "all") if j < i else (YELLOW, "i ≥ j") if i == j else (None, "")
+            p.box(x, y, side - 4, side - 4, colour, words)
     p.words(16, 340, "A tile of queries walks along its row and keeps", "ink bold")
     kept = (("m", 30, "the largest score so far"), ("l", 30, "the sum of exponentials"), ("acc", 110, "Σ P v so far"))
-    for i, (name, w, said) in enumerate(kept):
-        p.box(16, 352 + 36 * i, w, 28, BLUE, name)
-        p.words(140, 371 + 36 * i, said, "soft")
+    for y, (name, w, said) in spaced(kept, 352, 36):
+        p.box(16, y, w, 28, BLUE, name)
+        p.words(140, y + 19, said, "soft")
 
 
 @picture(236, "Which warp has which scores, in version 1 and in version 2")
 def warps(p: Picture) -> None:
-    colours, side = (BLUE, GREEN, YELLOW, ORANGE), 144
-    for x, name, whose in ((28, "version 1", "keys"), (252, "version 2", "queries")):
-        p.words(x, 26, f"{name}: by {whose}", "ink bold")
-        for i, colour in enumerate(colours):
-            along, across = side / 4 * i, side / 4 - 3
-            place = (x + along, 44, across, side) if whose == "keys" else (x, 44 + along, side, across)
+    side = 144
+    for x, by_keys in ((28, True), (252, False)):
+        p.words(x, 26, "version 1: by keys" if by_keys else "version 2: by queries", "ink bold")
+        for i, (along, colour) in enumerate(spaced((BLUE, GREEN, YELLOW, ORANGE), 0, side / 4)):
+            across = side / 4 - 3
+            place = (x + along, 44, across, side) if by_keys else (x, 44 + along, side, across)
             p.box(*place, colour, f"{i}")
         p.line(x - 8, 98, x + side + 8, 98, dashed=True)
-        told = "each row in 4 parts" if whose == "keys" else "each row whole"
-        p.words(x, 212, told, "soft")
+        p.words(x, 212, "each row in 4 parts" if by_keys else "each row whole", "soft")
 
 
 @picture(306, "Online softmax of four scores in two tiles: older weights shrink when m rises")
@@ -82,12 +77,11 @@ def online(p: Picture) -> None:
         ("m rises: × α", f"α = {first}/{largest}", [e / largest for e in SCORES[:2]]),
         ("after tile 2", f"m = ln {largest}", [e / largest for e in SCORES]),
     )
-    for i, (title, rule, weights) in enumerate(panels):
-        left = 16 + 140 * i
+    for left, (title, rule, weights) in spaced(panels, 16, 140):
         p.words(left, 26, title, "ink bold")
         p.words(left, 46, rule, "soft")
-        for j, weight in enumerate(weights):
-            x, h = left + 31 * j, 150 * weight
+        for j, (x, weight) in enumerate(spaced(weights, left, 31)):
+            h = 150 * weight
             p.box(x, 226 - h, 27, h, BLUE if j < 2 else ORANGE)
             p.words(x + 13, 220 - h, _fraction(weight), "ink small", "middle")
             p.words(x + 13, 243, f"ln {SCORES[j]}", "soft small", "middle")
@@ -105,16 +99,11 @@ def _fraction(x: float) -> str:
 def programs(p: Picture) -> None:
     """Vector addition: a program a block, and a mask for the last."""
     n, block = 10, 4
-    for i in range(3):
-        x = 16 + 140 * i
-        p.words(x, 26, f"program {i}", "ink bold")
-        p.words(x, 46, f"offs = {block * i} … {block * i + 3}", "soft")
-        for j in range(block):
-            at = i * block + j
-            if at < n:
-                p.box(x + 32 * j, 62, 28, 34, (BLUE, ORANGE, GREEN)[i], str(at))
-            else:
-                p.frame(x + 32 * j, 62, 28, 34, str(at))
+    for left, (i, colour) in spaced(enumerate((BLUE, ORANGE, GREEN)), 16, 140):
+        p.words(left, 26, f"program {i}", "ink bold")
+        p.words(left, 46, f"offs = {block * i} … {block * i + 3}", "soft")
+        for x, at in spaced(range(block * i, block * (i + 1)), left, 32):
+            p.box(x, 62, 28, 34, colour if at < n else None, str(at))
     p.line(16, 116, 16 + 140 * 2 + 60, 116)
     p.words(16, 138, "the tensor in memory ends here: n = 10", "soft")
     p.line(356, 116, 356, 100, arrow=True)
@@ -126,15 +115,13 @@ def addresses(p: Picture) -> None:
     """A tile of addresses from two ranges of offsets: rows down, columns across."""
     rows, columns, block = 4, 6, (2, 4)
     p.words(16, 26, "x: 4 rows, 6 columns, stride_row = 6, stride_column = 1", "soft")
-    for i in range(rows):
-        p.words(16, 62 + 36 * i, f"row {i}", "soft")
-        for j in range(columns + 2):
-            x, y = 70 + 44 * j, 40 + 36 * i
-            inside = i >= rows - block[0] and j >= 4
-            if j >= columns and inside:
-                p.frame(x, y, 40, 32, str(i * columns + j))
-            elif j < columns:
-                p.box(x, y, 40, 32, ORANGE if inside else GREY, str(i * columns + j))
+    for y, i in spaced(range(rows), 40, 36):
+        p.words(16, y + 22, f"row {i}", "soft")
+        for x, j in spaced(range(columns + 2), 70, 44):
+            in_tile = i >= rows - block[0] and j >= 4
+            if in_tile or j < columns:
+                colour = None if j >= columns else ORANGE if in_tile else GREY
+                p.box(x, y, 40, 32, colour, str(i * columns + j))
     p.words(16, 210, "offs_m = 2, 3   offs_n = 4, 5, 6, 7", "ink bold")
     p.words(16, 232, "address = x + offs_m[:, None] · 6 + offs_n[None, :]", "soft")
     p.words(16, 254, "18, 19 belong to row 3: the mask leaves them out.", "soft")
@@ -161,20 +148,18 @@ def kept(p: Picture) -> None:
 
 @picture(268, "dq sums along a row of tiles, dk and dv down a column: two kernels")
 def backward(p: Picture) -> None:
-    for left, title, rule in (
-        (16, "dq: owns queries", "sums over keys →"),
-        (232, "dk, dv: own keys", "sum over queries ↓"),
-    ):
+    panels = ((16, "dq: owns queries", "sums over keys →"), (232, "dk, dv: own keys", "sum over queries ↓"))
+    for left, title, rule in panels:
         p.words(left, 26, title, "ink bold")
         p.words(left, 46, rule, "soft")
-        for i in range(4):
-            for j in range(i + 1):
+        for y, i in spaced(range(4), 58, 40):
+            for x, j in spaced(range(i + 1), left, 46):
                 mine = i == 2 if left < 100 else j == 1
-                p.box(left + 46 * j, 58 + 40 * i, 42, 36, YELLOW if mine else GREY, "dS" if mine else "")
-    p.box(16 + 46 * 3 + 8, 138, 42, 36, ORANGE, "dq 2")
-    p.line(16 + 46 * 3 - 2, 156, 16 + 46 * 3 + 6, 156, arrow=True)
-    p.box(232 + 46, 226, 62, 32, GREEN, "dk, dv 1")
-    p.line(232 + 46 + 21, 216, 232 + 46 + 21, 224, arrow=True)
+                p.box(x, y, 42, 36, YELLOW if mine else GREY, "dS" if mine else "")
+    p.box(162, 138, 42, 36, ORANGE, "dq 2")
+    p.line(152, 156, 160, 156, arrow=True)
+    p.box(278, 226, 62, 32, GREEN, "dk, dv 1")
+    p.line(299, 216, 299, 224, arrow=True)
     p.words(16, 246, "One owner a sum: no atomics.", "soft")
 
 
@@ -185,10 +170,8 @@ def roofline(p: Picture) -> None:
     naive, flash = (accounting(**shape, algorithm=a, direction="forward") for a in ("naive", "flash"))
     once = flash.flops / (16 * 8192 * (4 * 128 * 2 + 4))  # each tensor crosses once; the cache serves the rest
     c = Chart(p, (16, 4096), (50, 1500))
-    c.axes(
-        "FLOPs per byte", "TFLOP/s at most, H100, bfloat16",
-        {x: f"{x:,}" for x in (16, 64, 256, 1024, 4096)}, {y: f"{y:,}" for y in (50, 100, 200, 500, 1000)},
-    )  # fmt: skip
+    intensities, speeds = (16, 64, 256, 1024, 4096), (50, 100, 200, 500, 1000)
+    c.axes("FLOPs per byte", "TFLOP/s at most, H100, bfloat16", intensities, speeds)
 
     def roof(intensity: float) -> float:
         return min(H100.peak_flops, intensity * H100.hbm_bytes_per_s) / 1e12
@@ -201,8 +184,7 @@ def roofline(p: Picture) -> None:
         (flash.intensity, BLUE, f"flash, cache misses all: {flash.intensity:.0f}", "start", 12, 8),
         (once, GREEN, f"flash, cache serves: {once:,.0f}", "end", 4, 24),
     ):
-        c.dot(x, roof(x), colour)
-        c.say(x, roof(x), name, anchor, dx, dy)
+        c.dot(x, roof(x), colour, name, anchor, dx, dy)
 
 
 @picture(250, "Fused cross entropy: the logits of one chunk of rows exist at a time")
@@ -210,8 +192,7 @@ def chunks(p: Picture) -> None:
     """Fused cross entropy: logits of a chunk of rows at a time."""
     rows, vocabulary, chunk = 8192, 50257, 128
     p.words(16, 26, f"logits: {rows:,} × {vocabulary:,}, {4 * rows * vocabulary / 1e9:.1f} GB in float32", "ink bold")
-    for i in range(4):
-        y = 42 + 34 * i
+    for y, i in spaced(range(4), 42, 34):
         p.box(16, y, 54, 28, GREEN, f"x {i}")
         if i == 1:
             p.box(80, y, 220, 28, ORANGE, f"this chunk: {4 * chunk * vocabulary / 1e6:.0f} MB", hatched=True)
@@ -224,20 +205,18 @@ def chunks(p: Picture) -> None:
     p.words(16, 242, "Kept for backward: dx and dweight.", "soft")
 
 
-def steps(behind: bool, tiles: int = 3) -> tuple[list, list]:
-    """Bars (start, length, words) of products and of exponentials, each a unit long, for the tiles of one program."""
-    products, exponentials, now = [], [], 0
+def steps(behind: bool, tiles: int = 3) -> tuple[Lane, Lane]:
+    """Products and exponentials, each a unit long, for the tiles of one program."""
+    products, exponentials = Lane(), Lane()
     for i in range(tiles):
-        products.append((now, 1, f"S{i}"))
-        exponentials.append((now + 1, 1, f"P{i}"))
-        if behind and i:
-            products.append((now + 1, 1, f"P{i - 1} v"))
-        now += 2
+        products.add(exponentials.end, 1, f"S{i}")
+        exponentials.add(products.end, 1, f"P{i}")
         if not behind:
-            products.append((now, 1, f"P{i} v"))
-            now += 1
+            products.add(exponentials.end, 1, f"P{i} v")
+        elif i:
+            products.add(0, 1, f"P{i - 1} v")
     if behind:
-        products.append((now, 1, f"P{tiles - 1} v"))
+        products.add(exponentials.end, 1, f"P{tiles - 1} v")
     return products, exponentials
 
 
@@ -245,8 +224,7 @@ def steps(behind: bool, tiles: int = 3) -> tuple[list, list]:
 def behind(p: Picture) -> None:
     for top, name, late in ((30, "in its own step", False), (114, "one step behind", True)):
         products, exponentials = steps(late)
-        end = max(start + long for start, long, _ in products)
-        p.words(16, top, f"{name}: {end} units", "ink bold")
+        p.words(16, top, f"{name}: {products.end:g} units", "ink bold")
         p.bars(top + 8, 45, products, BLUE)
         p.bars(top + 36, 45, exponentials, ORANGE)
     p.words(16, 194, "blue: products; orange: exponentials", "soft")

@@ -7,7 +7,7 @@ from reference.mesh.accounting import Cost, Degrees, Device, Workload, accountin
 from reference.mesh.schedule_1f1b import schedule_1f1b
 
 from .mesh import MICRO_BATCHES, STAGES, played
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture, spaced
 
 
 def costs(fsdp: bool = False) -> Cost:
@@ -25,8 +25,8 @@ def axes_bytes(p: Picture) -> None:
         ("data, with FSDP", sharded["data"], ORANGE),
     )  # fmt: skip
     p.words(16, 24, "GB per rank and step, data=16, pipe=8, tensor=8", "soft")
-    for i, (axis, sent, colour) in enumerate(rows):
-        y, w = 40 + 48 * i, 210 * sent / plain["tensor"]
+    for y, (axis, sent, colour) in spaced(rows, 40, 48):
+        w = 210 * sent / plain["tensor"]
         p.words(16, y + 22, axis, "ink")
         p.box(136, y, max(w, 3), 34, colour, hatched="FSDP" in axis)
         p.words(144 + w, y + 22, f"{sent / 1e9:,.1f} GB", "ink small")
@@ -36,15 +36,14 @@ def axes_bytes(p: Picture) -> None:
 @picture(288, "Six plans in the order of their floors; pricing stops at the fourth")
 def floors(p: Picture) -> None:
     """Why a planner may stop: floors rise, and no price lies below its floor."""
-    plans = ((1.0, 1.9), (1.2, 1.4), (1.3, 2.0), (1.7, 1.8), (2.1, None), (2.2, None))
+    plans = ((1.0, 1.9), (1.2, 1.4), (1.3, 2.0), (1.7, None), (2.1, None), (2.2, None))  # None: no price
     bottom, unit, best = 234.0, 84.0, 1.4
-    for i, (floor, price) in enumerate(plans):
-        x = 64 + 60 * i
-        if price is not None and i < 3:
+    for i, (x, (floor, price)) in enumerate(spaced(plans, 64, 60), 1):
+        if price is not None:
             p.box(x, bottom - unit * price, 44, unit * (price - floor), ORANGE)
             p.words(x + 22, bottom - unit * price + 14, f"{price}", "in small", "middle")
-        p.box(x, bottom - unit * floor, 44, unit * floor, BLUE if i < 3 else GREY, f"{floor}")
-        p.words(x + 22, bottom + 18, f"plan {i + 1}", "soft small", "middle")
+        p.box(x, bottom - unit * floor, 44, unit * floor, GREY if price is None else BLUE, f"{floor}")
+        p.words(x + 22, bottom + 18, f"plan {i}", "soft small", "middle")
     p.line(50, bottom - unit * best, 424, bottom - unit * best, dashed=True)
     p.words(16, bottom - unit * best + 5, f"{best}", "ink small")
     p.words(16, 24, "floor (blue, grey) and price (orange), s; dashed: the best", "soft")
@@ -55,9 +54,8 @@ def floors(p: Picture) -> None:
 def limits(p: Picture) -> None:
     """Seconds of a layer's products and messages over the tokens of a data rank: equations (9) to (11)."""
     c = Chart(p, (125, 16_000), (3e-6, 2e-2))
-    named = {125: "125", 500: "500", 2001: "2,001", 8000: "8,000"}
-    c.axes("tokens of a data rank", "ms, forward of a layer", named,
-           {1e-5: "0.01", 1e-4: "0.1", 1e-3: "1", 1e-2: "10"})  # fmt: skip
+    ms = {1e-5: "0.01", 1e-4: "0.1", 1e-3: "1", 1e-2: "10"}
+    c.axes("tokens of a data rank", "ms, forward of a layer", (125, 500, 2001, 8000), ms)
     h100 = cluster("dgx-h100", 8)
     device = Device(h100.device.peak_flops, h100.inside.bytes_per_s)
     tokens = [125 * 2 ** (i / 4) for i in range(29)]
@@ -77,8 +75,7 @@ def fewest(p: Picture) -> None:
     number of tensor ranks with the least messages, over the tokens of a device."""
     c = Chart(p, (0.5, 11), (0, 3000), log_x=False, log_y=False)
     c.bottom = 254.0
-    c.axes("tensor ranks T", "fewest tokens of a device", {n: str(n) for n in range(1, 11)},
-           {1000 * n: f"{1000 * n:,}" for n in range(4)})  # fmt: skip
+    c.axes("tensor ranks T", "fewest tokens of a device", range(1, 11), range(0, 4000, 1000))
     h100 = cluster("dgx-h100", 8)
     intensity = 2 * h100.device.peak_flops / h100.inside.bytes_per_s
     for hidden, colour, last, dx, dy, below in ((16_384, ORANGE, 6, 50, 4, -12), (28_672, BLUE, 10, -10, -14, 24)):
@@ -94,15 +91,12 @@ def fewest(p: Picture) -> None:
     c.say(1, points[1], f"{points[1]:,.0f}: data alone", dx=10, dy=4)
     least = Chart(p, (500, 16_384), (1, 9))
     least.top = 340.0
-    least.axes(
-        "tokens of a device t", "", {2.0**n: f"{2**n:,}" for n in range(9, 14)}, {n: str(n) for n in (1, 2, 4, 8)}
-    )
+    least.axes("tokens of a device t", "", (512, 1024, 2048, 4096, 8192), (1, 2, 4, 8))
     p.words(12, 322, "T with the least messages", "soft")
     for hidden, colour in ((16_384, ORANGE), (28_672, BLUE)):
         least.curve([(t, (hidden / t) ** 0.5) for t in (512, 16_384)], colour, dashed=colour == ORANGE)
     for t in (points[6], 8192):
-        least.dot(t, (28_672 / t) ** 0.5, BLUE)
-        least.say(t, (28_672 / t) ** 0.5, f"{(28_672 / t) ** 0.5:.1f}", dx=8, dy=-8)
+        least.dot(t, (28_672 / t) ** 0.5, BLUE, f"{(28_672 / t) ** 0.5:.1f}", dx=8, dy=-8)
 
 
 @picture(376, "Messages of rank 0 in a block with experts, data=2, expert=2, tensor=2")
@@ -117,8 +111,7 @@ def block_messages(p: Picture) -> None:
     )  # fmt: skip
     for x, said in ((16, "block"), (136, "forward, down"), (286, "backward, up")):
         p.words(x, 22, said, "ink bold")
-    for i, (name, *ways) in enumerate(rows):
-        y = 32 + 42 * i
+    for y, (name, *ways) in spaced(rows, 32, 42):
         p.frame(16, y, 108, 36, name, "line")
         for x, message in zip((136, 286), ways, strict=True):
             if message:
@@ -126,8 +119,7 @@ def block_messages(p: Picture) -> None:
                 p.box(x, y, 138, 36, colour)
                 p.words(x + 69, y + 15, op, "in small", "middle")
                 p.words(x + 69, y + 30, group, "in small", "middle")
-    for i, (name, group, colour) in enumerate((("dense gradients", *both), ("experts' gradients", "data 0 4", YELLOW))):
-        y = 290 + 34 * i
+    for y, name, group, colour in ((290, "dense gradients", *both), (324, "experts' gradients", "data 0 4", YELLOW)):
         p.words(16, y + 19, name, "ink")
         p.box(172, y, 252, 28, colour, f"all-reduce: {group}")
     p.words(16, 370, "numbers: the ranks that take part; below: once a step", "soft small")
@@ -142,8 +134,8 @@ def axis_memory(p: Picture) -> None:
         ("tensor", jobs.Plan(tensor=8)),
     )  # fmt: skip
     p.words(16, 24, "GB per device, Llama 3 8B on 8 devices", "ink bold")
-    for i, (name, plan) in enumerate(plans):
-        kinds, y = steps.memory(job, plan), 38 + 46 * i
+    for y, (name, plan) in spaced(plans, 38, 46):
+        kinds = steps.memory(job, plan)
         state = sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer")) / 1e9
         live, scale = kinds["activations"] / 1e9, 1.55
         p.words(16, y + 21, name, "ink")
@@ -232,19 +224,17 @@ def zero_bubble(p: Picture) -> None:
         ("DualPipe", dual_pipe()),
     )  # fmt: skip
     unit, colours = 12.2, {"F": BLUE, "B": ORANGE, "X": ORANGE, "W": YELLOW}
-    for i, (name, ranks) in enumerate(rows):
-        top = 22 + 124 * i
+    for top, (name, ranks) in spaced(rows, 22, 124):
         length = max(start + UNITS[what[0]] for rank in ranks for what, start in rank)
         busy = 3 * many
         said = f"{name}: {length} units, idle/busy {length - busy}/{busy} = {(length - busy) / busy:.1%}"
         p.words(16, top, said.replace("%", " %"), "ink bold")
-        for r, rank in enumerate(ranks):
-            y = top + 8 + 24 * r
+        for r, (y, rank) in enumerate(spaced(ranks, top + 8, 24)):
             p.words(16, y + 16, str(r), "soft small")
             p.frame(30, y, unit * length, 22, kind="faint")
-            for what, start in rank:
-                x, w = 30 + unit * start, unit * UNITS[what[0]] - 1
-                p.box(x, y, w, 22, colours[what[0]], hatched=what[0] == "W")
-                p.words(x + w / 2, y + 16, what[1], "in small", "middle")
+            for (kind, number), start in rank:
+                x, w = 30 + unit * start, unit * UNITS[kind] - 1
+                p.box(x, y, w, 22, colours[kind], hatched=kind == "W")
+                p.words(x + w / 2, y + 16, number, "in small", "middle")
     p.words(16, 402, "rows: ranks; blue: forward; orange: backward, or dX alone;", "soft small")
     p.words(16, 418, "hatched: dW; letters: micro-batches that enter at rank 3", "soft small")
