@@ -6,7 +6,7 @@ import math
 from lab.course.assignment import ROOT
 from reference.flash_attention.occupancy import Multiprocessor, occupancy
 
-from .picture import BLUE, GREY, ORANGE, YELLOW, Picture, picture
+from .picture import BLUE, GREY, ORANGE, YELLOW, Picture, picture, spaced
 
 
 @picture(246, "One multiprocessor: two programs of the forward kernel fit, a third does not")
@@ -14,17 +14,15 @@ def room(p: Picture) -> None:
     """One multiprocessor of an H100, and programs of our forward kernel in it."""
     m, registers, shared, warps = Multiprocessor(), 138, 115_712, 4
     fits = occupancy(registers, shared, warps)
+    taken_registers = warps * math.ceil(32 * registers / m.register_unit) * m.register_unit
+    taken_bytes = math.ceil((shared + m.shared_reserved) / m.shared_unit) * m.shared_unit
     rows = (
-        ("registers", warps * math.ceil(32 * registers / m.register_unit) * m.register_unit, m.registers),
-        (
-            "shared memory, bytes",
-            math.ceil((shared + m.shared_reserved) / m.shared_unit) * m.shared_unit,
-            m.shared_bytes,
-        ),
+        ("registers", taken_registers, m.registers),
+        ("shared memory, bytes", taken_bytes, m.shared_bytes),
         ("warps", warps, m.warps),
     )
-    for i, (name, taken, there) in enumerate(rows):
-        y, step = 44 + 64 * i, 240.0 * taken / there
+    for y, (name, taken, there) in spaced(rows, 44, 64):
+        step = 240.0 * taken / there
         p.words(16, y - 8, f"{name}: {fits.programs} × {taken:,} of {there:,}", "ink")
         for k in range(fits.programs):
             p.box(16 + k * step, y, step - 2, 26, BLUE, ("first", "second")[k] if step > 50 else f"{k + 1}")
@@ -38,14 +36,14 @@ def fastest(p: Picture) -> None:
     """TFLOP/s at 8,192 tokens on an H200: ours and two peers, as benchmarks/results/attention.json has them."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "attention.json").read_text())["rows"]
     here = [r for r in rows if r["N"] == 8192 and r["what"] != "both"]
-    for i, row in enumerate(sorted(here, key=lambda r: (r["what"] == "backward", r["dim"], r["causal"]))):
-        y = 18 + 35 * i
-        p.words(16, y + 12, f"{row['what']}, {row['dim']}", "ink")
-        p.words(16, y + 26, "causal" if row["causal"] else "no mask", "soft small")
-        for k, (peer, colour) in enumerate((("ours", BLUE), ("flash2", ORANGE), ("cudnn", GREY))):
+    in_order = sorted(here, key=lambda r: (r["what"] == "backward", r["dim"], r["causal"]))
+    for top, row in spaced(in_order, 18, 35):
+        p.words(16, top + 12, f"{row['what']}, {row['dim']}", "ink")
+        p.words(16, top + 26, "causal" if row["causal"] else "no mask", "soft small")
+        for y, (peer, colour) in spaced((("ours", BLUE), ("flash2", ORANGE), ("cudnn", GREY)), top, 10):
             speed = int(row[peer].split()[0])
-            p.box(134, y + 10 * k, 0.36 * speed, 9, colour, hatched=peer == "flash2")
-            p.words(140 + 0.36 * speed, y + 10 * k + 9, f"{speed}", "soft small")
+            p.box(134, y, 0.36 * speed, 9, colour, hatched=peer == "flash2")
+            p.words(140 + 0.36 * speed, y + 9, f"{speed}", "soft small")
     p.words(16, 320, "TFLOP/s. Blue: ours; hatched: FA-2; grey: cuDNN.", "soft")
 
 
@@ -77,10 +75,7 @@ def schedule(order: list[tuple[str, int, int]], together: bool) -> list[tuple[fl
 def ping_pong(p: Picture) -> None:
     """Two groups of warps on one multiprocessor of an H100: a lane of tensor cores, one of exponential units."""
     scale = 408 / 6144
-    for top, name, order, together in (
-        (26, "in step", IN_TURN, True),
-        (136, "ping-pong", PING_PONG, False),
-    ):
+    for top, name, order, together in ((26, "in step", IN_TURN, True), (136, "ping-pong", PING_PONG, False)):
         started = schedule(order, together)
         end = max(start + CYCLES[kind] for start, kind, _, _ in started)
         busy = sum(CYCLES[kind] for _, kind, _, _ in started if kind != "P") / end

@@ -5,7 +5,7 @@ from lab.cluster.jobs import MODELS
 from lab.cluster.prices import group_s
 from lab.model.scaling import compute_optimal
 
-from .picture import BLUE, GREEN, GREY, HERE, ORANGE, YELLOW, Chart, Picture, picture
+from .picture import BLUE, GREEN, GREY, HERE, ORANGE, QUARTERS, YELLOW, Chart, Picture, picture, spaced
 
 H100 = cluster("dgx-h100", 16)
 RESULTS = HERE.parent.parent / "benchmarks" / "results" / "planner.md"
@@ -21,11 +21,10 @@ def planner(p: Picture) -> None:
         ("play the events", ORANGE, "a step's time, waits and all"),
         ("the fastest plan", GREEN, "and what binds it"),
     )
-    for i, (name, colour, said) in enumerate(steps):
-        y = 16 + 56 * i
+    for y, (name, colour, said) in spaced(steps, 16, 56):
         p.box(16, y, 180, 34, colour, name)
         p.words(212, y + 22, said, "soft")
-        if i:
+        if y > 16:
             p.line(106, y - 20, 106, y - 3, arrow=True)
 
 
@@ -35,8 +34,7 @@ def rings(p: Picture) -> None:
     for node, (words, devices, cards, back) in enumerate(((22, 56, 112, 40), (310, 240, 192, 288))):
         p.words(16, words, f"node {node}", "ink bold")
         edge, to_card = (devices, 88) if node == 0 else (devices + 32, 238)
-        for i in range(8):
-            x = 16 + 52 * i
+        for x, i in spaced(range(8), 16, 52):
             p.box(x, devices, 40, 32, BLUE, str(i))
             p.box(x, cards, 40, 22, ORANGE if i == 0 else GREY, str(i))
             if i < 7:
@@ -58,8 +56,7 @@ def pods(p: Picture) -> None:
     """Llama 3's network: pods under thinner switches; cards of a pod that send upwards, by the order of nodes."""
     devices, of_pod, node, pipeline, thinner = 16_384, 3_072, 8, 16 * 8, 7
     p.box(116, 12, 208, 30, GREY, f"between pods: 1/{thinner}")
-    for i in range(6):
-        x = 16 + 69 * i
+    for x, i in spaced(range(6), 16, 69):
         p.line(x + 32, 92, 120 + 40 * i, 44)
         held = min(of_pod, devices - i * of_pod)
         p.box(x, 94, 64, 44, BLUE, f"{held:,}")
@@ -67,11 +64,11 @@ def pods(p: Picture) -> None:
     room, apart = of_pod / thinner, (devices - of_pod) / (devices - node)
     p.words(16, 184, f"cards of a pod ({of_pod:,}) that send to others", "ink bold")
     rows = (("nodes in order", pipeline, GREEN), ("room", room, GREY), ("at random", apart * of_pod, ORANGE))
-    for i, (name, cards, colour) in enumerate(rows):
-        y = 196 + 30 * i
+    for y, (name, cards, colour) in spaced(rows, 196, 30):
+        long = 255 * cards / (apart * of_pod)
         p.words(16, y + 17, name, "ink")
-        p.box(124, y, 255 * cards / (apart * of_pod), 24, colour)
-        p.words(130 + 255 * cards / (apart * of_pod), y + 17, f"{cards:,.0f}", "ink small")
+        p.box(124, y, long, 24, colour)
+        p.words(130 + long, y + 17, f"{cards:,.0f}", "ink small")
 
 
 @picture(300, "The roof of the network over the tokens of a data rank, by place")
@@ -83,7 +80,7 @@ def network_roofs(p: Picture) -> None:
     peak = H100.device.peak_flops
     c = Chart(p, (tokens[0], tokens[-1]), (0, 1.15), log_y=False)
     named = {2**i: f"{2**i // 1024}k" if i >= 10 else "512" for i in range(9, 17)}
-    c.axes("tokens of a rank", "share of an H100's peak, at most", named, {y / 4: f"{25 * y} %" for y in range(5)})
+    c.axes("tokens of a rank", "share of an H100's peak, at most", named, QUARTERS)
     roofs = (
         (peak / H100.inside.bytes_per_s, BLUE, "NVLink", -76, -12),
         (peak * seconds / (part * (world - 1)), GREEN, "eight a node, 128 nodes", -54, -32),
@@ -91,33 +88,30 @@ def network_roofs(p: Picture) -> None:
     )
     for needed, colour, name, dx, dy in roofs:
         c.curve([(n, min(1, n / needed)) for n in sorted([*tokens, needed])], colour, dashed=colour != BLUE)
-        c.dot(needed, 1, colour)
-        c.say(needed, 1, f"{name}: {needed:,.0f}", "middle" if dx == 0 else "start", dx=dx, dy=dy)
+        c.dot(needed, 1, colour, f"{name}: {needed:,.0f}", "start" if dx else "middle", dx, dy)
 
 
 @picture(300, "Idle over busy time of a pipeline of 8 stages, as micro-batches grow")
 def bubble(p: Picture) -> None:
     c = Chart(p, (8, 256), (0, 1), log_y=False)
     counts = [8 * 2 ** (i / 4) for i in range(21)]
-    c.axes("micro-batches", "idle over busy time, 8 stages", {8 * 2**i: str(8 * 2**i) for i in range(6)},
-           {y / 4: f"{25 * y} %" for y in range(5)})  # fmt: skip
+    c.axes("micro-batches", "idle over busy time, 8 stages", (8, 16, 32, 64, 128, 256), QUARTERS)
     for chunks, colour, dashed in ((1, ORANGE, False), (2, GREEN, True), (4, BLUE, False)):
         c.curve([(m, 7 / (chunks * m)) for m in counts], colour, dashed)
         c.dot(32, 7 / (chunks * 32), colour)
     c.say(32, 0.9, "32 micro-batches, from above:", dx=-20)
-    for i, chunks in enumerate((1, 2, 4)):
-        c.say(32, 0.9, f"chunks: {chunks}, idle over busy {7 / (chunks * 32):.0%}", dx=-20, dy=20 * (i + 1))
+    for dy, chunks in spaced((1, 2, 4), 20, 20):
+        c.say(32, 0.9, f"chunks: {chunks}, idle over busy {7 / (chunks * 32):.0%}", dx=-20, dy=dy)
 
 
 @picture(232, "Micro-batches of 8 that each of four stages keeps at once, with 1F1B")
 def in_flight(p: Picture) -> None:
     """Micro-batches whose activations a stage keeps at once: min(m, p − stage) with 1F1B."""
     stages, micro_batches, chunks = 4, 8, 2
-    for stage in range(stages):
-        y = 34 + 34 * stage
+    for y, stage in spaced(range(stages), 34, 34):
         p.words(16, y + 18, f"stage {stage}")
-        for i in range(min(micro_batches, stages - stage)):
-            p.box(90 + 44 * i, y, 40, 26, BLUE, f"{i}")
+        for x, i in spaced(range(min(micro_batches, stages - stage)), 90, 44):
+            p.box(x, y, 40, 26, BLUE, f"{i}")
     kept = min(chunks * micro_batches, 2 * (stages - 1) + (chunks - 1) * stages + 1)
     p.words(16, 22, "1F1B", "ink bold")
     p.words(16, 192, f"stage 0, interleaved, 2 chunks: {kept} halves", "ink bold")
@@ -128,12 +122,10 @@ def in_flight(p: Picture) -> None:
 @picture(300, "Parameters and tokens with the least loss, over the compute of training")
 def optimal(p: Picture) -> None:
     c = Chart(p, (1e20, 1e26), (1e8, 1e14))
-    exponents = ["²⁰", "²²", "²⁴", "²⁶"]
-    c.axes("FLOPs of training", "parameters, tokens", {10.0 ** (20 + 2 * i): f"10{e}" for i, e in enumerate(exponents)},
-           {1e9: "1 B", 1e11: "100 B", 1e13: "10 T"})  # fmt: skip
-    powers = [1e20, 1e26]
-    c.curve([(f, compute_optimal(f)[0]) for f in powers], BLUE)
-    c.curve([(f, compute_optimal(f)[1]) for f in powers], ORANGE, dashed=True)
+    powers = {1e20: "10²⁰", 1e22: "10²²", 1e24: "10²⁴", 1e26: "10²⁶"}
+    c.axes("FLOPs of training", "parameters, tokens", powers, {1e9: "1 B", 1e11: "100 B", 1e13: "10 T"})
+    c.curve([(f, compute_optimal(f)[0]) for f in (1e20, 1e26)], BLUE)
+    c.curve([(f, compute_optimal(f)[1]) for f in (1e20, 1e26)], ORANGE, dashed=True)
     parameters, tokens = compute_optimal(1e25)
     c.dot(1e25, parameters, BLUE)
     c.dot(1e25, tokens, ORANGE)
@@ -145,7 +137,7 @@ def optimal(p: Picture) -> None:
 def published(p: Picture) -> None:
     """Each row of the benchmark's table as a dot."""
     c = Chart(p, (90, 480), (90, 480))
-    ticks = {100: "100", 150: "150", 200: "200", 300: "300", 400: "400"}
+    ticks = (100, 150, 200, 300, 400)
     c.axes("published, TFLOP/s a GPU", "predicted", ticks, ticks)
     c.curve([(90, 90), (480, 480)], GREY, dashed=True)
     colours = {"Narayanan": BLUE, "Korthikanti": GREEN, "Jiang": YELLOW, "Grattafiori": ORANGE}

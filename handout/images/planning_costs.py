@@ -6,7 +6,7 @@ from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MODELS, RECOMPUTE, Job, Plan
 from lab.cluster.prices import group_s
 
-from .picture import BLUE, GREY, ORANGE, Chart, Picture, picture
+from .picture import BLUE, GREY, ORANGE, Chart, Picture, picture, spaced
 
 # GB/s of an all-reduce over four nodes of eight B200s, by MiB of the payload. Bekman, ml-engineering,
 # network/benchmarks/README.md, commit 0cc3de5.
@@ -42,18 +42,14 @@ def stage_memory(p: Picture) -> None:
     room = (1 - steps.RESERVED) * job.cluster.device.hbm_bytes / 1e9
     p.words(16, 22, "GB of the fullest stage, 405B on 1,024 devices", "ink bold")
     left, scale = 122.0, 1.86
-    for i, pipe in enumerate((4, 8, 16, 32)):
-        top = 36 + 80 * i
+    for top, pipe in spaced((4, 8, 16, 32), 36, 80):
         p.words(16, top + 38, f"pipe {pipe}", "ink")
-        for j, recompute in enumerate(RECOMPUTE):
+        for y, (recompute, words) in spaced(zip(RECOMPUTE, ("none", "some", "all"), strict=True), top, 24):
             kinds = steps.memory(job, Plan(1024 // 8 // pipe, pipe, 8, recompute=recompute, zero=1))
             state = sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer")) / 1e9
-            live, y = kinds["activations"] / 1e9, top + 24 * j
-            p.words(
-                left - 6, y + 15, {"selective": "some", "full": "all"}.get(recompute, recompute), "soft small", "end"
-            )
-            p.box(left, y, scale * state, 20, BLUE)
-            p.box(left + scale * state, y, scale * live, 20, ORANGE)
+            live = kinds["activations"] / 1e9
+            p.words(left - 6, y + 15, words, "soft small", "end")
+            p.stack(left, y, scale, ((state, BLUE, ""), (live, ORANGE, "")), 20, gap=0)
             p.words(424, y + 15, f"{state + live:.0f}", "ink small", "end")
     p.line(left + scale * room, 32, left + scale * room, 352, dashed=True)
     p.words(left + scale * room + 5, 350, f"{room:.0f} GB fit", "soft small")
@@ -67,7 +63,7 @@ def payloads(p: Picture) -> None:
     where = cluster("hgx-b200", 32)
     c = Chart(p, (14, 18000), (0, 400), log_y=False)
     named = {16: "16 MiB", 64: "64", 256: "256", 1024: "1 GiB", 4096: "4", 16384: "16"}
-    c.axes("payload", "GB/s, four nodes of eight B200s", named, {100 * n: str(100 * n) for n in range(5)})
+    c.axes("payload", "GB/s, four nodes of eight B200s", named, range(0, 500, 100))
 
     def price(mib: float) -> float:
         return sent_bytes("all_reduce", mib * 2**20, 32) / group_s("all_reduce", mib * 2**20, 4, 8, where) / 1e9
@@ -84,12 +80,10 @@ def payloads(p: Picture) -> None:
 def chosen(p: Picture) -> None:
     """The planner's fastest mesh and its MFU, for each model and number of devices."""
     p.words(16, 22, "MFU; data · pipe · tensor, and ZeRO's stage", "ink bold")
-    for i, (model, plans) in enumerate(CHOSEN.items()):
-        y = 54 + 56 * i
+    for y, (model, plans) in spaced(CHOSEN.items(), 54, 56):
         p.words(16, y + 30, f"{model.upper()}", "ink")
-        for j, (devices, plan) in enumerate(plans.items()):
-            x = 64 + 92 * j
-            if not i:
+        for x, (devices, plan) in spaced(plans.items(), 64, 92):
+            if y == 54:
                 p.words(x + 44, 46, f"{devices:,}", "soft small", "middle")
             if plan is None:
                 p.frame(x, y, 88, 50, "nothing fits", "faint")
