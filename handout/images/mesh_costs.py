@@ -6,7 +6,7 @@ from lab.model.transformer import MODELS
 from reference.mesh.accounting import Cost, Degrees, Device, Workload, accounting, layer_times
 from reference.mesh.schedule_1f1b import schedule_1f1b
 
-from .mesh import MICRO_BATCHES, STAGES, played
+from .mesh import STAGES, played
 from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture, spaced
 
 
@@ -144,33 +144,37 @@ def axis_memory(p: Picture) -> None:
     p.words(16, 232, "blue: weights, gradients, state; orange: activations", "soft small")
 
 
-def halves(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[list[tuple[str, int, int]]]:
-    """Of each rank: (what, micro-batch, start), each a unit long, with backward cut into dX and dW.
+Step = tuple[str, str, int]  # F, B, or its halves X and W, as in UNITS; micro-batch; start
+
+
+def halves(micro_batches: int) -> list[list[Step]]:
+    """The steps of each rank, with backward cut into dX and dW.
 
     Forwards and dX follow 1F1B's order, as soon as they can. A rank does a dW where it would wait, or where it keeps
     as many micro-batches as there are stages.
     """
-    orders = [schedule_1f1b(r, stages, micro_batches) for r in range(stages)]
-    ranks = [list[tuple[str, int, int]]() for _ in range(stages)]
-    ended: dict[tuple[str, int, int], int] = {}  # by (kind, micro-batch, rank)
+    orders = [schedule_1f1b(r, STAGES, micro_batches) for r in range(STAGES)]
+    ranks = [list[Step]() for _ in orders]
+    ended = set[tuple[str, str, int]]()  # (kind, micro-batch, rank)
     now = 0
     while any(len(rank) < 3 * micro_batches for rank in ranks):
-        begun = []
+        begun = list[tuple[str, str, int]]()
         for r, rank in enumerate(ranks):
-            done = [[i for what, i, _ in rank if what == kind] for kind in ("forward", "dX", "dW")]
-            place = len(done[0]) + len(done[1])
+            done = {kind: [name for what, name, _ in rank if what == kind] for kind in "FXW"}
+            place = len(done["F"]) + len(done["X"])
             if place < len(orders[r]):
                 action = orders[r][place]
-                needs = (action.kind, action.micro_batch, r + (-1 if action.kind == "forward" else 1))
-                ready = not 0 <= needs[2] < stages or ended.get(needs, now + 1) <= now
-                if ready and (action.kind == "backward" or len(done[0]) - len(done[2]) < stages):
-                    rank.append(("forward" if action.kind == "forward" else "dX", action.micro_batch, now))
-                    begun.append((action.kind, action.micro_batch, r))
+                kind, before = ("F", r - 1) if action.kind == "forward" else ("X", r + 1)
+                name = str(action.micro_batch)
+                ready = not 0 <= before < STAGES or (kind, name, before) in ended
+                if ready and (kind == "X" or len(done["F"]) - len(done["W"]) < STAGES):
+                    rank.append((kind, name, now))
+                    begun.append((kind, name, r))
                     continue
-            if len(done[2]) < len(done[1]):
-                rank.append(("dW", done[1][len(done[2])], now))
+            if len(done["W"]) < len(done["X"]):
+                rank.append(("W", done["X"][len(done["W"])], now))
         now += 1
-        ended |= dict.fromkeys(begun, now)
+        ended.update(begun)
     return ranks
 
 
@@ -181,12 +185,12 @@ DUAL = (  # DualPipe's ranks 0 and 1 of 4, 8 micro-batches: F, B, B in halves (X
 UNITS = {"F": 1, "B": 2, "X": 1, "W": 1}
 
 
-def dual_pipe() -> list[list[tuple[str, int]]]:
-    """Of each of four ranks: (what, start), by DUAL. Ranks 2 and 3 are mirrored. What is joined by + ends together."""
+def dual_pipe() -> list[list[Step]]:
+    """The steps of each of four ranks, by DUAL. Ranks 2 and 3 are mirrored. What is joined by + ends together."""
     mirror = str.maketrans("0123abcd", "abcd0123")
     orders = [row.split() for row in (*DUAL, *(row.translate(mirror) for row in reversed(DUAL)))]
     ended: dict[tuple[str, str, int], int] = {}
-    ranks, free = [list[tuple[str, int]]() for _ in orders], [0] * len(orders)
+    ranks, free = [list[Step]() for _ in orders], [0] * len(orders)
     while any(orders):
         for r, order in enumerate(orders):
             if not order:
@@ -200,7 +204,7 @@ def dual_pipe() -> list[list[tuple[str, int]]]:
                 now = max([free[r], *(ended[need] for need in needs)])
                 free[r] = now + sum(UNITS[kind] for kind, _ in parts)
                 for kind, name in parts:
-                    ranks[r].append((kind + name, now))
+                    ranks[r].append((kind, name, now))
                     now += UNITS[kind]
                     if kind != "W":
                         ended["F" if kind == "F" else "B", name, r] = free[r]
@@ -210,29 +214,24 @@ def dual_pipe() -> list[list[tuple[str, int]]]:
 
 @picture(426, "Four stages and eight micro-batches by 1F1B, in halves, and by DualPipe")
 def zero_bubble(p: Picture) -> None:
-    """Eight micro-batches by 1F1B, with backward in halves, and by DualPipe: (what, start) of each rank."""
+    """Eight micro-batches by 1F1B, with backward in halves, and by DualPipe."""
     many = 8
-    plain = played("1f1b", many)
-    kinds = {"forward": "F", "backward": "B", "dX": "X", "dW": "W"}
-    rows = (
-        ("1F1B", [
-            [(f"{kinds[action.kind]}{action.micro_batch}", round(start)) for action, start in zip(*rank, strict=True)]
-            for rank in zip(plain.ranks, plain.starts, strict=True)
-        ]),
-        ("in halves",
-         [[(f"{kinds[what]}{i}", start) for what, i, start in rank] for rank in halves(STAGES, many)]),
-        ("DualPipe", dual_pipe()),
-    )  # fmt: skip
+    run = played("1f1b", many)
+    plain = [
+        [(action.kind[0].upper(), str(action.micro_batch), round(start)) for action, start in zip(*rank, strict=True)]
+        for rank in zip(run.ranks, run.starts, strict=True)
+    ]
+    rows = (("1F1B", plain), ("in halves", halves(many)), ("DualPipe", dual_pipe()))
     unit, colours = 12.2, {"F": BLUE, "B": ORANGE, "X": ORANGE, "W": YELLOW}
     for top, (name, ranks) in spaced(rows, 22, 124):
-        length = max(start + UNITS[what[0]] for rank in ranks for what, start in rank)
+        length = max(start + UNITS[kind] for rank in ranks for kind, _, start in rank)
         busy = 3 * many
         said = f"{name}: {length} units, idle/busy {length - busy}/{busy} = {(length - busy) / busy:.1%}"
         p.words(16, top, said.replace("%", " %"), "ink bold")
         for r, (y, rank) in enumerate(spaced(ranks, top + 8, 24)):
             p.words(16, y + 16, str(r), "soft small")
             p.frame(30, y, unit * length, 22, kind="faint")
-            for (kind, number), start in rank:
+            for kind, number, start in rank:
                 x, w = 30 + unit * start, unit * UNITS[kind] - 1
                 p.box(x, y, w, 22, colours[kind], hatched=kind == "W")
                 p.words(x + w / 2, y + 16, number, "in small", "middle")
