@@ -7,24 +7,24 @@ from lab.cluster import steps
 from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MODELS, TODAY, Job, Plan
 
-from .picture import BLUE, GREEN, GREY, ORANGE, Picture, picture
+from .picture import BLUE, GREEN, GREY, ORANGE, Picture, picture, spaced
 
 GPUS = 16
 PLAIN = replace(TODAY, fused_attention=False, sequence=False, overlap_data=False)
 FUSED = replace(PLAIN, fused_attention=True)
 OVERLAPPED = replace(FUSED, overlap_data=True)
-STOPS = (  # name, chapter, how it is programmed, plan
-    ("Data parallelism, plainly", "ddp", PLAIN, Plan(GPUS)),
-    ("Checkpoint the blocks", "mixed_precision", PLAIN, Plan(GPUS, recompute="full")),
-    ("FlashAttention instead", "flash_attention", FUSED, Plan(GPUS)),
-    ("Send while backward runs", "ddp", OVERLAPPED, Plan(GPUS)),
-    ("ZeRO-1: shard the state", "zero", OVERLAPPED, Plan(GPUS, zero=1)),
-    ("ZeRO-3: shard all", "zero", OVERLAPPED, Plan(GPUS, zero=3)),
-    ("A mesh: tensor=2, ZeRO-1", "mesh", TODAY, Plan(GPUS // 2, 1, 2, zero=1)),
+STOPS = (  # name, how it is programmed, plan
+    ("Data parallelism, plainly", PLAIN, Plan(GPUS)),
+    ("Checkpoint the blocks", PLAIN, Plan(GPUS, recompute="full")),
+    ("FlashAttention instead", FUSED, Plan(GPUS)),
+    ("Send while backward runs", OVERLAPPED, Plan(GPUS)),
+    ("ZeRO-1: shard the state", OVERLAPPED, Plan(GPUS, zero=1)),
+    ("ZeRO-3: shard all", OVERLAPPED, Plan(GPUS, zero=3)),
+    ("A mesh: tensor=2, ZeRO-1", TODAY, Plan(GPUS // 2, 1, 2, zero=1)),
 )
 CARD_GB = cluster("dgx-h100", GPUS).device.hbm_bytes / 1e9
-TIMES = (("compute", BLUE), ("waits", ORANGE), ("optimizer", GREEN))
-KINDS = (("parameters", BLUE), ("gradients", GREEN), ("optimizer", ORANGE), ("activations and buffers", GREY))
+TIMES = {"compute": BLUE, "waits": ORANGE, "optimizer": GREEN}
+KINDS = {"parameters": BLUE, "gradients": GREEN, "optimizer": ORANGE, "activations and buffers": GREY}
 
 
 @dataclass(frozen=True)
@@ -32,49 +32,37 @@ class Stop:
     """One way to run the step: seconds by what they go into, and GB on a GPU by what they hold."""
 
     name: str
-    chapter: str
     seconds: dict[str, float]
     gb: dict[str, float]
-
-    @property
-    def step_s(self) -> float:
-        return sum(self.seconds.values())
-
-    @property
-    def total_gb(self) -> float:
-        return sum(self.gb.values())
 
 
 @cache
 def stops() -> tuple[Stop, ...]:
     """Llama 2 7B on 16 H100s, 64 sequences of 4,096 tokens a step."""
     found = []
-    for name, chapter, recipe, plan in STOPS:
+    for name, recipe, plan in STOPS:
         job = Job(MODELS["7b"], 64, 4096, cluster("dgx-h100", GPUS), recipe)
         causes, held = steps.price(job, plan).causes, steps.memory(job, plan)
         compute, optimizer = causes["products"] + causes["memory bandwidth"], causes["optimizer step"]
         seconds = {"compute": compute, "waits": sum(causes.values()) - compute - optimizer, "optimizer": optimizer}
         gb = {kind: held[kind] / 1e9 for kind in ("parameters", "gradients", "optimizer")}
         gb["activations and buffers"] = (held["activations"] + held["buffers"]) / 1e9
-        found.append(Stop(name, chapter, seconds, gb))
+        found.append(Stop(name, seconds, gb))
     return tuple(found)
 
 
 @picture(512, "One training step of a 7B model on 16 GPUs, as each chapter changes it")
 def journey(p: Picture) -> None:
-    for i, stop in enumerate(stops()):
-        y = 22 + 66 * i
-        fits = "" if stop.total_gb <= CARD_GB else ", does not fit"
-        p.words(16, y, f"{stop.name}: {stop.step_s:.2f} s, {stop.total_gb:.0f} GB{fits}", "ink bold small")
-        for top, scale, parts in (
-            (y + 6, 160.0, [(stop.seconds[part], part, colour) for part, colour in TIMES]),
-            (y + 26, 408 / 215, [(stop.gb[kind], kind, colour) for kind, colour in KINDS]),
-        ):
+    for y, stop in spaced(stops(), 22, 66):
+        step_s, total_gb = sum(stop.seconds.values()), sum(stop.gb.values())
+        fits = "" if total_gb <= CARD_GB else ", does not fit"
+        p.words(16, y, f"{stop.name}: {step_s:.2f} s, {total_gb:.0f} GB{fits}", "ink bold small")
+        for top, scale, amounts, colours in ((y + 6, 160, stop.seconds, TIMES), (y + 26, 408 / 215, stop.gb, KINDS)):
             x = 16.0
-            for amount, name, colour in parts:
-                letter = name[0] if amount * scale > 13 else ""
-                p.box(x, top, max(amount * scale - 1, 0.5), 16, colour, letter, hatched=colour == GREY)
-                x += amount * scale
+            for name, colour in colours.items():
+                long = amounts[name] * scale
+                p.box(x, top, max(long - 1, 0.5), 16, colour, name[0] if long > 13 else "", hatched=colour == GREY)
+                x += long
         p.frame(16, y + 26, CARD_GB * 408 / 215, 16)
     p.words(16, 482, "upper: seconds; c: computes, w: waits for messages, o: optimizer", "soft small")
     p.words(16, 502, "lower: GB; p: parameters, g: gradients, o: state, a: activations", "soft small")

@@ -4,6 +4,7 @@ Each is named for the picture that it moves. A student's archive has no referenc
 """
 
 import math
+from itertools import product
 from typing import Any
 
 import torch
@@ -56,20 +57,18 @@ def tiles() -> dict[str, Any]:
     """By side of a tile and mask: each tile that is visited, with m, l and acc of its rows after it."""
     found: dict[str, Any] = {"scores": SCORES, "values": VALUES}
     values = torch.tensor(VALUES, dtype=torch.float64)
-    for side in (1, 2, 4):
-        for causal in (False, True):
-            scores = torch.tensor(SCORES, dtype=torch.float32)
-            if causal:
-                scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
-            visits = []
-            for i in range(0, len(SCORES), side):
-                last = i + side if causal else len(SCORES)
-                for j in range(0, last, side):
-                    seen = scores[i : i + side, : j + side]  # (rows, keys so far)
-                    row = online_softmax(seen.split(side, dim=-1))
-                    acc = torch.exp(seen.double() - row.maximum.double()[:, None]) @ values[: j + side]  # (rows,)
-                    visits.append({"i": i, "j": j, "rows": _rounded(row.maximum, row.normaliser, acc)})
-            found[f"{side} {'causal' if causal else 'full'}"] = visits
+    for side, causal in product((1, 2, 4), (False, True)):
+        scores = torch.tensor(SCORES, dtype=torch.float32)
+        if causal:
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
+        visits = []
+        for i in range(0, len(SCORES), side):
+            for j in range(0, i + side if causal else len(SCORES), side):
+                seen = scores[i : i + side, : j + side]  # (rows, keys so far)
+                row = online_softmax(seen.split(side, dim=-1))
+                acc = torch.exp(seen.double() - row.maximum.double()[:, None]) @ values[: j + side]  # (rows,)
+                visits.append({"i": i, "j": j, "rows": _rounded(row.maximum, row.normaliser, acc)})
+        found[f"{side} {'causal' if causal else 'full'}"] = visits
     return found
 
 
@@ -82,20 +81,15 @@ def buckets() -> dict[str, Any]:
     """By latency in µs, bandwidth in GB/s and gradients a bucket: when each message of the worked example leaves."""
     layers, backward_ms = ddp.LAYERS, 1e3 * ddp.LAYERS_BACKWARD_S
     found: dict[str, Any] = {"layers": len(layers), "backward_ms": backward_ms, "bucket_mb": layers[0] / MB}
-    for alpha_us in (10, 30, 100, 300, 1000):
-        for gb_per_s in (0.25, 0.5, 1, 2, 4, 8):
-            link = Link(alpha_us * 1e-6, gb_per_s * 1e9)
-            for many in range(1, len(layers) + 1):
-                limit = many * layers[0]
-                time = accounting(
-                    layers, ddp.RANKS, link, variant="bucketed", backward_s=ddp.LAYERS_BACKWARD_S, bucket_bytes=limit
-                )
-                found[f"{alpha_us} {gb_per_s:g} {many}"] = {
-                    "step_ms": round(1e3 * time.step_s, 3),
-                    "sends": [
-                        [round(at, 3), round(takes, 3), said] for at, takes, said in ddp.bucket_sends(limit, link)
-                    ],
-                }
+    variants = product((10, 30, 100, 300, 1000), (0.25, 0.5, 1, 2, 4, 8), range(1, len(layers) + 1))
+    for alpha_us, gb_per_s, many in variants:
+        link, limit = Link(alpha_us * 1e-6, gb_per_s * 1e9), many * layers[0]
+        bucketed = {"variant": "bucketed", "backward_s": ddp.LAYERS_BACKWARD_S, "bucket_bytes": limit}
+        sends = ddp.bucket_sends(limit, link)
+        found[f"{alpha_us} {gb_per_s:g} {many}"] = {
+            "step_ms": round(1e3 * accounting(layers, ddp.RANKS, link, **bucketed).step_s, 3),
+            "sends": [[round(at, 3), round(takes, 3), said] for at, takes, said in sends],
+        }
     return found
 
 
@@ -105,17 +99,12 @@ def schedules() -> dict[str, Any]:
     asked += [("interleaved", p, m, v) for p in (2, 3, 4) for m in range(p, 9, p) for v in (2, 3)]
     found = {}
     for kind, p, m, v in asked:
-        run = mesh.played(kind, m, v, p)
-        found[f"{kind} {p} {m} {v}"] = {
-            "ranks": [
-                [
-                    [int(a.kind == "backward"), a.micro_batch, a.chunk, round(start, 3)]
-                    for a, start in zip(*rank, strict=True)
-                ]
-                for rank in zip(run.ranks, run.starts, strict=True)
-            ],
-            "length": round(run.length, 3), "bubble": round(run.bubble, 4), "live": run.live,
-        }  # fmt: skip
+        run, ranks = mesh.played(kind, m, v, p), []
+        for actions, starts in zip(run.ranks, run.starts, strict=True):
+            begun = zip(actions, starts, strict=True)
+            ranks.append([[int(a.kind == "backward"), a.micro_batch, a.chunk, round(start, 3)] for a, start in begun])
+        played = {"ranks": ranks, "length": round(run.length, 3), "bubble": round(run.bubble, 4), "live": run.live}
+        found[f"{kind} {p} {m} {v}"] = played
     return found
 
 
@@ -123,12 +112,11 @@ def growth() -> dict[str, Any]:
     """By precision and ranks: (parameters, gradients, state) in bytes per parameter for each stage."""
     size = 1024  # elements: every rank has as many
     found: dict[str, Any] = {"models": MODELS, "gpu_bytes": GPU_BYTES, "stages": [name for name, _ in zero.STAGES]}
-    for precision in ("mixed", "float32"):
-        for world in (2**i for i in range(11)):
-            kept = [shares([size], world, method=method, precision=precision) for _, method in zero.STAGES]
-            found[f"{precision} {world}"] = [
-                [n / size for n in (share.parameters, share.gradients, share.optimizer)] for share in kept
-            ]
+    for precision, world in product(("mixed", "float32"), (2**i for i in range(11))):
+        kept = [shares([size], world, method=method, precision=precision) for _, method in zero.STAGES]
+        found[f"{precision} {world}"] = [
+            [n / size for n in (share.parameters, share.gradients, share.optimizer)] for share in kept
+        ]
     return found
 
 
@@ -141,10 +129,9 @@ def layers() -> dict[str, Any]:
 def grid() -> dict[str, Any]:
     """By mesh of eight ranks: the place of each rank, and the groups along each axis."""
     found: dict[str, Any] = {}
-    degrees = [1, 2, 4, 8]
-    for sizes in [
-        (d, p, e, 8 // (d * p * e)) for d in degrees for p in degrees for e in degrees if d * p * e in degrees
-    ]:
+    for sizes in product((1, 2, 4, 8), repeat=len(AXES)):
+        if math.prod(sizes) != 8:
+            continue
         here = Mesh(*sizes, rank=0)
         name = " × ".join(f"{axis} {n}" for axis, n in here.sizes.items() if n > 1)
         places = [list(here.coordinate(rank).values()) for rank in range(here.world)]
@@ -154,17 +141,11 @@ def grid() -> dict[str, Any]:
 
 def journey() -> dict[str, Any]:
     """The stops of the front page's picture."""
-    return {
-        "card_gb": trip.CARD_GB,
-        "stops": [
-            {
-                "name": stop.name,
-                "seconds": {part: round(s, 4) for part, s in stop.seconds.items()},
-                "gb": {kind: round(n, 3) for kind, n in stop.gb.items()},
-            }
-            for stop in trip.stops()
-        ],
-    }
+    stops = []
+    for stop in trip.stops():
+        seconds = {part: round(s, 4) for part, s in stop.seconds.items()}
+        stops.append({"name": stop.name, "seconds": seconds, "gb": {kind: round(n, 3) for kind, n in stop.gb.items()}})
+    return {"card_gb": trip.CARD_GB, "stops": stops}
 
 
 MOVING = (journey, ring, tiles, buckets, schedules, growth, layers, grid)
