@@ -206,8 +206,7 @@ def order(p: Picture) -> None:
         for x, said in ((78, "hooks fire"), (168, "all-reduce 1"), (304, "all-reduce 2")):
             p.words(x, top + 22, said, "soft small")
         slots: list[list[str]] = [[], []]
-        for r, names in enumerate(fired):
-            y = top + 30 + 32 * r
+        for r, (y, names) in enumerate(spaced(fired, top + 30, 32)):
             p.words(16, y + 18, f"rank {r}", "soft")
             p.words(78, y + 18, ", ".join(names), "ink")
             for slot, name in enumerate(sorted(names, reverse=True) if by_index else names):

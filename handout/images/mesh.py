@@ -81,16 +81,15 @@ def matrices(p: Picture) -> None:
 @picture(250, "f and g: where a tensor-parallel region begins and ends")
 def conjugates(p: Picture) -> None:
     """f and g: which direction adds."""
-    for row, (way, f, g) in enumerate((("forward", "copy", "all-reduce"), ("backward", "all-reduce", "copy"))):
-        top = 44 + 104 * row
+    for top, way, d, f, g in ((44, "forward", "", "copy", "all-reduce"), (148, "backward", "d", "all-reduce", "copy")):
         p.words(16, top - 12, way, "ink bold")
-        for r in range(2):
-            y = top + 40 * r
-            p.box(16, y, 40, 32, GREY, "x" if row == 0 else "dx")
+        for y, r in spaced(range(2), top, 40):
+            p.box(16, y, 40, 32, GREY, f"{d}x")
             p.box(172, y, 96, 32, COLOURS[r], f"part {r}")
-            p.box(384, y, 40, 32, GREY, "y" if row == 0 else "dy")
-            for left, right in ((58, 70), (158, 170), (270, 282), (370, 382)):
-                p.line(*((left, y + 16, right, y + 16) if row == 0 else (right, y + 16, left, y + 16)), arrow=True)
+            p.box(384, y, 40, 32, GREY, f"{d}y")
+            for ends in ((58, 70), (158, 170), (270, 282), (370, 382)):
+                start, end = ends if way == "forward" else reversed(ends)
+                p.line(start, y + 16, end, y + 16, arrow=True)
         for left, said, name in ((72, f, "f"), (284, g, "g")):
             p.box(left, top, 84, 72, ORANGE if said == "all-reduce" else GREY, said)
             p.words(left + 42, top + 18, name, "in bold", "middle")
@@ -103,8 +102,7 @@ def heads(p: Picture) -> None:
     queries, ranks = 8, 2
     names = (("q: columns", 44), ("k, v: columns", 84), ("o: rows", 124))
     p.words(16, 30, "rank", "soft")
-    for rank in range(ranks):
-        left = 124 + 156 * rank
+    for left, rank in spaced(range(ranks), 124, 156):
         p.words(left + 74, 30, str(rank), "ink bold", "middle")
         for x, i in spaced(range(queries // ranks), left, 37):
             for _, y in (names[0], names[2]):
@@ -129,8 +127,7 @@ def sequence(p: Picture) -> None:
         inner = min(max(x + wide / 2, 38), WIDTH - 38)
         p.words(inner, 24, name, "ink", "middle")
         p.words(inner, 42, shape, "soft small", "middle")
-    for r in range(2):
-        top = 76 + 112 * r
+    for top, r in spaced(range(2), 76, 112):
         p.words(16, top - 8, f"rank {r}", "ink small")
         for place, (x, wide, _) in enumerate(columns):
             if place in (0, 4):
