@@ -60,15 +60,15 @@ def doubling(p: Picture) -> None:
     c.axes("tokens in a batch", "µs a layer, at least; A100, bfloat16", [4**i for i in range(8)], (10, 100, 1000))
     for width, colour, dashed in ((4096, BLUE, False), (1024, ORANGE, True)):
         c.curve([(2 ** (i / 8), 1e6 * layer(width, 2 ** (i / 8))) for i in range(8 * 14 + 1)], colour, dashed)
-        for tokens in (8, 4096) if width == 4096 else ():
+        twice = ((8, "middle", 0), (4096, "end", 30)) if width == 4096 else ()
+        for tokens, anchor, back in twice:
             (x, y), (right, above) = (c.at(n, 1e6 * layer(width, n)) for n in (tokens, 2 * tokens))
             p.line(x, y, right, y)
             p.line(right, y, right, above, arrow=y - above > 8)
             for n in (tokens, 2 * tokens):
                 c.dot(n, 1e6 * layer(width, n), colour)
             times = layer(width, 2 * tokens) / layer(width, tokens)
-            p.words((x + right) / 2 - (0 if tokens == 8 else 30), above - 14, f"× {times:.2f}", "ink bold",
-                    "middle" if tokens == 8 else "end")  # fmt: skip
+            p.words((x + right) / 2 - back, above - 14, f"× {times:.2f}", "ink bold", anchor)
     c.say(1.3, 1e6 * layer(4096, 1), "width 4,096: weights' bytes", dy=-34)
     c.say(1.3, 10, "width 1,024: the host asks, 10 µs", dy=20)
     c.say(1300, 300, "arithmetic", "end", dx=-8, dy=-26)

@@ -14,7 +14,6 @@ from lab.cluster.hardware import cluster
 from reference.ddp.accounting import Link, accounting
 from reference.flash_attention.online_softmax import online_softmax
 from reference.mesh.mesh import AXES, Mesh
-from reference.zero.accounting import accounting as shares
 
 from . import ddp, mesh, zero
 from . import journey as trip
@@ -110,13 +109,10 @@ def schedules() -> dict[str, Any]:
 
 def growth() -> dict[str, Any]:
     """By precision and ranks: (parameters, gradients, state) in bytes per parameter for each stage."""
-    size = 1024  # elements: every rank has as many
     found: dict[str, Any] = {"models": MODELS, "gpu_bytes": GPU_BYTES, "stages": [name for name, _ in zero.STAGES]}
     for precision, world in product(("mixed", "float32"), (2**i for i in range(11))):
-        kept = [shares([size], world, method=method, precision=precision) for _, method in zero.STAGES]
-        found[f"{precision} {world}"] = [
-            [n / size for n in (share.parameters, share.gradients, share.optimizer)] for share in kept
-        ]
+        kept = [zero.bytes_per_parameter(method, world, precision) for _, method in zero.STAGES]
+        found[f"{precision} {world}"] = kept
     return found
 
 

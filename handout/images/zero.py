@@ -18,12 +18,18 @@ GATHER_MS = 1e3 * ring_cost("all_gather", LAYER_BYTES / RANKS, RANKS, ALPHA_S, 1
 Order = Literal["ddp", "late", "early", "zero3"]  # ZeRO-1 and 2 gather after the step, or under the next forward
 
 
+def bytes_per_parameter(method: Method, world: int, precision: str) -> list[float]:
+    """Parameters, gradients and state that each rank holds."""
+    size = 1024  # elements: every rank has as many
+    share = accounting([size], world, method=method, precision=precision)
+    return [n / size for n in (share.parameters, share.gradients, share.optimizer)]
+
+
 @picture(232, "Bytes a parameter on each of four ranks, float32 AdamW")
 def shares(p: Picture) -> None:
     p.words(16, 24, "p: parameters, g: gradients, s: state", "soft")
     for y, (name, method) in spaced(STAGES, 52, 46):
-        share = accounting([RANKS], RANKS, method=method, precision="float32")  # so that n elements are one
-        parts = [n / RANKS for n in (share.parameters, share.gradients, share.optimizer)]
+        parts = bytes_per_parameter(method, RANKS, "float32")
         p.words(16, y, f"{name}: {sum(parts):g} bytes", "ink")
         words = [letter if n < 2 else f"{letter} {n:g}" for n, letter in zip(parts, "pgs", strict=True)]
         p.stack(16, y + 6, 24, zip(parts, (BLUE, GREEN, ORANGE), words, strict=True), 22)
@@ -37,8 +43,7 @@ def growth(p: Picture) -> None:
     c.axes("ranks", "bytes per parameter on each rank", worlds[::2], (0.01, 0.1, 1, 16))
     looks = ((GREY, 12, -8), (ORANGE, 0, -8), (GREEN, 0, 20), (BLUE, -8, 10))
     for (name, method), (colour, dx, dy) in zip(STAGES, looks, strict=True):
-        size = 1024  # elements: every rank has as many
-        curve = [(w, accounting([size], w, method=method, precision="mixed").total / size) for w in worlds]
+        curve = [(w, sum(bytes_per_parameter(method, w, "mixed"))) for w in worlds]
         c.curve(curve, colour, dashed=method == "zero2")
         c.say(*curve[6], name, "end" if method == "zero3" else "start", dx, dy)
 

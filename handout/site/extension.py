@@ -62,12 +62,10 @@ def _facts(e: Exercise, kept: set[str]) -> str:
         f"Builds on: {', '.join(needs) or 'no other exercise'}.",
     ]
     first, more = cards.forbidden(e)
-    if first and first not in kept:
-        first = ""
-        rows.append(f"Forbidden: {', '.join(f'`{name}`' for name in e.forbidden)}.")
     if first:  # the first of a group says in its text what all forbid
-        forbidden = [f"what [`{first}`]({heading(first)}) forbids", *(f"`{name}`" for name in more)]
-        rows.append(f"Forbidden: {', '.join(forbidden)}.")
+        like = [f"what [`{first}`]({heading(first)}) forbids"] if first in kept else []
+        names = [f"`{name}`" for name in (more if like else e.forbidden)]
+        rows.append(f"Forbidden: {', '.join(like + names)}.")
     return "\n\n".join(rows)
 
 
@@ -102,9 +100,7 @@ class Captions(SphinxTransform):
                 figure = nodes.figure("", image, nodes.caption("", "", *below.children), ids=[number])
                 paragraph.replace_self(figure)
                 figure += _moving(PurePosixPath(image["uri"]).stem)
-        for more in list(
-            self.document.findall(lambda n: "exercise-more" in getattr(n, "attributes", {}).get("classes", []))
-        ):
+        for more in [box for box in self.document.findall(nodes.container) if "exercise-more" in box["classes"]]:
             section = more.parent
             section.remove(more)
             section += more
