@@ -205,18 +205,17 @@ def order(p: Picture) -> None:
         p.words(16, top, title, "ink bold")
         for x, said in ((78, "hooks fire"), (168, "all-reduce 1"), (304, "all-reduce 2")):
             p.words(x, top + 22, said, "soft small")
-        slots: list[list[str]] = [[], []]
+        sent = [sorted(names, reverse=True) if by_index else names for names in fired]
         for r, (y, names) in enumerate(spaced(fired, top + 30, 32)):
             p.words(16, y + 18, f"rank {r}", "soft")
             p.words(78, y + 18, ", ".join(names), "ink")
-            for slot, name in enumerate(sorted(names, reverse=True) if by_index else names):
-                p.box(168 + 136 * slot, y, 128, 26, colours[name], name)
-                slots[slot].append(name)
+            for x, name in spaced(sent[r], 168, 136):
+                p.box(x, y, 128, 26, colours[name], name)
         p.words(16, top + 112, "sum", "soft")
-        for slot, names_of in enumerate(slots):
-            same = len(set(names_of)) == 1
-            said = f"{' + '.join(names_of)}: {'right' if same else 'wrong'}"
-            p.box(168 + 136 * slot, top + 94, 128, 26, GREEN if same else GREY, said, hatched=not same)
+        for x, summands in spaced(zip(*sent, strict=True), 168, 136):
+            same = len(set(summands)) == 1
+            said = f"{' + '.join(summands)}: {'right' if same else 'wrong'}"
+            p.box(x, top + 94, 128, 26, GREEN if same else GREY, said, hatched=not same)
 
 
 def seconds_sent(world: int, tree: bool = False, rate: float = 370.8e9, alpha_s: float = 5e-6) -> float:

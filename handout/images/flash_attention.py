@@ -1,5 +1,7 @@
 """The pictures of the chapter on FlashAttention-2. What is a number in them is computed."""
 
+from fractions import Fraction
+
 from lab.cluster.hardware import cluster
 from reference.flash_attention.accounting import accounting
 
@@ -83,16 +85,11 @@ def online(p: Picture) -> None:
         for j, (x, weight) in enumerate(spaced(weights, left, 31)):
             h = 150 * weight
             p.box(x, 226 - h, 27, h, BLUE if j < 2 else ORANGE)
-            p.words(x + 13, 220 - h, _fraction(weight), "ink small", "middle")
+            p.words(x + 13, 220 - h, str(Fraction(weight)), "ink small", "middle")
             p.words(x + 13, 243, f"ln {SCORES[j]}", "soft small", "middle")
         p.line(left, 226, left + 124, 226)
-        p.words(left, 268, f"l = {_fraction(sum(weights))}", "ink bold")
+        p.words(left, 268, f"l = {Fraction(sum(weights))}", "ink bold")
     p.words(16, 294, "blue: scores of tile 1; orange: of tile 2", "soft")
-
-
-def _fraction(x: float) -> str:
-    over = next(d for d in (1, 2, 4, 8) if (x * d).is_integer())
-    return f"{x * over:.0f}/{over}" if over > 1 else f"{x:.0f}"
 
 
 @picture(190, "Ten numbers in blocks of four: three programs, and a mask for the last")

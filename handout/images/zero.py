@@ -260,27 +260,21 @@ def whole_step(order: Order) -> tuple[Lane, Lane]:
         start = compute.add(here[layer], COMPUTE_MS, f"f{layer}")
         if order == "zero3" and layer < LAYERS:
             here[layer + 1] = send(f"p{layer + 1}", start)
-    done = 0.0
     for layer in reversed(layers):
         start = compute.add(here[layer], 2 * COMPUTE_MS, f"b{layer}")
         if order == "zero3":
             if layer > 1:  # the gather is asked for before the reduce-scatter of the layer above
                 here[layer - 1] = send(f"p{layer - 1}", start)
             if layer < LAYERS:
-                done = send(f"g{layer + 1}", start)
+                send(f"g{layer + 1}", start)
         else:
-            done = send(f"g{layer}", compute.end, 2 if order == "ddp" else 1)
+            send(f"g{layer}", compute.end, 2 if order == "ddp" else 1)
     if order == "zero3":
-        done = send("g1", compute.end)
+        send("g1", compute.end)
     if order == "late":
         for layer in layers:
-            send(f"p{layer}", done)
+            send(f"p{layer}", compute.end)
     return compute, messages
-
-
-def exposed(compute: Lane, messages: Lane) -> float:
-    """The part of a step in which nothing computes, in ms."""
-    return max(compute.end, messages.end) - sum(long for _, long, _ in compute)
 
 
 @picture(414, "What overlaps with what in a step: DDP, ZeRO-1 and 2, ZeRO-3")
@@ -294,7 +288,8 @@ def hidden(p: Picture) -> None:
     )  # fmt: skip
     for top, (name, order) in spaced(rows, 48, 80):
         compute, messages = whole_step(order)
-        p.words(16, top, f"{name}: {exposed(compute, messages):.1f} ms", "ink bold")
+        exposed = max(compute.end, messages.end) - sum(long for _, long, _ in compute)  # when nothing computes
+        p.words(16, top, f"{name}: {exposed:.1f} ms", "ink bold")
         for start, long, what in compute:
             p.box(16 + ms * start, top + 8, ms * long - 1.5, 24, BLUE if what[0] == "f" else GREEN, what)
         for start, long, what in messages:

@@ -37,16 +37,20 @@ def test_each_expert_keeps_its_first(run, rng, k):
     n = rng.integers(2, 5)
     even = (torch.arange(3 * n * k) % n).view(-1, k)
     cases += [{"experts": e, "n": n, "factor": 1.0} for e in (torch.zeros(0, k, dtype=torch.int64), even)]
+    long = torch.arange(k).repeat(rng.integers(4500, 5000), 1)  # more in one queue than 16 bits can count
+    cases.append({"experts": long, "n": k + 1, "factor": 0.75 * (k + 1) / k})
     for case, got in zip(cases, run(probes.cap, cases), strict=True):
         left, dropped, limit = capped(case["experts"], case["n"], case["factor"])
         what = f"{len(left)} tokens, k={k}, {case['n']} experts, factor {case['factor']}"
         assert got["limit"] == limit, (
             f"{what}: expected limit {limit}, got {got['limit']}: it is ⌈factor · tokens · k / n⌉"
         )
-        assert torch.equal(got["experts"], left), (
-            f"{what}: of {case['experts'].tolist()}, expected {left.tolist()}, got {got['experts'].tolist()}: "
-            f"{QUEUES}{SECOND * (k > 1)}"
-        )
+        assert got["experts"].shape == left.shape, f"{what}: expected {[*left.shape]}, got {[*got['experts'].shape]}"
+        for token in (got["experts"] != left).any(1).nonzero().flatten().tolist():
+            chosen, expected, found = (e[token].tolist() for e in (case["experts"], left, got["experts"]))
+            raise AssertionError(
+                f"{what}: token {token} chose {chosen}, expected {expected}, got {found}: {QUEUES}{SECOND * (k > 1)}"
+            )
         assert got["dropped"].tolist() == dropped, (
             f"{what}: expected {dropped} dropped by expert, got {got['dropped'].tolist()}: every choice that became −1 "
             "counts"
