@@ -3,7 +3,8 @@
 Both refuse calls that no exercise needs and that would weaken the sandbox: sockets other than IP, Unix and netlink (a
 virtual machine's vsock reaches the host past the network namespace), kernel keys, tracing, BPF, io_uring. The filter of
 a rank also refuses new namespaces (a new tmpfs has no size limit), locks and watches on shared read-only files (they
-carry messages), and memory that no process is charged for (memfd, System V segments). See seccomp(2), linux/filter.h.
+carry messages), memory that no process is charged for (memfd, System V segments, buffers of Unix sockets), and unless
+its kernels are compiled, processes of its own, whose memory nobody counts. See seccomp(2), linux/filter.h.
 """
 
 import ctypes
@@ -23,15 +24,17 @@ _OF_RANKS = {
     "unshare": (272, 97), "mount": (165, 40), "umount2": (166, 39), "fsopen": (430, 430), "open_tree": (428, 428),
     "move_mount": (429, 429), "memfd_create": (319, 279), "shmget": (29, 194), "semget": (64, 190),
     "msgget": (68, 186), "mq_open": (240, 180), "inotify_init": (253, 26), "inotify_init1": (294, 26),
-    "fanotify_init": (300, 262),
+    "fanotify_init": (300, 262), "socketpair": (53, 199),
 }  # fmt: skip
+_FORK, _VFORK = 57, 58  # x86_64 alone
 _FLOCK, _FCNTL = (73, 32), (72, 25)
 _LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1026, 1031)  # F_GETLK, F_SETLK, F_SETLKW, …; leases; F_NOTIFY; F_SETPIPE_SZ
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
 _ARCH = (0xC000003E, 0xC00000B7)
 _MACHINES = ("x86_64", "aarch64")
+_THREAD = 0x10000  # CLONE_THREAD
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
-_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink (getifaddrs)
+_UNIX, _FAMILIES = 1, (2, 10, 16)  # inet, inet6, netlink (getifaddrs)
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
@@ -39,8 +42,11 @@ _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets in struct seccomp_data
 
 
-def program(rank: bool = False) -> bytes:
-    """Return the filter for a sandbox, or for a rank in one; b"" on a machine whose call numbers are unknown."""
+def program(rank: bool = False, forks: bool = True) -> bytes:
+    """Return the filter for a sandbox, or for a rank in one; b"" on a machine whose call numbers are unknown.
+
+    forks: whether the rank may start processes.
+    """
     if platform.machine() not in _MACHINES:
         return b""
     i = _MACHINES.index(platform.machine())
@@ -59,8 +65,13 @@ def program(rank: bool = False) -> bytes:
     if rank:  # report success: an honest program locks files that nobody else can reach
         code += [(_EQUAL, 0, 1, _FLOCK[i]), (_RETURN, 0, 0, _REFUSE)]
         code += _of_argument(_FCNTL[i], _ARGUMENT_1, [(_EQUAL, command) for command in _LOCKS], _REFUSE, _ALLOW)
-        code += _of_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _NEW_NAMESPACES)], _REFUSE | _EPERM, _ALLOW)
-    families = [(_EQUAL, family) for family in _FAMILIES]
+        if forks:
+            code += _of_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _NEW_NAMESPACES)], _REFUSE | _EPERM, _ALLOW)
+        else:  # a thread gets no new namespaces: a rank has no capability left
+            code += _of_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _THREAD)], _ALLOW, _REFUSE | _EPERM)
+            for number in (_FORK, _VFORK)[: 2 * (i == 0)]:
+                code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE | _EPERM)]
+    families = [(_EQUAL, family) for family in (_FAMILIES if rank else (_UNIX, *_FAMILIES))]
     code += _of_argument(_SOCKET[i], _ARGUMENT_0, families, _ALLOW, _REFUSE | _EAFNOSUPPORT)
     code += [(_RETURN, 0, 0, _ALLOW)]
     return b"".join(struct.pack("=HBBI", *line) for line in code)

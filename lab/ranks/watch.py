@@ -2,8 +2,8 @@
 
 Most such calls stand in the source under their own name; lab/solution/forbidden.py reports them before anything runs.
 This module refuses the rest while the solution runs, such as a name built at run time. It wraps functions, refuses to
-make objects of classes, and replaces operators in torch's dispatcher. Torch itself and stand-ins may still call them. A
-refusal is reported even if the solution catches the exception.
+make objects of classes, and replaces operators in torch's dispatcher. Torch itself may still call them, and so may the
+stand-ins that this run has in place of exercises. A refusal is reported even if the solution catches the exception.
 """
 
 import functools
@@ -18,6 +18,7 @@ from ..solution.forbidden import ForbiddenCall
 from . import operators
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep
+_LAB = str(ROOT / "lab") + os.sep
 
 
 class Watch:
@@ -27,11 +28,16 @@ class Watch:
         self.impl = impl + os.sep
         self.trusted = (_STANDARD, str(ROOT) + os.sep, *(p.rstrip(os.sep) + os.sep for p in sys.path if p), "<frozen")
         self.forbidden: tuple[str, ...] = ()
+        self.stand_ins: tuple[str, ...] = ()  # files
         self._guarded = dict[int, tuple[Any, str]]()  # id -> (object, name); keep the object alive, or its id is reused
 
-    def guard(self, names: Iterable[str]) -> None:
-        """Refuse the operators, functions, classes and modules with these names to the solution."""
-        self.forbidden = tuple(names)
+    def guard(self, names: Iterable[str], stand_ins: Iterable[str] = ()) -> None:
+        """Refuse the operators, functions, classes and modules with these names to the solution.
+
+        stand_ins: files of the stand-ins in this run. The solution may not call forbidden names through other files of
+        the kit.
+        """
+        self.forbidden, self.stand_ins = tuple(names), tuple(stand_ins)
         sys.meta_path.insert(0, self)
         operators.refuse(self.forbidden, lambda: self._asks(through=self._is_trusted))
         for name in self.forbidden:
@@ -39,16 +45,16 @@ class Watch:
             if name in sys.modules:
                 for key, value in [*vars(sys.modules[name]).items()]:
                     if str(getattr(value, "__module__", "")).lstrip("_").startswith(name):
-                        self._guard(sys.modules[name], key, value, f"{name}.{key}", _is_standard)
+                        self._guard(sys.modules[name], key, value, f"{name}.{key}", self._is_passed)
             elif (value := getattr(sys.modules.get(owner), attribute, None)) is not None:
                 self._guard(sys.modules[owner], attribute, value, name, self._is_trusted)
                 defining = sys.modules.get(getattr(value, "__module__", None) or "")
                 if getattr(defining, attribute, None) is value:  # torch.distributed re-exports
-                    self._guard(defining, attribute, value, name, _is_standard)
+                    self._guard(defining, attribute, value, name, self._is_passed)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Refuse to import a forbidden module, if the solution asks for it."""
-        if any(f"{name}.".startswith(f"{other}.") for other in self.forbidden) and self._asks(through=_is_standard):
+        if any(f"{name}.".startswith(f"{other}.") for other in self.forbidden) and self._asks(through=self._is_passed):
             raise _refusal(name)
 
     def look(self) -> None:
@@ -65,7 +71,7 @@ class Watch:
     def _guard(self, owner: Any, attribute: str, value: Any, name: str, through: Any) -> None:
         """Replace a function by one that refuses, or a class's __init__."""
         if isinstance(value, type) and inspect.isfunction(made := vars(value).get("__init__")):
-            value.__init__ = self._refusing(made, name, _is_standard)  # type: ignore[misc]
+            value.__init__ = self._refusing(made, name, self._is_passed)  # type: ignore[misc]
             self._guarded[id(value)] = value, name
         elif inspect.isroutine(value):
             setattr(owner, attribute, refused := self._refusing(value, name, through))
@@ -87,6 +93,10 @@ class Watch:
         while frame.f_back and through(frame.f_code.co_filename):
             frame = frame.f_back
         return not self._is_trusted(frame.f_code.co_filename)
+
+    def _is_passed(self, file: str) -> bool:
+        """Whether this file only passes on what its caller asks for."""
+        return _is_standard(file) or (file.startswith(_LAB) and file not in self.stand_ins)
 
     def _is_trusted(self, file: str) -> bool:
         return file.startswith(self.trusted) and not file.startswith(self.impl)

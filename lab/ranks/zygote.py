@@ -58,7 +58,8 @@ def main() -> None:
         processes.in_huge_pages()  # now: later it would disturb a probe's memory measurement
     forks = _PAYS if boxed else 0
     lacking = alone.lacking() if box == "bubblewrap" else ""
-    walls = Walls(seccomp.program(rank=True), not lacking) if box == "bubblewrap" else None
+    compiles = not os.environ.get("TRITON_INTERPRET")  # ptxas is a process
+    walls = Walls(seccomp.program(rank=True, forks=compiles), not lacking) if box == "bubblewrap" else None
     known = processes.processes()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # an exception, so that `finally` ends the ranks
     framing.send(answers, {"ready": True, "lacking": lacking})

@@ -193,9 +193,18 @@ def saved_once(impl, width, state, batches, gathered: bool) -> tuple:
 @contextlib.contextmanager
 def watched(folder: Path, late: int) -> Iterator[list]:
     """[event, copy of the folder before it] of every file operation of this rank inside; the copy is None if other
-    ranks kept changing the folder. Rank `late` starts late."""
+    ranks kept changing the folder. Rank `late` starts late.
+
+    Links to the files tell which of them are overwritten in place, however that is done; the last copies are the folder
+    as it was, with one of these files half written."""
     copies: list = []
     watching = [True]
+    links, old = folder.parent / f"links-{dist.get_rank()}-{len(list(folder.parent.glob('links-*')))}", {}
+    links.mkdir()
+    for path in (p for p in folder.rglob("*") if p.is_file()):
+        old[path.relative_to(folder)] = path.read_bytes()
+        os.link(path, links / str(len(old) - 1))
+    dist.barrier()
 
     def watch(event: str, args: tuple) -> None:
         opened = event == "open" and isinstance(args[2], int) and args[2] & 3
@@ -214,6 +223,13 @@ def watched(folder: Path, late: int) -> Iterator[list]:
     sys.addaudithook(watch)
     yield copies
     watching[0] = False
+    for number, (name, data) in enumerate(old.items()):
+        if (now := (links / str(number)).read_bytes()) != data:
+            copy = folder.parent / f"torn-{dist.get_rank()}-{number}"
+            for other, content in {**old, name: now[: len(now) // 2] + data[len(now) // 2 :]}.items():
+                (copy / other).parent.mkdir(parents=True, exist_ok=True)
+                (copy / other).write_bytes(content)
+            copies.append((f"end of writing into {name.name}, which the checkpoint before it needs", copy))
 
 
 def snapshot(folder: Path, number: int) -> Path | None:
