@@ -26,6 +26,7 @@ _CALLS = {
     Tensor.cpu: ".cpu()",
     Tensor.__repr__: "repr",
     Tensor.__format__: "format",
+    Tensor.data_ptr: "data_ptr",
 }
 _MADE_FROM = (torch.tensor, torch.as_tensor, torch.asarray)
 

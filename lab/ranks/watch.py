@@ -42,11 +42,12 @@ class Watch:
         operators.refuse(self.forbidden, lambda: self._asks(through=self._is_trusted))
         for name in self.forbidden:
             owner, _, attribute = name.rpartition(".")
-            if name in sys.modules:
-                for key, value in [*vars(sys.modules[name]).items()]:
+            for module in [m for n, m in [*sys.modules.items()] if f"{n}.".startswith(f"{name}.")]:
+                for key, value in [*vars(module).items()]:
                     if str(getattr(value, "__module__", "")).lstrip("_").startswith(name):
-                        self._guard(sys.modules[name], key, value, f"{name}.{key}", self._is_passed)
-            elif (value := getattr(sys.modules.get(owner), attribute, None)) is not None:
+                        self._guard(module, key, value, f"{module.__name__}.{key}", self._is_passed)
+            value = getattr(sys.modules.get(owner), attribute, None)
+            if name not in sys.modules and value is not None:
                 self._guard(sys.modules[owner], attribute, value, name, self._is_trusted)
                 defining = sys.modules.get(getattr(value, "__module__", None) or "")
                 if getattr(defining, attribute, None) is value:  # torch.distributed re-exports

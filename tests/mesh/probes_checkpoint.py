@@ -68,7 +68,10 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
         return {**told, "stopped": stopped}
     dist.barrier()
     paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    told["flushed"] = [name for name, path in paths.items() if path.stat().st_ino in flushed or None in flushed]
+    told["flushed"] = [
+        name for name, path in paths.items()
+        if None in flushed or flushed.get(path.stat().st_ino, b"never") in (path.read_bytes(), None)
+    ]  # fmt: skip
     if dist.get_rank() == 0:
         raw = {name: bytearray(path.read_bytes()) for name, path in paths.items()}
         told["files"] = {name: torch.frombuffer(data, dtype=torch.uint8) for name, data in raw.items()}
@@ -95,12 +98,19 @@ def held(share: Share, optimizer: torch.optim.Optimizer) -> list:
 
 
 @contextlib.contextmanager
-def flushes() -> Iterator[list]:
-    """Record the inodes of the files that this process flushes to the disk; None stands for all files."""
-    found: list = []
+def flushes() -> Iterator[dict]:
+    """Record what the files that this process flushes to the disk hold then, by inode; None stands for all files."""
+    found: dict = {}
 
     def flush(plain: Callable, *file) -> None:
-        found.extend([os.fstat(f if isinstance(f, int) else f.fileno()).st_ino for f in file] or [None])
+        for f in file:
+            descriptor = f if isinstance(f, int) else f.fileno()
+            inode = os.fstat(descriptor).st_ino
+            found[inode] = None  # a folder, or a system without /proc
+            with contextlib.suppress(OSError):
+                found[inode] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+        if not file:
+            found[None] = None
         plain(*file)
 
     with contextlib.ExitStack() as patches:
