@@ -121,7 +121,7 @@ def heads(p: Picture) -> None:
 @picture(304, "The mlp with sequence parallelism on two ranks, and its collectives both ways")
 def sequence(p: Picture) -> None:
     """The mlp with sequence parallelism on two ranks: shapes forward, and the collectives of both directions."""
-    columns = ((16, 34, "s/T × w"), (138, 34, "s × w"), (196, 56, "s × h/T"), (276, 34, "s × w"), (398, 34, "s/T × w"))
+    columns = ((16, 34, "n/T × w"), (138, 34, "n × w"), (196, 56, "n × h/T"), (276, 34, "n × w"), (398, 34, "n/T × w"))
     names, high = ("norm", "X", "φ(X A)", "summand", "next"), 40
     for (x, wide, shape), name in zip(columns, names, strict=True):
         inner = min(max(x + wide / 2, 38), WIDTH - 38)
