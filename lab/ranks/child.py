@@ -116,8 +116,8 @@ def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -
     module, _, name = job.probe.partition(":")
     probe = getattr(importlib.import_module(module), name)
     if watch:
-        files = [sys.modules[source.partition(":")[0]].__file__ or "" for source in job.replace.values()]
-        watch.guard(job.forbidden, files)  # after importing stand-ins and probes, which may use what is forbidden
+        # after importing stand-ins and probes, which may use what the exercise forbids
+        watch.guard(job.forbidden, stand_ins=bool(replace))
     value = probe(implementation.load(job.impl, replace), *args)
     if watch:
         watch.look()

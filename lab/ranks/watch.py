@@ -19,6 +19,7 @@ from . import operators
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _LAB = str(ROOT / "lab") + os.sep
+_STAND_INS = _LAB + "standins" + os.sep
 
 
 class Watch:
@@ -28,16 +29,15 @@ class Watch:
         self.impl = impl + os.sep
         self.trusted = (_STANDARD, str(ROOT) + os.sep, *(p.rstrip(os.sep) + os.sep for p in sys.path if p), "<frozen")
         self.forbidden: tuple[str, ...] = ()
-        self.stand_ins: tuple[str, ...] = ()  # files
+        self.stand_ins = False
         self._guarded = dict[int, tuple[Any, str]]()  # id -> (object, name); keep the object alive, or its id is reused
 
-    def guard(self, names: Iterable[str], stand_ins: Iterable[str] = ()) -> None:
+    def guard(self, names: Iterable[str], stand_ins: bool = False) -> None:
         """Refuse the operators, functions, classes and modules with these names to the solution.
 
-        stand_ins: files of the stand-ins in this run. The solution may not call forbidden names through other files of
-        the kit.
+        stand_ins: whether some are in this run; they may call what is forbidden.
         """
-        self.forbidden, self.stand_ins = tuple(names), tuple(stand_ins)
+        self.forbidden, self.stand_ins = tuple(names), stand_ins
         sys.meta_path.insert(0, self)
         operators.refuse(self.forbidden, lambda: self._asks(through=self._is_trusted))
         for name in self.forbidden:
@@ -97,7 +97,7 @@ class Watch:
 
     def _is_passed(self, file: str) -> bool:
         """Whether this file only passes on what its caller asks for."""
-        return _is_standard(file) or (file.startswith(_LAB) and file not in self.stand_ins)
+        return _is_standard(file) or (file.startswith(_LAB) and not (self.stand_ins and file.startswith(_STAND_INS)))
 
     def _is_trusted(self, file: str) -> bool:
         return file.startswith(self.trusted) and not file.startswith(self.impl)
