@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
-.PHONY: env test stages one-process ranks checks test-docs test-slurm handout pdf grade mutants hostile soak survival lint bench gpu clean sandbox
+.PHONY: env test stages checks test-docs test-slurm handout pdf grade mutants hostile soak survival lint bench gpu clean sandbox
 
 env: $(VENV)/.ready
 
@@ -40,22 +40,13 @@ test-slurm: env sandbox
 grade: env sandbox
 	@$(PY) -m examples.grade --out out --jobs 2
 
-# The reference on stages with ranks; beside them on the others, then form, stubs in step, one mutant and variant a
-# stage; then the kit's own tests.
+# The reference on all stages, beside it form, stubs in step, one mutant and variant a stage; then the kit's own tests.
 test: env sandbox
-	@$(MAKE) --no-print-directory -j 2 ranks one-process checks
+	@$(MAKE) --no-print-directory -j 2 stages checks
 	$(PY) -m pytest tests/kit -n 3 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 3
 
-ON_REFERENCE = $(PY) -m pytest --impl reference --profile full
-
 stages: env
-	$(ON_REFERENCE) tests
-
-one-process: env
-	$(ON_REFERENCE) tests/benchmarking tests/mixed_precision tests/flash_attention
-
-ranks: env
-	$(ON_REFERENCE) tests/ddp tests/zero tests/mesh
+	$(PY) -m pytest tests --impl reference --profile full
 
 checks: lint
 	$(PY) -m grader stubs --check
