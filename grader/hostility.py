@@ -68,7 +68,7 @@ class Outcome:
             found.append(f"flags: {', '.join(self.flags)}; expected none")
         if must.open:
             found = [] if found or self.undecided else ["the attack no longer succeeds: remove `open`"]
-        if must.loses and not self.evidence:
+        if must.loses and not self.evidence and not must.open:
             found.append("no evidence")
         if self.neighbour:
             found.append(f"its neighbour: {self.neighbour}")
