@@ -180,7 +180,7 @@ class Chart:
     def dot(
         self, x: float, y: float, colour: str, said: str = "", anchor: str = "start", dx: float = 0, dy: float = 0
     ) -> None:
-        """A dot, and what is said beside it."""
+        """Draw a dot with a label beside it."""
         at_x, at_y = self.at(x, y)
         self.p.parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5" fill="{colour}" class="rim"/>')
         if said:

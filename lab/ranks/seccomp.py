@@ -69,8 +69,9 @@ def program(rank: bool = False, forks: bool = True) -> bytes:
             code += _of_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _NEW_NAMESPACES)], _REFUSE | _EPERM, _ALLOW)
         else:  # a thread gets no new namespaces: a rank has no capability left
             code += _of_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _THREAD)], _ALLOW, _REFUSE | _EPERM)
-            for number in (_FORK, _VFORK)[: 2 * (i == 0)]:
-                code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE | _EPERM)]
+            if i == 0:
+                for number in (_FORK, _VFORK):
+                    code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE | _EPERM)]
     families = [(_EQUAL, family) for family in (_FAMILIES if rank else (_UNIX, *_FAMILIES))]
     code += _of_argument(_SOCKET[i], _ARGUMENT_0, families, _ALLOW, _REFUSE | _EAFNOSUPPORT)
     code += [(_RETURN, 0, 0, _ALLOW)]

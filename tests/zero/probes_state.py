@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -199,8 +200,7 @@ def watched(folder: Path, late: int) -> Iterator[list]:
     as it was, with one of these files half written."""
     copies: list = []
     watching = [True]
-    links, old = folder.parent / f"links-{dist.get_rank()}-{len(list(folder.parent.glob('links-*')))}", {}
-    links.mkdir()
+    links, old = Path(tempfile.mkdtemp(prefix="links", dir=folder.parent)), {}
     for path in (p for p in folder.rglob("*") if p.is_file()):
         old[path.relative_to(folder)] = path.read_bytes()
         os.link(path, links / str(len(old) - 1))
