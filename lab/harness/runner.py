@@ -96,7 +96,8 @@ class Runner:
         world: int | None = None,
         link: Link | None = None,
         gates: Mapping[str, list[float]] | None = None,
-        hold: Sequence[tuple[str, str]] = (),
+        hold: Sequence[tuple[str, ...]] = (),
+        by_rounds: bool = False,
         triton: str = "interpret",
         exercise: str = "",
         forbidden: Sequence[str] = (),
@@ -107,7 +108,7 @@ class Runner:
         probe: a function `probe(impl, *args)` of a probes.py. lab.solution.wire must support its arguments and value.
         For an argument annotated as PerRank, each rank gets its own entry, and None in place of the others'.
         link: latency and bandwidth of each rank's messages, a lab.cluster.costs.Link; None: no delay.
-        gates, hold: see lab.ranks.switch.Switch.
+        gates, hold, by_rounds: see lab.ranks.switch.Switch.
 
         options: those of `job`.
         device: "simulated" runs the probe on the simulated GPU of lab.measure.device.
@@ -128,7 +129,7 @@ class Runner:
         packed, start, header = _packed(probe, args, world or 1), time.monotonic(), dict[str, Any]()
         try:
             header, blobs, switch = self._ask(
-                triton, job, packed[0], lambda: Switch(job.world, link, gates, hold, packed)
+                triton, job, packed[0], lambda: Switch(job.world, link, gates, hold, packed, by_rounds)
             )
             self.printed = (self.printed + _printed(header))[-PRINTED_LIMIT:]
             traces = _traces(header, blobs, switch, max(job.world, 1))
@@ -250,7 +251,7 @@ def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> lis
     return [
         Trace(
             value, peak, seconds, rank.rows, rank.payloads, rank.gates,
-            [row for number, row in switch.stood_still if number == rank.number],
+            [row for number, row in switch.stood_still if number == rank.number], switch.rounds,
         )
         for value, peak, rank in zip(values, peaks, switch.ranks, strict=True)
     ]  # fmt: skip

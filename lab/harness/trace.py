@@ -30,6 +30,7 @@ class Trace:
     payloads: Sequence[torch.Tensor | None] = ()  # of each message; None if it was too large to keep
     gates: Sequence[Gate] = ()  # gates that the rank requested, in order
     stood_still: Sequence[Row] = ()  # messages for which the rank waited while the switch delayed the answer
+    rounds: int = 0  # of all ranks' messages, if the switch delayed them by rounds
 
     def cut(self, names: Sequence[str]) -> list[list[dict]]:
         """Messages after each of these gates, until the next. Raises AssertionError if the rank used other gates."""

@@ -36,6 +36,10 @@ class OutOfBounds(IndexError):
     """A program accessed memory outside its tensors. On a GPU it would crash, or read another tensor's numbers."""
 
 
+class NotTriton(TypeError):
+    """A kernel calls a Python function."""
+
+
 @dataclass(frozen=True)
 class Access:
     """One load or store of one program: its byte addresses, sorted, without masked ones."""
@@ -64,6 +68,7 @@ class Watch:
     atomics: int = 0
     largest: int = 0  # elements of the largest tensor that a program has held
     storages: list[tuple[int, int]] = field(default_factory=list)  # first and last byte of the launch's tensors
+    after: list[Tensor] = field(default_factory=list)  # copies of each launch's tensors at its end, with `keep`
 
     def touched(self, *kinds: str) -> set[int]:
         """Every address that accesses of these kinds touched."""
@@ -81,6 +86,11 @@ class Watch:
                 loaded = _union(a for a in of if a.program == program and a.kind == "load")
                 found += np.intersect1d(loaded, np.setdiff1d(every, stored[program])).size
         return found
+
+    def left(self, x: Tensor) -> bool:
+        """Whether x is as a launch left one of its tensors, perhaps cast to another dtype since."""
+        left = (t.reshape(x.shape).to(x.dtype) for t in self.after if t.numel() == x.numel())
+        return any(torch.allclose(t, x, rtol=0.0, atol=0.0, equal_nan=True) for t in left)
 
     def rows(self, x: Tensor, kind: str) -> list[tuple[int, tuple[int, int, int], list[int], set[int]]]:
         """(launch, program, [i, j …], rows of x[i, j …]) for each access to x, whose shape is (…, rows, columns).
@@ -143,6 +153,7 @@ def watching(keep: bool = False) -> Iterator[Watch]:
                 return interpret(self, *args, **kwargs)
             finally:
                 seen.storages = outer
+                seen.after += [t.clone() for t in _tensors((*args, *kwargs.values())) if keep]
 
     def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if not warmup:
@@ -226,14 +237,15 @@ def _each_inside(addresses: np.ndarray, storages: list[tuple[int, int]]) -> bool
 
 
 def _storages(arguments: Any) -> list[tuple[int, int]]:
+    storages = [x.untyped_storage() for x in _tensors(arguments)]
+    return [(s.data_ptr(), s.data_ptr() + s.nbytes() - 1) for s in storages if s.nbytes()]
+
+
+def _tensors(arguments: Any) -> list[Tensor]:
     found = []
     for x in arguments:
         x = getattr(x, "base", x)  # the tensor of a tensor descriptor
-        if isinstance(x, Tensor) and x.untyped_storage().nbytes():
-            storage = x.untyped_storage()
-            found.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes() - 1))
-        elif isinstance(x, tuple):
-            found += _storages(x)
+        found += [x] if isinstance(x, Tensor) else _tensors(x) if isinstance(x, tuple) else []
     return found
 
 
@@ -246,12 +258,31 @@ def _grid(grid: Any, arguments: dict) -> tuple[int, ...]:
 
 
 def digest(function: Any) -> str:
-    """A digest of a kernel's source, to recognise the kernel in another process."""
-    try:
-        text = inspect.getsource(function)
-    except (OSError, TypeError):
-        return ""
-    return hashlib.sha256(text[text.find("def ") :].encode()).hexdigest()[:16]  # the interpreter drops decorators
+    """A digest of a kernel's source and of what it calls, to recognise the kernel in another process.
+
+    Raises NotTriton if it calls a Python function, which the interpreter would run, and no compiler takes.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import DependenciesFinder, JITCallable
+
+    class Calls(DependenciesFinder):
+        def record_reference(self, val: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(val, (InterpretedFunction, JITCallable)):
+                self.hasher.update(digest(val.fn).encode())
+                return
+            try:
+                super().record_reference(val, *args, **kwargs)
+            except RuntimeError:
+                raise NotTriton(
+                    f"{function.__name__} calls {getattr(val, '__name__', val)}, which is no function of Triton's: a "
+                    "kernel can call triton.language and functions with @triton.jit, for anything else it would not "
+                    "compile for a GPU"
+                ) from None
+
+    source = JITCallable(function)
+    calls = Calls(function.__name__, function.__globals__, inspect.getclosurevars(function).nonlocals, source.src)
+    calls.visit(source.parse())
+    return str(calls.ret[:16])
 
 
 # ---- ahead of time ----

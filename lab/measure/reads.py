@@ -27,7 +27,9 @@ _CALLS = {
     Tensor.__repr__: "repr",
     Tensor.__format__: "format",
     Tensor.data_ptr: "data_ptr",
+    Tensor.untyped_storage: "untyped_storage",
 }
+AS_MEMORY = {".numpy()", "numpy.asarray", "__dlpack__", "data_ptr", "untyped_storage"}  # then no operator is seen
 _MADE_FROM = (torch.tensor, torch.as_tensor, torch.asarray)
 
 

@@ -1,4 +1,4 @@
-"""The inner loop of a kernel's machine code: its instructions by pipe, and the overlap of exponentials with wgmma."""
+"""The inner loops of a kernel's machine code: its instructions by pipe, and the overlap of exponentials with wgmma."""
 
 import re
 from dataclasses import dataclass
@@ -42,8 +42,8 @@ def disassemble(sass: str) -> dict[int, Instruction]:
     return {int(address, 16): Instruction(op, operands) for address, op, operands in line.findall(sass)}
 
 
-def inner_loop(code: dict[int, Instruction]) -> list[Instruction]:
-    """The shortest loop with tensor-core instructions; in a causal kernel, this is the loop without a mask."""
+def inner_loops(code: dict[int, Instruction]) -> list[list[Instruction]]:
+    """All innermost loops with tensor-core instructions: one that never runs cannot stand for the others."""
     found = []
     for last, instruction in code.items():
         target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None
@@ -53,7 +53,7 @@ def inner_loop(code: dict[int, Instruction]) -> list[Instruction]:
                 found.append(body)
     if not found:
         raise ValueError("expected a loop with tensor-core instructions in the machine code, got none")
-    return min(found, key=len)
+    return found
 
 
 def coverage(loop: list[Instruction]) -> float:

@@ -3,6 +3,7 @@
 import json
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -11,6 +12,7 @@ HEADER_LIMIT = 1 << 20
 PAYLOAD_LIMIT = 1 << 30
 _LITTLE = 1 << 16
 _MOST = 1 << 18  # bytes that we receive at once
+_SENDER = struct.Struct("iII")  # struct ucred: process, user, group
 
 Frame = tuple[dict[str, Any], bytearray]
 
@@ -37,6 +39,9 @@ class Reader:
     def __init__(self, sock: socket.socket):
         self._socket = sock
         self._unread = bytearray()
+        self.pid = 0  # of the sender's process, by the kernel; 0: not known
+        if sys.platform == "linux":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
     def frames(self, most: int) -> Iterator[Frame]:
         """Yield at most `most` complete frames. Raises EOFError if the other end has closed, or Malformed."""
@@ -70,13 +75,15 @@ class Reader:
     def _fill(self) -> bool:
         """Receive what has arrived. Return whether anything has."""
         try:
-            data = self._socket.recv(_MOST)
+            data, sender = self._socket.recvmsg(_MOST, 0 if self.pid else socket.CMSG_SPACE(_SENDER.size))[:2]
         except BlockingIOError:
             return False
         except ConnectionError:
-            data = b""
+            data, sender = b"", []
         if not data:
             raise EOFError
+        if sender:
+            self.pid = _SENDER.unpack(sender[0][2])[0]
         self._unread += data
         return True
 

@@ -48,6 +48,21 @@ def left_behind() -> bool:
     return bool(left)
 
 
+def asleep(pid: int) -> list[str]:
+    """How long each thread of a process has run, if all of them sleep; [] if one does not, or if it is not known.
+
+    If the answers of two calls are equal, the process has done nothing in between.
+    """
+    seen = []
+    with contextlib.suppress(OSError):
+        for thread in os.scandir(f"/proc/{pid}/task"):
+            with open(f"{thread.path}/stat") as stat, open(f"{thread.path}/schedstat") as ran:
+                if stat.read().rpartition(")")[2].split()[0] != "S":
+                    return []
+                seen.append(ran.read())
+    return seen
+
+
 def resident(pid: int) -> int:
     """Bytes of a process that are in memory (its resident set); -1 if the system does not report it."""
     try:

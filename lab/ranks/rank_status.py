@@ -1,16 +1,20 @@
 """The status of a rank as the switch sees it: which operations it has issued, waits for, and has results of."""
 
+import os
 import socket
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from . import frames
+from . import frames, processes
 from .ledger import Row
 from .parts import Refused, count
+
+REST_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,26 @@ class Rank:
     answered: set[int] = field(default_factory=set)
     outbox: deque[memoryview] = field(default_factory=deque)
     is_full: bool = False  # whether its socket's buffer is full
+    kept: dict[int, tuple[str, Callable]] = field(default_factory=dict)  # by operation: a delayed answer, until a gate
+    rest: list[str] = field(default_factory=list)  # processes.asleep, when we last looked
+    looked_s: float = 0.0
 
     def spins(self) -> bool:
         """Whether it polled an operation twice, with nothing done in between."""
         return any(count > 1 for count in self.polls.values())
+
+    def stalls(self) -> bool:
+        """Whether it does nothing until it has an answer that we delay."""
+        if not self.kept or self.spins():
+            return bool(self.kept)
+        if self.waits - self.kept.keys():
+            return False
+        if self.reader.pid in (0, os.getpid()):
+            return bool(self.waits)  # we cannot see whether it sleeps
+        if time.monotonic() < self.looked_s + REST_S:
+            return False
+        before, self.rest, self.looked_s = self.rest, processes.asleep(self.reader.pid), time.monotonic()
+        return bool(before) and before == self.rest  # it slept, and sent nothing
 
     def issued(self, header: dict[str, Any]) -> int:
         """Read an operation's number from a frame's header. Raises Refused if the rank has not issued it."""
@@ -69,11 +89,11 @@ class Rank:
         self.is_full = bool(self.outbox)
         return self.is_full != was_full
 
-    def held_until(self, row: Row, hold: Sequence[tuple[str, str]]) -> str:
+    def held_until(self, row: Row, hold: Sequence[tuple[str, ...]]) -> str:
         """The gate that the rank must request before we answer this operation; "" if we may answer now."""
-        for first, last in hold:
+        for first, last, *ops in hold:
             asked = {gate.name: gate.issued for gate in self.gates}
-            if first in asked and asked[first] <= row.number and last not in asked:
+            if first in asked and asked[first] <= row.number and last not in asked and (not ops or row.op in ops):
                 return last
         return ""
 

@@ -6,7 +6,8 @@ the link would have carried the data. It alone writes the ledger. Its queues sho
 
 Gates prove the order of work: a layer of a probe's model multiplies by numbers that only the switch knows, so a rank
 must request them to compute past that layer. `hold` delays the answers to operations issued between two gates until the
-rank requests the second. If the rank waits or polls before that, it stalls, and `stood_still` records it.
+rank requests the second. If the rank waits, polls or sleeps before that, it stalls, and `stood_still` records it.
+`by_rounds` delays all answers until every rank waits, and counts how often: the length of the longest chain of messages.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..cluster.costs import Link
 from . import frames, reports
 from .ledger import MESSAGES, Row
 from .parts import Part, Refused, handed_in, results
-from .rank_status import Gate, Rank, connected
+from .rank_status import REST_S, Gate, Rank, connected
 
 _LONGEST_S = 0.05  # longest time between two checks for deadlocks
 _LATE_S = 0.01  # delay of held answers after their gate: a rank that skips the wait must not have its data by luck
@@ -39,16 +40,20 @@ class Switch:
         world: int,
         link: Link | None = None,
         gates: Mapping[str, list[float]] | None = None,
-        hold: Sequence[tuple[str, str]] = (),
+        hold: Sequence[tuple[str, ...]] = (),
         args: Sequence[bytes] = (),
+        by_rounds: bool = False,
     ):
-        """gates: numbers of each gate, by name. hold: pairs of gates between which answers are delayed. args: packed
-        arguments of each rank's probe, sent to it as the first frame; no other process of the sandbox has them."""
+        """gates: numbers of each gate, by name. hold: pairs of gates between which answers are delayed; a third string
+        is the only operation that is delayed. args: packed arguments of each rank's probe, sent to it as the first
+        frame; no other process of the sandbox has them."""
         self.link = None if link is None or link.free else link
         self.factors, self.hold, self.args = dict(gates or {}), list(hold), args
         self.hang = ""  # explanation of a deadlock
         self.mismatch = ""  # where ranks first issued different operations
         self.refused = ""  # the first frame that our process group never sends
+        self.by_rounds, self.rounds = by_rounds, 0
+        self._round: list[Callable[[], None]] = []  # deliveries of the next round
         self.stood_still: list[tuple[int, Row]] = []  # (rank, row) of each wait for a delayed answer
         pairs = [connected(number) for number in range(world)]  # empty if the probe has no process group
         self.ranks, self.ends = [rank for rank, _ in pairs], [end for _, end in pairs]
@@ -57,7 +62,6 @@ class Switch:
         self._mail: defaultdict[tuple, deque[Part]] = defaultdict(deque)  # sends and recvs without a partner yet
         self._later: list[tuple[float, int, Callable[[], None]]] = []  # heap of deliveries: (time, order, function)
         self._order = itertools.count()
-        self._kept: defaultdict[tuple[int, str], list[Callable[[], None]]] = defaultdict(list)  # by (rank, gate)
         self._busy = [0.0] * world  # time at which each rank's link is free again
         self._room = KEPT_BYTES
         self._unheard: list[Rank] = []  # ranks with frames that may still be unread
@@ -117,7 +121,7 @@ class Switch:
             self._lose(rank)
 
     def _take(self, rank: Rank, header: dict[str, Any], payload: bytearray) -> None:
-        what = header["do"]
+        what, rank.rest = header["do"], []
         if what == "issue":
             self._issue(rank, header, payload)
         elif what == "poll":
@@ -246,7 +250,9 @@ class Switch:
             for part, payload, peer in answers:
                 self._answer(part, payload, peer)
 
-        if when > time.perf_counter():
+        if self.by_rounds:
+            self._round.append(deliver)
+        elif when > time.perf_counter():
             heapq.heappush(self._later, (when, next(self._order), deliver))
         else:
             deliver()
@@ -256,12 +262,13 @@ class Switch:
             heapq.heappop(self._later)[2]()
 
     def _patience(self) -> float:
-        return max(0.0, min(_LONGEST_S, self._later[0][0] - time.perf_counter())) if self._later else _LONGEST_S
+        longest = REST_S if any(rank.kept for rank in self.ranks) else _LONGEST_S
+        return max(0.0, min(longest, self._later[0][0] - time.perf_counter())) if self._later else longest
 
     def _answer(self, part: Part, payload: Any, peer: int = -1, error: str = "") -> None:
         rank, row = self.ranks[part.rank], part.row
         if until := rank.held_until(row, self.hold):
-            self._kept[rank.number, until].append(lambda: self._answer(part, payload, peer, error))
+            rank.kept[row.number] = until, lambda: self._answer(part, payload, peer, error)
             return
         row.done_s = time.perf_counter()
         rank.answered.add(row.number)
@@ -294,28 +301,31 @@ class Switch:
         rank.gates.append(Gate(name, len(rank.rows), time.perf_counter()))
         rank.polls.clear()
         self._send(rank, {"number": number, "numbers": self.factors.get(name, 1.0)}, b"")
-        for answer in self._kept.pop((rank.number, name), ()):
-            heapq.heappush(self._later, (time.perf_counter() + _LATE_S, next(self._order), answer))
+        for held in [number for number, (until, _) in rank.kept.items() if until == name]:
+            late = time.perf_counter() + _LATE_S
+            heapq.heappush(self._later, (late, next(self._order), rank.kept.pop(held)[1]))
 
     def _is_stuck(self) -> bool:
-        """Whether there is a deadlock. If ranks wait for delayed answers, record that, and give the answers first."""
+        """Whether there is a deadlock. First, a rank that stalls for delayed answers is recorded, and has them."""
         live = [rank for rank in self.ranks if rank.state == "running"]
         if not live or self._later or self._unheard or any(rank.outbox for rank in live):
             return False
-        if not self._kept:
-            return all(rank.waits for rank in live)  # a rank that polls may still go on
-        if not all(rank.waits or rank.spins() for rank in live):
+        if self._round:
+            if all(rank.waits or rank.spins() for rank in live):
+                due, self._round, self.rounds = self._round, [], self.rounds + 1
+                for deliver in due:
+                    deliver()
             return False
-        for (number, _), answers in list(self._kept.items()):
-            rank = self.ranks[number]
-            for n in sorted(rank.waits):
-                self._stood_still(rank, n)
-            hold, self.hold = self.hold, []
-            for answer in answers:
-                answer()
-            self.hold = hold
-        self._kept.clear()
-        return False
+        for rank in live:
+            if rank.stalls():
+                for number in sorted(rank.waits) or [max(rank.kept)] * (not rank.spins()):  # polls are recorded already
+                    self._stood_still(rank, number)
+                due, hold, self.hold = [answer for _, answer in rank.kept.values()], self.hold, []
+                rank.kept.clear()
+                for answer in due:
+                    answer()
+                self.hold = hold
+        return all(rank.waits - rank.kept.keys() for rank in live)  # a rank that polls may still go on
 
     def _stood_still(self, rank: Rank, number: int) -> None:
         """Record that a rank waits for, or polls, an operation whose answer is delayed."""

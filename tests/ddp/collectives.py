@@ -26,12 +26,15 @@ CAUSES = {
 }
 
 
-def by_hand(run, op, cases, members=()) -> list:
+def by_hand(run, op, cases, members=(), by_rounds=False) -> list:
     """Each rank's results and messages for each case; fails if anything but point-to-point messages was used."""
     ranks, world = [], len(cases)
-    for rank, trace in enumerate(run.trace(probes_collectives.collect, op, cases, list(members), world=world)):
+    traces = run.trace(probes_collectives.collect, op, cases, list(members), world=world, by_rounds=by_rounds)
+    for rank, trace in enumerate(traces):
         cut = trace.cut([f"case {i}" for i in range(len(trace.values))])
-        ranks.append([{**told, "rows": rows} for told, rows in zip(trace.values, cut, strict=True)])
+        ranks.append(
+            [{**told, "rows": rows, "rounds": trace.rounds} for told, rows in zip(trace.values, cut, strict=True)]
+        )
         sends([row.plain() for row in trace.messages], f"{op}, rank {rank} of {world}")
     return ranks
 
@@ -72,9 +75,9 @@ def draw_members(rng, size=3, world=5) -> list:
     return sorted(rng.shuffled(range(1, world))[:size])
 
 
-def right(run, op, cases, members=()) -> None:
-    """Assert right results on the ranks of a group; without members, on all ranks."""
-    ranks, group = by_hand(run, op, cases, members), members or range(len(cases))
+def right(run, op, cases, members=(), by_rounds=False) -> list:
+    """Assert right results on the ranks of a group, or on all without members; return what by_hand does."""
+    ranks, group = by_hand(run, op, cases, members, by_rounds), members or range(len(cases))
     for place, rank in enumerate(group):
         for i, told in enumerate(ranks[rank]):
             replaced = told.get("replaced")
@@ -88,6 +91,20 @@ def right(run, op, cases, members=()) -> None:
                 )
                 what = f"rank {place} of {len(group)}{more}, shape {[*parts[0].shape]} of {parts[0].dtype}"
                 same(got, parts, what, CAUSES[op], before, told["rows"])
+    return ranks
+
+
+def all_send_at_once(run, rng, op, steps) -> None:
+    """Assert that ranks do not take turns: an answer comes when all wait, and twice as many rounds are needed as steps
+    at most (if every other rank receives before it sends)."""
+    world = 4
+    shapes = [[world * rng.integers(3, 6), 2]]
+    took = right(run, op, draw(rng, op, world, world, shapes), by_rounds=True)[0][0]["rounds"]
+    measured(f"rounds for {world} ranks", took, 2 * steps, at_most=True)
+    assert took <= 2 * steps, (
+        f"{world} ranks need {took} rounds of messages for {steps} steps, expected at most {2 * steps}: in each step all "
+        "ranks send at once; here some rank sends only after it has received"
+    )
 
 
 def keeps_inputs(run, op, cases) -> None:

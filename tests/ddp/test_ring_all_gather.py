@@ -40,5 +40,10 @@ def test_each_rank_sends_parts_to_one_neighbour(run, rng, world):
 
 
 @exercise(RING, kind="property")
+def test_all_ranks_send_at_once(run, rng):
+    collectives.all_send_at_once(run, rng, OP, 3)
+
+
+@exercise(RING, kind="property")
 def test_parts_are_gathered_in_the_output(run, rng):
     collectives.has_room(run, rng, OP, 3_000_000, 6, 3, "a second output")

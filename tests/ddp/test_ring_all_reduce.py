@@ -79,5 +79,10 @@ def test_messages_go_round_the_ring_in_pieces(run, rng, world):
 
 
 @exercise(RING, kind="property")
+def test_all_ranks_send_at_once(run, rng):
+    collectives.all_send_at_once(run, rng, OP, 6)
+
+
+@exercise(RING, kind="property")
 def test_there_is_room_for_one_chunk(run, rng):
     collectives.has_room(run, rng, OP, 15_000_000, 1.25, 1, "a second tensor")

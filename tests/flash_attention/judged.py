@@ -76,10 +76,19 @@ def _check(kernel, run, given, want, yardstick, is_causal, cause, keep, where, l
     return got | {"want": want}
 
 
+def compiles(kernel, run, ran: dict, drawn, is_causal) -> None:
+    """Assert that the kernel that the interpreter ran is one that compiles for a GPU."""
+    given = dict(zip(("q", "k", "v", "do"), drawn, strict=True))
+    given |= {"o": given["q"], "lse": given["q"][..., 0].contiguous(), "delta": given["q"][..., 0].contiguous()}
+    sources = run(probes.compiles, kernel, given, is_causal, triton="native", replace=NEEDS[kernel])
+    assert sources == ran["sources"], "the interpreter ran another kernel than the one that compiles for a GPU"
+
+
 def alone(got: dict) -> None:
     """Assert that one kernel did the work, in independent programs: torch's operators only allocate, view and cast."""
     other = sorted({*got["operators"]} - ALLOWED)
     assert not other, f"torch ran {', '.join(other)} inside the call: allocation, views and casts are its part"
+    assert not got.get("changed"), f"{', '.join(got['changed'])}: not what the kernel stored, but written after it"
     assert len(got["launches"]) == 1, f"{len(got['launches'])} launches, expected one: {got['launches']}"
     # The interpreter runs programs one after another, and a GPU does not.
     assert not got.get("raced"), (

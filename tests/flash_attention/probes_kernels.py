@@ -45,6 +45,7 @@ def launched(
     again = call(*laid.values(), is_causal)
     found = {
         **{n: x.cpu() for n, x in zip(returned.split(), out, strict=True)}, **seen_of(seen), "callers": theirs.seen(),
+        "changed": [n for n, x in zip(returned.split(), out, strict=True) if keep and not seen.left(x)],
         "same": all(torch.equal(a, b) for a, b in zip(out, again, strict=True)),
         "contiguous": all(x.is_contiguous() for x in out), "sources": [launch.source for launch in seen.launches],
     }  # fmt: skip
@@ -90,6 +91,16 @@ def ranges(impl: Any, cases: list) -> list:
     return found
 
 
+def compiles(impl: Any, kernel: str, given: dict, is_causal: bool) -> list[str]:
+    """Compile one of KERNELS for sm_90; return digests of the sources."""
+    from lab.measure.kernels import compiling
+
+    function, names, *_ = KERNELS[kernel]
+    with compiling(90) as kernels:
+        operator.attrgetter(function)(impl.flash_attention)(*(given[n] for n in names.split()), is_causal)
+    return [each.source for each in kernels]
+
+
 def autograd(
     impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, where: str, layouts: dict | None = None
 ) -> dict:
@@ -111,18 +122,18 @@ def autograd(
 
 
 def overlapped(impl: Any, is_causal: bool, dtype: str) -> dict:
-    """The kernel compiled for sm_90 at dim 128, and the fraction of exponentials that overlap a wgmma."""
+    """The kernel compiled for sm_90 at dim 128, and the fraction of exponentials that overlap a wgmma, the least of its loops."""
     from lab.measure.kernels import compiling, read_cubin
-    from lab.measure.sass import coverage, disassemble, inner_loop
+    from lab.measure.sass import coverage, disassemble, inner_loops
 
     q, k, v = (torch.empty(2, 16, 8192, 128, dtype=getattr(torch, dtype)) for _ in range(3))
     with compiling(90) as kernels:
         impl.flash_attention.overlap.attention_forward_overlapped(q, k, v, is_causal)
     (kernel,) = kernels
-    loop = inner_loop(disassemble(read_cubin(kernel.cubin, "-sass")))
+    loops = inner_loops(disassemble(read_cubin(kernel.cubin, "-sass")))
     return {
         "source": kernel.source, "spilled": kernel.spilled_bytes, "shared": kernel.shared_bytes,
-        "exponentials": sum(i.pipe == "mufu" for i in loop), "covered": coverage(loop),
+        "exponentials": sum(i.pipe == "mufu" for loop in loops for i in loop), "covered": min(map(coverage, loops)),
         "tile": [kernel.keywords.get(name) for name in ("BLOCK_M", "BLOCK_N")], "warps": kernel.warps,
     }  # fmt: skip
 

@@ -105,10 +105,12 @@ def test_delta_and_lse_are_those_that_are_given(check, rng):
 
 @exercise(DKDV, kind="property")
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_one_kernel_does_the_work_and_twice_the_same(check, rng, is_causal):
+def test_one_kernel_does_the_work_and_twice_the_same(run, check, rng, is_causal, where):
     drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, group=2, dim=24)
     got = check(drawn, is_causal, lie=dict.fromkeys("qkv", "columns first"), keep=True)
     judged.alone(got)
+    if where == "interpret" and is_causal:
+        judged.compiles("dkdv", run, got, drawn, is_causal)
     judged.twice_the_same(got)
 
 

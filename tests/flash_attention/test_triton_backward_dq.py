@@ -107,10 +107,12 @@ def test_probabilities_come_from_the_lse_that_is_given(check, rng):
 
 @exercise(DQ, kind="property")
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_one_kernel_does_the_work_and_twice_the_same(check, rng, is_causal):
+def test_one_kernel_does_the_work_and_twice_the_same(run, check, rng, is_causal, where):
     drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, dim=24)
     got = check(drawn, is_causal, lie=dict.fromkeys("qkv", "columns first"), keep=True)
     judged.alone(got)
+    if where == "interpret" and is_causal:
+        judged.compiles("dq", run, got, drawn, is_causal)
     judged.twice_the_same(got)
 
 

@@ -129,10 +129,12 @@ def test_wrong_shapes_and_dtypes_are_refused(run, rng, where):
 
 @exercise(FORWARD, kind="property")
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_one_kernel_does_the_work(check, rng, is_causal):
+def test_one_kernel_does_the_work(run, check, rng, is_causal, where):
     drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, group=2, dim=24)
     got = check(drawn, is_causal, lie=dict.fromkeys("qkv", "columns first"), keep=True)
     judged.alone(got)
+    if where == "interpret" and is_causal:
+        judged.compiles("forward", run, got, drawn, is_causal)
 
 
 @exercise(FORWARD, kind="property")

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from lab.harness.callers import Theirs
 from lab.harness.layouts import all_laid
 from lab.harness.raising import raised
+from lab.measure.reads import AS_MEMORY, reads
 from lab.ranks import gates
 
 
@@ -45,7 +46,7 @@ def ring(impl, cases: list, members: list) -> list:
         q, k, v, do = (t.detach().requires_grad_(name != "do") for name, t in laid.items())
         theirs = Theirs(q=q, k=k, v=v, do=do)
         gates.mark(PARTS[0])
-        with FlopCounterMode(display=False) as counter, First(PARTS[1]) as first:
+        with reads() as read, FlopCounterMode(display=False) as counter, First(PARTS[1]) as first:
             o = impl.mesh.context.ring_attention(q, k, v, **options)
             first.mark()
         gates.mark(PARTS[2])
@@ -55,7 +56,7 @@ def ring(impl, cases: list, members: list) -> list:
             )
         told.append({
             "positions": mine, "o": o.detach().clone(), **found, "flops": int(counter.get_total_flops()),
-            "callers": theirs.seen(),
+            "callers": theirs.seen(), "unseen": sorted(read & AS_MEMORY),
         })  # fmt: skip
     return told
 

@@ -12,6 +12,7 @@ the end (the kernel tells); one micro-batch, or the sum instead of the mean (gra
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 
 import pytest
@@ -190,12 +191,14 @@ def draw_numbers(rng, micro_batches: int, last: int) -> dict[str, list[float]]:
     }  # fmt: skip
 
 
-def gated(run, rng, kind: str) -> tuple:
+def gated(run, rng, kind: str, sends_held: bool = False) -> tuple:
     """Judge loss and gradients of a drawn pipeline; return its schedule, the traces, and the rows of messages."""
     schedule = draw_pipeline(rng, kind)
     rows, (stages, micro_batches, chunks) = rng.integers(1, 4), size(schedule)
     numbers = draw_numbers(rng, micro_batches, stages * chunks - 1)
-    traces = run.trace(probes.gated, schedule, micro_batches, chunks, rows, world=stages, gates=numbers)
+    names = [[f"{kind} {i} {c * stages + rank}" for kind, i, c in own] for rank, own in enumerate(schedule)]
+    hold = [(*pair, "send") for own in names for pair in itertools.pairwise(own)] if sends_held else ()
+    traces = run.trace(probes.gated, schedule, micro_batches, chunks, rows, world=stages, gates=numbers, hold=hold)
     judge_gated([trace.values for trace in traces], numbers, micro_batches, chunks)
     return schedule, traces, rows
 
@@ -234,6 +237,18 @@ def order(did: list, should: list) -> str:
         "the right action, too late, though nothing that begins before it was late on any rank. So what it waits for "
         "was sent too late (send before the next action begins), or this rank waited for something else first"
     )
+
+
+@exercise(EXECUTE, kind="property")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says whether a process sleeps")
+def test_nobody_waits_for_what_it_sends(run, rng):
+    """The answer to a send comes when its rank begins the next action: who waits for it stands still."""
+    _, traces, _ = gated(run, rng, "1f1b", sends_held=True)
+    for rank, trace in enumerate(traces):
+        assert not trace.stood_still, (
+            f"rank {rank} of {len(traces)} waited for {len(trace.stood_still)} of its sends before it began its next "
+            "action: a send ends when the other rank receives, and computing must not wait for that"
+        )
 
 
 @exercise(EXECUTE, kind="property")
