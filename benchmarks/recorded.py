@@ -1,0 +1,138 @@
+"""Records on a GPU what profilers show, for figures of the chapters: `python -m benchmarks.recorded`.
+
+Writes benchmarks/data/trace.json (two training steps, host and device) and memory.json (bytes held over a step).
+`--device cpu` rehearses the first.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import record_function
+
+from lab.course.assignment import ROOT
+from lab.model.transformer import SIZES, Transformer
+from lab.solution.impl import load
+
+from .results import COMMIT, device
+
+DATA = ROOT / "benchmarks" / "data"
+PHASES = ("forward", "backward", "optimizer")
+STEPS = {"tiny": (4, 128), "small": (8, 1024)}  # size: batch and context
+Phase = tuple[str, Callable[[], Any]]
+
+
+def main() -> None:
+    """Record, and write both files."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    where = asked.parse_args().device
+    with torch.device(where):
+        steps = {size: traced(size, where == "cuda") for size in (STEPS if where == "cuda" else ["tiny"])}
+        keep("trace", steps, where)
+        if where == "cuda":
+            keep("memory", {name: remembered(name == "checkpointed") for name in ("plain", "checkpointed")}, where)
+
+
+def keep(name: str, found: dict, where: str) -> None:
+    text = json.dumps({"device": device(), "commit": COMMIT, **found}, separators=(",", ":"))
+    print(name, len(text), text[:600])
+    if where == "cuda":
+        (DATA / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def phases(size: str, checkpointed: bool = False) -> list[Phase]:
+    """A training step in bfloat16 with AdamW, as three calls."""
+    batch, context = STEPS[size]
+    model = Transformer(SIZES[size]).to(torch.bfloat16)
+    tokens, targets = torch.randint(SIZES[size].vocabulary, (2, batch, min(context, SIZES[size].context))).unbind()
+    optimizer, losses = torch.optim.AdamW(model.parameters()), []
+    if checkpointed:
+        checkpoint = load(ROOT / "reference").mixed_precision.checkpoint.checkpoint
+        for block in model.blocks:
+            inner: Any = block.forward
+            block.forward = lambda *a, f=inner: checkpoint(f, *a)
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    calls = (lambda: losses.append(model.loss(tokens, targets)), lambda: losses.pop().backward(), update)
+    return list(zip(PHASES, calls, strict=True))
+
+
+def traced(size: str, gpu: bool) -> dict[str, list]:
+    """One step of several: [name, start, end] in µs of each phase on the host, [start, end] of what the device ran."""
+    step = phases(size)
+
+    def run() -> None:
+        for name, call in step:
+            with record_function(name):
+                call()
+
+    for _ in range(5):
+        run()
+    with torch.profiler.profile() as told:
+        for _ in range(4):
+            run()
+        if gpu:
+            torch.cuda.synchronize()
+    events = sorted(told.events(), key=lambda e: e.time_range.start)
+    host = [[e.name, e.time_range.start, e.time_range.end] for e in events
+            if e.name in PHASES and e.device_type == DeviceType.CPU]  # fmt: skip
+    ran = [[e.time_range.start, e.time_range.end] for e in events
+           if e.device_type == DeviceType.CUDA and e.name not in PHASES]  # fmt: skip
+    first, last = host[3][1], host[-1][2]  # without the first step
+    return {
+        "host": [[name, *(round(t - first, 1) for t in at)] for name, *at in host[3:]],
+        "device": [[round(t - first, 1) for t in at] for at in merged(ran) if at[1] > first],
+        "ends": round(max([last, *(end for _, end in ran)]) - first, 1), "kernels": len(ran) // 4,
+    }  # fmt: skip
+
+
+def merged(spans: list[list[float]], gap_us: float = 3.0) -> Iterator[list[float]]:
+    """Join spans with hardly a gap between them."""
+    current: list[float] = []
+    for start, end in spans:
+        if current and start - current[1] <= gap_us:
+            current[1] = max(current[1], end)
+            continue
+        if current:
+            yield current
+        current = [start, end]
+    if current:
+        yield current
+
+
+def remembered(checkpointed: bool) -> dict[str, list]:
+    """MiB held after each allocation and free of a step, and how many there were before each phase ended."""
+    step, ends = phases("small", checkpointed), []
+    for _ in range(3):
+        for _, call in step:
+            call()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
+    for name, call in step:
+        call()
+        torch.cuda.synchronize()
+        ends.append([name, len(changes())])
+    found = changes()
+    torch.cuda.memory._record_memory_history(enabled=None)
+    line = [held]
+    for change in found:
+        line.append(line[-1] + change)
+    return {"phases": ends, "MiB": [round(b / 2**20) for b in line]}
+
+
+def changes() -> list[int]:
+    signs = {"alloc": 1, "free_completed": -1}
+    return [signs[e["action"]] * e["size"] for e in torch.cuda.memory._snapshot()["device_traces"][0]
+            if e["action"] in signs]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
