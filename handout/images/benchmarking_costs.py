@@ -1,8 +1,11 @@
-"""Pictures of the chapter on benchmarking: what layers should cost, and what one block took (MEASURED, on a CPU)."""
+"""Pictures of the chapter on benchmarking: what layers should cost, and what was measured."""
+
+import json
 
 from lab.cluster.hardware import cluster
+from lab.course.assignment import ROOT
 
-from .picture import BLUE, GREY, ORANGE, Chart, Lane, Picture, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Lane, Picture, picture, spaced
 
 A100 = cluster("dgx-a100", 8).device
 ASK = 10e-6  # seconds that the host needs to ask for a kernel, as in Figure 1
@@ -117,3 +120,35 @@ def measured(p: Picture) -> None:
         p.words(424, y + 17, f"{bound:.0f} / {fresh:.0f}: {bound / fresh:.0%}".replace("%", " %"), "ink", "end")
     p.words(16, 272, "blue: the bound; grey: what more it takes; hatched:", "soft")
     p.words(16, 290, "what fresh pages of memory add", "soft")
+
+
+@picture(330, "A training step in a profiler's trace: of the tiny model, and of the small one")
+def traced(p: Picture) -> None:
+    """What the host asks for, and in which share of each moment the device runs a kernel."""
+    sizes, columns = json.loads((ROOT / "benchmarks" / "data" / "trace.json").read_text()), 136
+    for top, (size, words) in spaced((("tiny", "tiny, 4 × 128 tokens"), ("small", "small, 8 × 1,024 tokens")), 22, 152):
+        phases, spans = sizes[size]["host"][3:6], sizes[size]["device"]
+        start, end = phases[0][1], sizes[size]["host"][6][1]
+        px = 408 / (end - start)
+        p.words(16, top, f"{words}: {(end - start) / 1000:.1f} ms", "ink bold")
+        for (name, begins, ends), colour in zip(phases, (BLUE, GREEN, YELLOW), strict=True):
+            p.box(
+                16 + (begins - start) * px,
+                top + 12,
+                (ends - begins) * px - 1,
+                26,
+                colour,
+                name if ends - begins > 60 / px else "",
+            )
+        for i in range(columns):
+            left, right = (start + (end - start) * k / columns for k in (i, i + 1))
+            busy = sum(max(0.0, min(b, right) - max(a, left)) for a, b in spans) / (right - left)
+            if busy > 0.005:
+                high = max(1.0, 40 * busy)
+                p.parts.append(
+                    f'<rect x="{16 + 3 * i}" y="{top + 84 - high:.1f}" width="3" height="{high:.1f}" fill="{ORANGE}"/>'
+                )
+        p.line(16, top + 84, 424, top + 84)
+        step = 5 if size == "tiny" else 20
+        p.times(top + 100, 1000 * px, range(0, int((end - start) / 1000) + 1, step), "ms")
+    p.words(16, 322, "above the host; below, in orange, how busy the device is", "soft")

@@ -1,7 +1,9 @@
-"""Pictures of the chapter on mixed precision: the memory of a step, by the exercise accounting."""
+"""Pictures of the chapter on mixed precision: the memory of a step, by the exercise accounting and on a GPU."""
 
+import json
 from dataclasses import replace
 
+from lab.course.assignment import ROOT
 from lab.model.transformer import MODELS, SIZES
 from reference.benchmarking.flops import flops
 from reference.mixed_precision.accounting import Account, accounting
@@ -125,3 +127,18 @@ def selective(p: Picture) -> None:
         said = f"{kept / 2**20:.0f} MiB" + (f", {extra:.1%} more FLOPs".replace("%", " %") if extra else "")
         p.words(24 + long, y + 24, said, "ink bold")
     p.words(16, 252, "a block of GPT-2's size, batch 8, bfloat16", "soft")
+
+
+@picture(330, "Memory that the allocator held over a training step, plain and checkpointed")
+def remembered(p: Picture) -> None:
+    """MiB after each allocation and free of a step that a GPU recorded."""
+    steps = json.loads((ROOT / "benchmarks" / "data" / "memory.json").read_text())
+    c = Chart(p, (0, 4700), (0, 12), log_x=False, log_y=False)
+    c.axes("allocations and frees, in order", "GiB", range(0, 4001, 1000), range(0, 13, 4))
+    for name, colour in (("plain", ORANGE), ("checkpointed", BLUE)):
+        held = [(i, mib / 1024) for i, mib in enumerate(steps[name]["MiB"])]
+        peak = max(held, key=lambda point: point[1])
+        c.curve(held, colour)
+        c.say(*peak, f"{name}: {peak[1]:.1f}", dx=6, dy=-8)
+        for (_, at), word in zip(steps[name]["phases"][:2], ("forward ends", "backward ends"), strict=True):
+            c.dot(at, held[at][1], colour, word if name == "plain" else "", dx=8, dy=16 if word[0] == "f" else -18)
