@@ -7,7 +7,7 @@ the link would have carried the data. It alone writes the ledger. Its queues sho
 Gates prove the order of work: a layer of a probe's model multiplies by numbers that only the switch knows, so a rank
 must request them to compute past that layer. `hold` delays the answers to operations issued between two gates until the
 rank requests the second. If the rank waits, polls or sleeps before that, it stalls, and `stood_still` records it.
-`by_rounds` delays all answers until every rank waits, and counts how often: the length of the longest chain of messages.
+`by_rounds` delays all answers until every rank waits, and counts how often: the longest chain of messages.
 """
 
 from __future__ import annotations

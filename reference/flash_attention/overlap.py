@@ -13,8 +13,8 @@ def attention_forward_overlapped(q: Tensor, k: Tensor, v: Tensor, is_causal: boo
     """Return the (o, lse) of `attention_forward`, for float16 and bfloat16 and dim 1 to 128, in one kernel launch.
 
     Add each product p v one step late: after the next product q kᵀ has been started, and before its exponentials. In
-    the machine code for sm_90, at dim 128, at least nine in ten exponentials of the loop without a mask are issued
-    while a wgmma of their warp is in flight, and nothing spills. Raises ValueError for other dtypes or dims.
+    the machine code for sm_90, at dim 128, at least nine in ten exponentials of each loop are issued while a
+    wgmma of their warp is in flight, and nothing spills. Raises ValueError for other dtypes or dims.
     Source: Shah et al. 2024, "FlashAttention-3", section 3.2, within one program.
     """
     batch, heads, queries, dim = q.shape

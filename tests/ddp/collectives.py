@@ -102,8 +102,8 @@ def all_send_at_once(run, rng, op, steps) -> None:
     took = right(run, op, draw(rng, op, world, world, shapes), by_rounds=True)[0][0]["rounds"]
     measured(f"rounds for {world} ranks", took, 2 * steps, at_most=True)
     assert took <= 2 * steps, (
-        f"{world} ranks need {took} rounds of messages for {steps} steps, expected at most {2 * steps}: in each step all "
-        "ranks send at once; here some rank sends only after it has received"
+        f"{world} ranks need {took} rounds of messages for {steps} steps, expected at most {2 * steps}: in each step "
+        "all ranks send at once; here some rank sends only after it has received"
     )
 
 

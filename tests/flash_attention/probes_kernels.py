@@ -122,7 +122,7 @@ def autograd(
 
 
 def overlapped(impl: Any, is_causal: bool, dtype: str) -> dict:
-    """The kernel compiled for sm_90 at dim 128, and the fraction of exponentials that overlap a wgmma, the least of its loops."""
+    """The kernel compiled for sm_90 at dim 128, and of its loops the least fraction of exponentials beside a wgmma."""
     from lab.measure.kernels import compiling, read_cubin
     from lab.measure.sass import coverage, disassemble, inner_loops
 

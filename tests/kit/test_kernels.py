@@ -48,6 +48,16 @@ def test_what_happens_in_a_kernel_is_told_with_its_line_there(runner, tmp_path):
     assert error.value.where.endswith(":11 in double: tl.store(x + offs, 2 * tl.load(x + offs))")
 
 
+def test_a_kernel_that_calls_python_is_refused(runner, tmp_path):
+    (tmp_path / "flash_attention").mkdir()
+    called = UNMASKED.replace("x + offs, 2 * tl", "x + offs, twice() * tl") + "\n\ndef twice():\n    return 2\n"
+    (tmp_path / "flash_attention" / "weighted_sum_forward.py").write_text(called)
+    runner.executor = Executor(tmp_path)
+    runner.forget()
+    with pytest.raises(ProbeFailed, match="NotTriton: double calls twice, which is no function of Triton's"):
+        runner.run(probes.solved)
+
+
 def test_a_race_is_seen_though_the_interpreter_runs_programs_in_turn(runner):
     total, races, atomics = runner.run(probes.added, False)
     assert (total, atomics) == (64.0, 0)

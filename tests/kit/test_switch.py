@@ -5,6 +5,8 @@ Ranks here are bare sockets, so that a test can send what no rank of ours would.
 
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from typing import Self
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from lab.ranks import frames
+from lab.ranks.processes import asleep
 from lab.ranks.switch import Switch
 
 
@@ -183,6 +186,29 @@ def test_answers_are_kept_back_between_two_gates():
         w.say(1, do="wait", number=0)
         assert w.answer(1)[1] == [2.0], "it stands still: it is noted, and goes on"
     assert [(rank, row.number) for rank, row in w.switch.stood_still] == [(1, 0)]
+
+
+def test_by_rounds_all_wait_before_anybody_has_an_answer():
+    with Wired(2, by_rounds=True) as w:
+        for turn in range(2):
+            for rank in range(2):
+                w.all_reduce(rank, 1.0)
+            w.say(0, do="wait", number=turn)
+            assert w.is_silent(0), "rank 1 does not wait yet"
+            w.say(1, do="wait", number=turn)
+            assert [w.answer(rank)[1] for rank in range(2)] == [[2.0]] * 2
+    assert w.switch.rounds == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says whether a process sleeps")
+def test_a_process_that_sleeps_is_told_from_one_that_runs():
+    for code, sleeps in (("input()", True), ("while True: pass", False)):
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+            time.sleep(0.5)
+            seen = [asleep(process.pid) for _ in range(2) if not time.sleep(0.05)]
+            process.kill()
+        assert (bool(seen[0]) and seen[0] == seen[1]) == sleeps, code
+    assert asleep(0) == []
 
 
 def test_polling_again_for_an_answer_that_is_kept_back_is_noted():
