@@ -55,6 +55,7 @@ class Launch:
     kernel: str
     source: str  # a digest of the kernel's text
     grid: tuple[int, ...]
+    settings: str  # all that it was given beside tensors
 
 
 @dataclass
@@ -147,7 +148,8 @@ def watching(keep: bool = False) -> Iterator[Watch]:
     def interpreted(self: Any, *args: Any, **kwargs: Any) -> Any:
         outer, seen.storages = seen.storages, _storages((*args, *kwargs.values()))
         function = getattr(self.fn, "__wrapped__", self.fn)
-        seen.launches.append(Launch(self.fn.__name__, digest(function), _grid(self.grid, {**kwargs})))
+        launch = Launch(self.fn.__name__, digest(function), _grid(self.grid, {**kwargs}), _settings(args, kwargs))
+        seen.launches.append(launch)
         with _disable_current_modes():
             try:
                 return interpret(self, *args, **kwargs)
@@ -157,7 +159,8 @@ def watching(keep: bool = False) -> Iterator[Watch]:
 
     def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if not warmup:
-            seen.launches.append(Launch(self.fn.__name__, digest(self.fn), _grid(grid, kwargs)))
+            settings = _settings(args, kwargs)
+            seen.launches.append(Launch(self.fn.__name__, digest(self.fn), _grid(grid, kwargs), settings))
         with _disable_current_modes():
             return launch(self, *args, grid=grid, warmup=warmup, **kwargs)
 
@@ -257,6 +260,13 @@ def _grid(grid: Any, arguments: dict) -> tuple[int, ...]:
     return tuple(int(n) for n in grid)
 
 
+def _settings(arguments: tuple, keywords: dict[str, Any]) -> str:
+    """Numbers and flags of a launch: those in order, then those by name, without Triton's own options."""
+    plain = (int, float, bool, str)
+    named = {name: x for name, x in sorted(keywords.items()) if isinstance(x, plain) and not name.startswith("num_")}
+    return f"{[x for x in arguments if isinstance(x, plain)]} {named}"
+
+
 def digest(function: Any) -> str:
     """A digest of a kernel's source and of what it calls, to recognise the kernel in another process.
 
@@ -302,6 +312,7 @@ class Kernel:
     instructions: dict[str, int]  # count of each of INSTRUCTIONS
     keywords: dict[str, Any]  # keyword arguments of the launch: BLOCK_M, num_stages and others
     cubin: bytes
+    settings: str  # as those of a Launch
 
 
 def _driver(target: Any) -> Any:
@@ -333,7 +344,7 @@ def compiling(arch: int) -> Iterator[list[Kernel]]:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         with _disable_current_modes():
             compiled = run(self, *args, grid=grid, warmup=True, **kwargs)
-        kernels.append(_kernel(self.fn, compiled, kwargs))
+        kernels.append(_kernel(self.fn, compiled, args, kwargs))
         return compiled
 
     def first_configuration(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -352,7 +363,7 @@ def compiling(arch: int) -> Iterator[list[Kernel]]:
         active._active = before
 
 
-def _kernel(function: Any, compiled: Any, launch: dict[str, Any]) -> Kernel:
+def _kernel(function: Any, compiled: Any, arguments: tuple, launch: dict[str, Any]) -> Kernel:
     cubin, ptx = compiled.asm["cubin"], compiled.asm["ptx"]
     used = re.search(r"REG:(\d+) STACK:(\d+)", read_cubin(cubin, "--dump-resource-usage"))
     if used is None:
@@ -361,6 +372,7 @@ def _kernel(function: Any, compiled: Any, launch: dict[str, Any]) -> Kernel:
         function.__name__, digest(function), _program(compiled.asm["ttir"]), compiled.metadata.num_warps,
         int(used[1]), int(used[2]), compiled.metadata.shared,
         {name: ptx.count(text) for name, text in INSTRUCTIONS.items()}, {**launch}, cubin,
+        _settings(arguments, launch),
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ _CALLS = {
     Tensor.data_ptr: "data_ptr",
     Tensor.untyped_storage: "untyped_storage",
 }
-AS_MEMORY = {".numpy()", "numpy.asarray", "__dlpack__", "data_ptr", "untyped_storage"}  # then no operator is seen
+AS_MEMORY = {".numpy()", "numpy.asarray", "__dlpack__", "data_ptr", "untyped_storage"}  # no operator is seen
 _MADE_FROM = (torch.tensor, torch.as_tensor, torch.asarray)
 
 

@@ -19,11 +19,16 @@ REST_S = 0.005
 
 @dataclass(frozen=True)
 class Gate:
-    """A rank's request for the numbers of a gate. issued: how many operations the rank had issued before."""
+    """A rank's request for the numbers of a gate.
+
+    issued: how many operations the rank had issued before. ran_s: seconds that its process has run, by the kernel; 0 if
+    not known.
+    """
 
     name: str
     issued: int
     at_s: float
+    ran_s: float
 
 
 @dataclass
@@ -90,10 +95,15 @@ class Rank:
         return self.is_full != was_full
 
     def held_until(self, row: Row, hold: Sequence[tuple[str, ...]]) -> str:
-        """The gate that the rank must request before we answer this operation; "" if we may answer now."""
+        """The gate that the rank must request before we answer this operation, "*" if any; "" if we may answer now."""
+        asked = {gate.name: gate.issued for gate in self.gates}
         for first, last, *ops in hold:
-            asked = {gate.name: gate.issued for gate in self.gates}
-            if first in asked and asked[first] <= row.number and last not in asked and (not ops or row.op in ops):
+            if ops and row.op not in ops:
+                continue
+            if last == "*":
+                if self.gates and self.gates[-1].name.startswith(first) and self.gates[-1].issued <= row.number:
+                    return last
+            elif first in asked and asked[first] <= row.number and last not in asked:
                 return last
         return ""
 

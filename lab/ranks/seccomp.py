@@ -3,8 +3,9 @@
 Both refuse calls that no exercise needs and that would weaken the sandbox: sockets other than IP, Unix and netlink (a
 virtual machine's vsock reaches the host past the network namespace), kernel keys, tracing, BPF, io_uring. The filter of
 a rank also refuses new namespaces (a new tmpfs has no size limit), locks and watches on shared read-only files (they
-carry messages), memory that no process is charged for (memfd, System V segments, buffers of Unix sockets), and unless
-its kernels are compiled, processes of its own, whose memory nobody counts. See seccomp(2), linux/filter.h.
+carry messages), memory that no process is charged for (memfd, System V segments, buffers of Unix and netlink sockets),
+and unless its kernels are compiled, pipes, and processes of its own, whose memory nobody counts. See seccomp(2),
+linux/filter.h.
 """
 
 import ctypes
@@ -34,7 +35,8 @@ _ARCH = (0xC000003E, 0xC00000B7)
 _MACHINES = ("x86_64", "aarch64")
 _THREAD = 0x10000  # CLONE_THREAD
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
-_UNIX, _FAMILIES = 1, (2, 10, 16)  # inet, inet6, netlink (getifaddrs)
+_PIPES = ((22, 293), (59,))  # pipe, pipe2
+_UNIX, _NETLINK, _IP = 1, 16, (2, 10)  # netlink for getifaddrs
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
@@ -69,10 +71,9 @@ def program(rank: bool = False, forks: bool = True) -> bytes:
             code += _of_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _NEW_NAMESPACES)], _REFUSE | _EPERM, _ALLOW)
         else:  # a thread gets no new namespaces: a rank has no capability left
             code += _of_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _THREAD)], _ALLOW, _REFUSE | _EPERM)
-            if i == 0:
-                for number in (_FORK, _VFORK):
-                    code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE | _EPERM)]
-    families = [(_EQUAL, family) for family in (_FAMILIES if rank else (_UNIX, *_FAMILIES))]
+            for number in (*_PIPES[i], *((_FORK, _VFORK) if i == 0 else ())):
+                code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE | _EPERM)]
+    families = [(_EQUAL, family) for family in (_IP if rank else (_UNIX, _NETLINK, *_IP))]
     code += _of_argument(_SOCKET[i], _ARGUMENT_0, families, _ALLOW, _REFUSE | _EAFNOSUPPORT)
     code += [(_RETURN, 0, 0, _ALLOW)]
     return b"".join(struct.pack("=HBBI", *line) for line in code)

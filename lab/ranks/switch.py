@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..cluster.costs import Link
+from ..measure.clock import time_on_cores
 from . import frames, reports
 from .ledger import MESSAGES, Row
 from .parts import Part, Refused, handed_in, results
@@ -44,9 +45,10 @@ class Switch:
         args: Sequence[bytes] = (),
         by_rounds: bool = False,
     ):
-        """gates: numbers of each gate, by name. hold: pairs of gates between which answers are delayed; a third string
-        is the only operation that is delayed. args: packed arguments of each rank's probe, sent to it as the first
-        frame; no other process of the sandbox has them."""
+        """gates: numbers of each gate, by name. hold: pairs of gates between which answers are delayed. The pair
+        ("x", "*") stands for each gate whose name begins with x, and the next one; a third string is the only operation
+        that is delayed. args: packed arguments of each rank's probe, sent to it as the first frame; no other process of
+        the sandbox has them."""
         self.link = None if link is None or link.free else link
         self.factors, self.hold, self.args = dict(gates or {}), list(hold), args
         self.hang = ""  # explanation of a deadlock
@@ -298,10 +300,11 @@ class Switch:
     # ---- gates ----
 
     def _open(self, rank: Rank, name: str, number: int) -> None:
-        rank.gates.append(Gate(name, len(rank.rows), time.perf_counter()))
+        ran_s, _ = time_on_cores(rank.reader.pid)
+        rank.gates.append(Gate(name, len(rank.rows), time.perf_counter(), ran_s))
         rank.polls.clear()
         self._send(rank, {"number": number, "numbers": self.factors.get(name, 1.0)}, b"")
-        for held in [number for number, (until, _) in rank.kept.items() if until == name]:
+        for held in [number for number, (until, _) in rank.kept.items() if until in (name, "*")]:
             late = time.perf_counter() + _LATE_S
             heapq.heappush(self._later, (late, next(self._order), rank.kept.pop(held)[1]))
 

@@ -178,6 +178,11 @@ def nobody_waits(run, rng, kind, options=None):
     for rank, step, told in each_step(steps_of(run, rng, kind, chain, orders, options=options)):
         assert told["rows"], f"rank {rank}, step {step}: nothing was sent"
         not_waited_in_backward(f"rank {rank}, step {step}", told)
+        forward, backward = told["ran_s"]
+        assert backward <= 10 * forward + 0.1, (
+            f"rank {rank}, step {step}: the process is busy for {1e3 * backward:.0f} ms in backward and for "
+            f"{1e3 * forward:.0f} in forward, while answers come late: does a hook stay busy until they have come?"
+        )
 
 
 # ---- timed, by the cost function ----

@@ -76,12 +76,15 @@ def _check(kernel, run, given, want, yardstick, is_causal, cause, keep, where, l
     return got | {"want": want}
 
 
-def compiles(kernel, run, ran: dict, drawn, is_causal) -> None:
-    """Assert that the kernel that the interpreter ran is one that compiles for a GPU."""
+def compiles(kernel, run, ran: dict, drawn, is_causal, lie: dict) -> None:
+    """Assert that the kernel that the interpreter ran, with the same flags and tiles, compiles for a GPU."""
     given = dict(zip(("q", "k", "v", "do"), drawn, strict=True))
     given |= {"o": given["q"], "lse": given["q"][..., 0].contiguous(), "delta": given["q"][..., 0].contiguous()}
-    sources = run(probes.compiles, kernel, given, is_causal, triton="native", replace=NEEDS[kernel])
-    assert sources == ran["sources"], "the interpreter ran another kernel than the one that compiles for a GPU"
+    sources = run(probes.compiles, kernel, given, is_causal, lie, triton="native", replace=NEEDS[kernel])
+    assert sources == ran["sources"], (
+        "the interpreter ran another kernel than the one that compiles for a GPU, or with other flags and tiles: "
+        f"(source, arguments) {ran['sources']}, compiled {sources}"
+    )
 
 
 def alone(got: dict) -> None:

@@ -47,7 +47,8 @@ def launched(
         **{n: x.cpu() for n, x in zip(returned.split(), out, strict=True)}, **seen_of(seen), "callers": theirs.seen(),
         "changed": [n for n, x in zip(returned.split(), out, strict=True) if keep and not seen.left(x)],
         "same": all(torch.equal(a, b) for a, b in zip(out, again, strict=True)),
-        "contiguous": all(x.is_contiguous() for x in out), "sources": [launch.source for launch in seen.launches],
+        "contiguous": all(x.is_contiguous() for x in out),
+        "sources": [[launch.source, launch.settings] for launch in seen.launches],
     }  # fmt: skip
     return found | (_touched(impl, seen, laid[walked], *out) if keep else {})
 
@@ -91,14 +92,15 @@ def ranges(impl: Any, cases: list) -> list:
     return found
 
 
-def compiles(impl: Any, kernel: str, given: dict, is_causal: bool) -> list[str]:
-    """Compile one of KERNELS for sm_90; return digests of the sources."""
+def compiles(impl: Any, kernel: str, given: dict, is_causal: bool, layouts: dict) -> list:
+    """Compile one of KERNELS for sm_90; return digests of the sources, and what launches were given beside tensors."""
     from lab.measure.kernels import compiling
 
     function, names, *_ = KERNELS[kernel]
+    laid = all_laid({n: given[n] for n in names.split()}, layouts)
     with compiling(90) as kernels:
-        operator.attrgetter(function)(impl.flash_attention)(*(given[n] for n in names.split()), is_causal)
-    return [each.source for each in kernels]
+        operator.attrgetter(function)(impl.flash_attention)(*laid.values(), is_causal)
+    return [[each.source, each.settings] for each in kernels]
 
 
 def autograd(

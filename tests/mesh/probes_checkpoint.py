@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,7 +11,7 @@ from lab.harness.raising import raised
 from lab.measure.memory import meter
 from lab.ranks import gates
 
-from ..zero.probes_state import shared_folder, snapshot, watched
+from ..zero.probes_state import flushes, names_of, shared_folder, snapshot, watched
 from .probes_placed import Share
 
 BEFORE = 9.0  # value of parameters before load() fills them
@@ -67,13 +62,10 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
     if stopped:
         return {**told, "stopped": stopped}
     dist.barrier()
-    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    told["flushed"] = [
-        name for name, path in paths.items()
-        if None in flushed or flushed.get(path.stat().st_ino, b"never") in (path.read_bytes(), None)
-    ]  # fmt: skip
+    told["flushed"] = names_of(flushed, folder)
     if dist.get_rank() == 0:
-        raw = {name: bytearray(path.read_bytes()) for name, path in paths.items()}
+        paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        raw = {str(path.relative_to(folder)): bytearray(path.read_bytes()) for path in paths}
         told["files"] = {name: torch.frombuffer(data, dtype=torch.uint8) for name, data in raw.items()}
     group = optimizer.param_groups[0]
     told["group"] = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key in options}
@@ -95,28 +87,6 @@ def held(share: Share, optimizer: torch.optim.Optimizer) -> list:
                 own = value.flatten()[p.offset : p.offset + p.count] if fits else value.flatten()
                 told.append([p.name, share.here["tensor"], p.start, key, own.clone()])
     return told
-
-
-@contextlib.contextmanager
-def flushes() -> Iterator[dict]:
-    """Record what the files that this process flushes to the disk hold then, by inode; None stands for all files."""
-    found: dict = {}
-
-    def flush(plain: Callable, *file) -> None:
-        for f in file:
-            descriptor = f if isinstance(f, int) else f.fileno()
-            inode = os.fstat(descriptor).st_ino
-            found[inode] = None  # a folder, or a system without /proc
-            with contextlib.suppress(OSError):
-                found[inode] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
-        if not file:
-            found[None] = None
-        plain(*file)
-
-    with contextlib.ExitStack() as patches:
-        for name in {"fsync", "fdatasync", "sync"} & {*vars(os)}:
-            patches.enter_context(mock.patch.object(os, name, functools.partial(flush, getattr(os, name))))
-        yield found
 
 
 def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list:

@@ -15,16 +15,19 @@ from lab.ranks import gates
 
 
 class First(TorchDispatchMode):
-    """Asks for a gate of this name before the first product of matrices inside; at `mark` if there was none."""
+    """Asks for a gate of this name before the first product of matrices inside; at `mark` if there was none.
 
-    def __init__(self, name: str):
+    each: the other products ask for gates, too, of the same name with a number.
+    """
+
+    def __init__(self, name: str, each: bool = False):
         super().__init__()
-        self.name = name
+        self.name, self.each, self.products = name, each, 0
 
     def mark(self) -> None:
-        if self.name:
-            gates.mark(self.name)
-        self.name = ""
+        if not self.products or self.each:
+            gates.mark(f"{self.name} {self.products}" if self.products else self.name)
+        self.products += 1
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func._overloadpacket in flop_registry:
@@ -35,9 +38,10 @@ class First(TorchDispatchMode):
 PARTS = ("forward", "forward's first product", "backward", "backward's first product", "again")
 
 
-def ring(impl, cases: list, members: list) -> list:
+def ring(impl, cases: list, members: list, each: bool = False) -> list:
     """cases: q, k, v and do of the whole sequence (…, length, dim), and how a rank's lie in memory. members: the
-    group's ranks; [] for the default group. Asks for the gates of PARTS."""
+    group's ranks; [] for the default group. Asks for the gates of PARTS. each: and for one before each product of
+    forward."""
     options = {"group": dist.new_group(members)} if members else {}
     members, told = members or list(range(dist.get_world_size())), []
     for whole, layouts in cases if dist.get_rank() in members else ():
@@ -46,7 +50,7 @@ def ring(impl, cases: list, members: list) -> list:
         q, k, v, do = (t.detach().requires_grad_(name != "do") for name, t in laid.items())
         theirs = Theirs(q=q, k=k, v=v, do=do)
         gates.mark(PARTS[0])
-        with reads() as read, FlopCounterMode(display=False) as counter, First(PARTS[1]) as first:
+        with reads() as read, FlopCounterMode(display=False) as counter, First(PARTS[1], each) as first:
             o = impl.mesh.context.ring_attention(q, k, v, **options)
             first.mark()
         gates.mark(PARTS[2])

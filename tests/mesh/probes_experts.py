@@ -11,6 +11,7 @@ from lab.harness.callers import Theirs
 from lab.harness.layouts import all_laid
 from lab.harness.raising import raised
 from lab.measure.memory import Observer
+from lab.measure.reads import AS_MEMORY, reads
 from lab.model.transformer import Config
 from lab.ranks.gates import mark
 
@@ -126,11 +127,11 @@ def cap(impl, cases: list) -> list:
     told = []
     for case in cases:
         calls, theirs = [], Theirs(experts=case["experts"])
-        with Observer(lambda *call, calls=calls: calls.append(call[0])):
+        with reads() as read, Observer(lambda *call, calls=calls: calls.append(call[0])):
             got = impl.mesh.capacity.capacity(case["experts"], case["n"], case["factor"])
         told.append({
             "experts": got.experts.clone(), "dropped": got.dropped.clone(), "limit": int(got.limit),
-            "operators": len(calls), "callers": theirs.seen(),
+            "operators": len(calls), "callers": theirs.seen(), "unseen": sorted(read & {*AS_MEMORY, ".tolist()"}),
         })  # fmt: skip
     return told
 

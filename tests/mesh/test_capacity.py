@@ -89,7 +89,10 @@ def test_what_is_dropped_is_not_sent(run, rng):
 @exercise(CAPACITY, kind="property")
 def test_tokens_are_not_looped_over(run, rng):
     few, many = (draw(rng, tokens, 4, 2, 1.0) for tokens in (8, 200))
-    fewer, more = (got["operators"] for got in run(probes.cap, [few, many]))
+    told = run(probes.cap, [few, many])
+    unseen = ", ".join(told[1]["unseen"])
+    assert not unseen, f"{unseen} was called: the host would loop over numbers that it reads"
+    fewer, more = (got["operators"] for got in told)
     assert more == fewer, (
         f"{fewer} operators for 8 tokens and {more} for 200: on a GPU each is a launch; a cumulative sum of one-hot "
         "rows counts all queues at once"

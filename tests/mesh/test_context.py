@@ -166,15 +166,15 @@ def test_keys_and_values_go_around_the_ring(run, rng):
 
 @exercise(CONTEXT, kind="property")
 def test_keys_travel_while_the_first_product_is_computed(run, rng):
-    """Answers to what is sent before a first product come only after it: who waits for them at once stands still."""
-    world = rng.integers(2, 4)
-    case, before = layouts.draw(rng, **draw(rng, world)), [tuple(probes.PARTS[i : i + 2]) for i in (0, 2)]
-    traces = run.trace(probes.ring, [case], [], world=world, hold=before)
+    """Answers to what is sent come only after the rank's next product: who waits for them at once stands still."""
+    world = rng.integers(3, 4)
+    case, before = layouts.draw(rng, **draw(rng, world)), [("forward", "*"), probes.PARTS[2:4]]
+    traces = run.trace(probes.ring, [case], [], True, world=world, hold=before)
     judge(*case, [trace.values[0] for trace in traces], [*range(world)], 12)
     for rank, trace in enumerate(traces):
         assert not trace.stood_still, (
-            f"rank {rank} of {world} waited for {trace.stood_still[0].op} before its first product of matrices: start "
-            "the messages, attend to the keys that are there, and only then wait"
+            f"rank {rank} of {world} waited for {trace.stood_still[0].op} before its next product of matrices: in each "
+            "step start the messages, attend to the keys that are there, and only then wait"
         )
 
 

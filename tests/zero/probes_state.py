@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -92,11 +94,11 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
     """Train in one group of ranks after the other, from one checkpoint to the next. stages: [ranks, gathered]."""
     folder = shared_folder()
     groups = [dist.new_group(ranks) for ranks, _ in stages]
-    told: dict = {"losses": [], "extra": [], "files": [], "state": {}, "loaded": [], "saved": []}
+    told: dict = {"losses": [], "extra": [], "files": [], "flushed": [], "state": {}, "loaded": [], "saved": []}
     for number, ((ranks, gathered), group) in enumerate(zip(stages, groups, strict=True)):
         dist.barrier()
         torch.manual_seed(100 * number + dist.get_rank())  # so that anything not loaded differs
-        losses, extra, files, loaded, whole = [], None, [], {}, {}
+        losses, extra, files, loaded, whole, flushed_names = [], None, [], {}, {}, []
         if dist.get_rank() in ranks:
             m, o, scheduler = start(impl, width, name, options, group, None if number else state)
             saved = checkpoint(impl, folder, group)
@@ -106,16 +108,51 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
                 scheduler.load_state_dict(extra["scheduler"])
             losses = steps(m, o, scheduler, batches[number])
             gates.mark(f"save {number}")
-            saved.save(m, o, gathered=gathered, extra={"scheduler": scheduler.state_dict(), "note": [number, "é"]})
+            with flushes() as flushed:
+                saved.save(m, o, gathered=gathered, extra={"scheduler": scheduler.state_dict(), "note": [number, "é"]})
             gates.mark(f"save {number} is done")
             files, whole = listing(folder), everything(m, o)
+            flushed_names = names_of(flushed, folder)
             told["state"] = dict(nn.Module.state_dict(m))
         told["losses"].append(losses)
         told["extra"].append(extra and extra["note"])
         told["files"].append(files)
+        told["flushed"].append(flushed_names)
         told["loaded"].append(loaded)
         told["saved"].append(whole)
     return told
+
+
+@contextlib.contextmanager
+def flushes() -> Iterator[dict]:
+    """Record what the files that this process flushes to the disk hold then, by inode; None stands for all files."""
+    found: dict = {}
+
+    def flush(plain: Callable, *file) -> None:
+        for f in file:
+            descriptor = f if isinstance(f, int) else f.fileno()
+            inode = os.fstat(descriptor).st_ino
+            found[inode] = None  # a folder, or a system without /proc
+            with contextlib.suppress(OSError):
+                found[inode] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+        if not file:
+            found[None] = None
+        plain(*file)
+
+    with contextlib.ExitStack() as patches:
+        for name in {"fsync", "fdatasync", "sync"} & {*vars(os)}:
+            patches.enter_context(mock.patch.object(os, name, functools.partial(flush, getattr(os, name))))
+        yield found
+
+
+def names_of(flushed: dict, folder: Path) -> list[str]:
+    """The files that hold what they held when they were flushed."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # another rank may just have removed it
+            if None in flushed or flushed.get(path.stat().st_ino, b"never") in (path.read_bytes(), None):
+                found.append(str(path.relative_to(folder)))
+    return found
 
 
 def _load(saved, m, o, where: str):

@@ -10,6 +10,8 @@ them slow to begin, and every copy must load; and a disk that is full in the mid
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -120,6 +122,8 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
         files = ranks[0]["files"][stage]
         odd = [name for name, _, kind in files if kind == "other"]
         assert not odd, f"{what}: {odd} is neither JSON nor safetensors: a pickle can run code when it is loaded"
+        lost = sorted({name for name, *_ in files} - {Path(n).name for got in ranks for n in got["flushed"][stage]})
+        assert not lost, f"{what}: {lost} may not be on the disk when power fails: os.fsync each file once it is whole"
         data = [size for _, size, kind in files if kind == "safetensors"]
         count = 1 if what == "gathered" else world
         assert len(data) == count, (
