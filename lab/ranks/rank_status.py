@@ -28,7 +28,7 @@ class Gate:
     name: str
     issued: int
     at_s: float
-    ran_s: float
+    ran_s: float = 0.0
 
 
 @dataclass
