@@ -54,6 +54,7 @@ PARTS = (
          rehearsal=("-m", "benchmarks.mixed_precision", "--device", "cpu", "--batch", "1", "--steps", "2")),
     Part("chapters", ("-m", "benchmarks.chapters"), limit_s=120,
          rehearsal=("-m", "benchmarks.chapters", "--device", "cpu")),
+    Part("recorded", ("-m", "benchmarks.recorded"), rehearsal=("-m", "benchmarks.recorded", "--device", "cpu")),
     Part("NCCL", (*_TRAIN, "20"), gpus=2, rehearsal=(*_TRAIN, "3")),
 )  # fmt: skip
 

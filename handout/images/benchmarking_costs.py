@@ -124,7 +124,7 @@ def measured(p: Picture) -> None:
 
 @picture(330, "A training step in a profiler's trace: of the tiny model, and of the small one")
 def traced(p: Picture) -> None:
-    """What the host asks for, and in which share of each moment the device runs a kernel."""
+    """Draw the phases of a step on the host, and below them how busy the device is at each moment."""
     sizes, columns = json.loads((ROOT / "benchmarks" / "data" / "trace.json").read_text()), 136
     for top, (size, words) in spaced((("tiny", "tiny, 4 × 128 tokens"), ("small", "small, 8 × 1,024 tokens")), 22, 152):
         phases, spans = sizes[size]["host"][3:6], sizes[size]["device"]
@@ -132,14 +132,8 @@ def traced(p: Picture) -> None:
         px = 408 / (end - start)
         p.words(16, top, f"{words}: {(end - start) / 1000:.1f} ms", "ink bold")
         for (name, begins, ends), colour in zip(phases, (BLUE, GREEN, YELLOW), strict=True):
-            p.box(
-                16 + (begins - start) * px,
-                top + 12,
-                (ends - begins) * px - 1,
-                26,
-                colour,
-                name if ends - begins > 60 / px else "",
-            )
+            wide = (ends - begins) * px
+            p.box(16 + (begins - start) * px, top + 12, wide - 1, 26, colour, name if wide > 60 else "")
         for i in range(columns):
             left, right = (start + (end - start) * k / columns for k in (i, i + 1))
             busy = sum(max(0.0, min(b, right) - max(a, left)) for a, b in spans) / (right - left)

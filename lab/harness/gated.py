@@ -54,8 +54,8 @@ def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
     "first": number of its first message. "rows": its messages with their phase ("forward", "between", "backward" or
     "finish"). "payloads": of its messages. "marks": [layer, messages sent before the last micro-batch's backward
     reached this layer]. "unsent": messages sent before the last of several micro-batches began. "stood_still": messages
-    for which the rank waited although backward should have gone on. "ran_s": seconds that the
-    process ran in forward, and in backward.
+    for which the rank waited although backward should have gone on. "ran_s": seconds that the process ran
+    in forward, and in backward.
 
     Raises AssertionError if the gates were not requested exactly once each, in the order of the work.
     """
@@ -64,6 +64,8 @@ def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
     begins = [issued[f"{step}.0 begins"] for step in range(len(orders))]
     for step, (micros, first, last) in enumerate(zip(orders, begins, [*begins[1:], len(trace.messages)], strict=True)):
         at = f"{step}.{len(micros) - 1}"
+        ran = [[ran_s[f"{step}.{i} {name}"] for name in ("begins", f"layer {o[-1]}", "ends")]
+               for i, o in enumerate(micros)]  # fmt: skip
         rows = [
             {**row.plain(), "phase": _phase(row.number, step, micros, issued)} for row in trace.messages[first:last]
         ]
@@ -72,11 +74,7 @@ def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
             "marks": [[i, issued[f"{at} layer {i}"] - first] for i in reversed(micros[-1])],
             "unsent": issued[f"{at} begins"] - first if len(micros) > 1 else 0,
             "stood_still": [row.number - first for row in trace.stood_still if first <= row.number < last],
-            "ran_s": [
-                sum(ran_s[f"{step}.{i} {end.format(o[-1])}"] - ran_s[f"{step}.{i} {begin.format(o[-1])}"]
-                    for i, o in enumerate(micros))
-                for begin, end in (("begins", "layer {}"), ("layer {}", "ends"))
-            ],
+            "ran_s": [sum(times[k + 1] - times[k] for times in ran) for k in (0, 1)],
         })  # fmt: skip
     return found
 

@@ -14,7 +14,7 @@ from . import frames, processes
 from .ledger import Row
 from .parts import Refused, count
 
-REST_S = 0.005
+REST_S = 0.005  # a process that sleeps so long does not compute
 
 
 @dataclass(frozen=True)
