@@ -139,9 +139,7 @@ def checkpoints() -> Iterator[Row]:
         for which in ("plain", "checkpointed"):
             model = Transformer(SIZES[size]).to(torch.bfloat16)
             if which == "checkpointed":
-                for block in model.blocks:
-                    inner: Any = block.forward
-                    block.forward = lambda *a, f=inner: impl.mixed_precision.checkpoint.checkpoint(f, *a)
+                checkpoint_blocks(model)
             call = lambda m=model, b=(tokens, targets): m.loss(*b).backward()  # noqa: E731
             call()
             loss = None  # of the model before
@@ -152,6 +150,12 @@ def checkpoints() -> Iterator[Row]:
             loss.backward()
             told = f"kept {kept / 1e9:.3f} GB, saved_bytes {counted.total / 1e9:.3f}, peak {peak(call) / 1e9:.2f}"
             yield "mixed_precision", f"{size}, 8 × {context}, {which}", f"{told}, {1e3 * seconds(call):.1f} ms"
+
+
+def checkpoint_blocks(model: Transformer) -> None:
+    for block in model.blocks:
+        inner: Any = block.forward
+        block.forward = lambda *a, f=inner: impl.mixed_precision.checkpoint.checkpoint(f, *a)
 
 
 def contexts() -> Iterator[Row]:

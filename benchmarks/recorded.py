@@ -15,8 +15,8 @@ from torch.profiler import record_function
 
 from lab.course.assignment import ROOT
 from lab.model.transformer import SIZES, Transformer
-from lab.solution.impl import load
 
+from .chapters import checkpoint_blocks
 from .results import COMMIT, device
 
 DATA = ROOT / "benchmarks" / "data"
@@ -51,10 +51,7 @@ def phases(size: str, checkpointed: bool = False) -> list[Phase]:
     tokens, targets = torch.randint(SIZES[size].vocabulary, (2, batch, min(context, SIZES[size].context))).unbind()
     optimizer, losses = torch.optim.AdamW(model.parameters()), []
     if checkpointed:
-        checkpoint = load(ROOT / "reference").mixed_precision.checkpoint.checkpoint
-        for block in model.blocks:
-            inner: Any = block.forward
-            block.forward = lambda *a, f=inner: checkpoint(f, *a)
+        checkpoint_blocks(model)
 
     def update() -> None:
         optimizer.step()
@@ -85,11 +82,11 @@ def traced(size: str, gpu: bool) -> dict[str, list]:
             if e.name in PHASES and e.device_type == DeviceType.CPU]  # fmt: skip
     ran = [[e.time_range.start, e.time_range.end] for e in events
            if e.device_type == DeviceType.CUDA and e.name not in PHASES]  # fmt: skip
-    first, last = host[3][1], host[-1][2]  # without the first step
+    first = host[3][1]  # without the first step
     return {
         "host": [[name, *(round(t - first, 1) for t in at)] for name, *at in host[3:]],
         "device": [[round(t - first, 1) for t in at] for at in merged(ran) if at[1] > first],
-        "ends": round(max([last, *(end for _, end in ran)]) - first, 1), "kernels": len(ran) // 4,
+        "kernels": len(ran) // 4,
     }  # fmt: skip
 
 

@@ -145,4 +145,4 @@ def traced(p: Picture) -> None:
         p.line(16, top + 84, 424, top + 84)
         step = 5 if size == "tiny" else 20
         p.times(top + 100, 1000 * px, range(0, int((end - start) / 1000) + 1, step), "ms")
-    p.words(16, 322, "above the host; below, in orange, how busy the device is", "soft")
+    p.words(16, 322, "host above (yellow: optimizer), device below", "soft")
