@@ -54,6 +54,47 @@ def groups(p: Picture) -> None:
     p.words(16, 200, "along expert, of degree 1, each rank is alone", "soft small")
 
 
+@picture(470, "A product of 4 × 4 matrices on two ranks in four cases: what each rank has, and what it computes")
+def cases(p: Picture) -> None:
+    """C = A B on two ranks, cut in four ways, before any message: whose cells of A and B each rank has."""
+    cell, half = 11, (range(2), range(2, 4))
+    every = range(4)
+    rows = (
+        ("1: i is cut", lambda r: (half[r], every), lambda r: (every, every), "nothing to send"),
+        ("2: j is cut in both", lambda r: (every, half[r]), lambda r: (half[r], every), "all-reduce C"),
+        ("3: j is cut in A", lambda r: (every, half[r]), lambda r: (every, every), "all-gather A, or cut B"),
+        ("4: i and k, by one axis", lambda r: (half[r], every), lambda r: (every, half[r]), "all-gather A or B"),
+    )
+
+    def matrix(x: float, y: float, name: str, down: range, across: range, r: int, hatched: bool = False) -> None:
+        colour = GREY if len(down) == len(across) == 4 and not hatched else COLOURS[r]
+        p.words(x + 22, y - 5, name, "soft small", "middle")
+        for i in every:
+            for k in every:
+                left, top = x + cell * k, y + cell * i
+                if i in down and k in across:
+                    p.box(left, top, cell - 1, cell - 1, colour, hatched=hatched)
+                else:
+                    p.frame(left, top, cell - 1, cell - 1, kind="faint")
+
+    for left, r in spaced(range(2), 16, 216):
+        p.words(left, 22, f"rank {r}", "ink bold")
+    for top, (name, of_a, of_b, send) in spaced(rows, 46, 104):
+        p.words(16, top, name, "ink")
+        p.words(424, top, send, "ink", "end")
+        for left, r in spaced(range(2), 16, 216):
+            (i, j), (inner, k) = of_a(r), of_b(r)
+            y = top + 26
+            matrix(left, y, "A", i, j, r)
+            p.words(left + 54, y + 27, "·", "ink bold", "middle")
+            matrix(left + 64, y, "B", inner, k, r)
+            p.words(left + 118, y + 27, "=", "ink bold", "middle")
+            there = i if j == inner else range(0)  # a product needs as many columns of A as rows of B
+            matrix(left + 128, y, "C", there, k, r, hatched=len(j) < 4)
+    p.words(16, 448, "blue, orange: this rank's own part; grey: whole, on both ranks", "soft small")
+    p.words(16, 464, "hatched: a summand; empty: not on this rank", "soft small")
+
+
 @picture(330, "A product cut by columns, then one cut by rows: each rank has a summand")
 def matrices(p: Picture) -> None:
     """x A by columns, φ, then B by rows: two summands."""

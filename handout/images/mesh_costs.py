@@ -7,7 +7,7 @@ from reference.mesh.accounting import Cost, Degrees, Device, Workload, accountin
 from reference.mesh.schedule_1f1b import schedule_1f1b
 
 from .mesh import STAGES, played
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture, spaced
 
 
 def costs(fsdp: bool = False) -> Cost:
@@ -67,6 +67,42 @@ def limits(p: Picture) -> None:
     c.say(1_000, times[12].tensor_s, "tensor: activations", dx=12, dy=14)
     limit = 3 / 4 * device.flops_per_s / device.bytes_per_s
     c.dot(limit, layer_times(round(4 * limit), 8192, 28_672, data=4, tensor=2, device=device).compute_s, GREY)
+
+
+@picture(330, "A layer's forward with tensor=8 and FSDP, and what crossing machines costs in measurements of others")
+def exposed(p: Picture) -> None:
+    """Forward of a layer of Llama 3 70B at tensor=8, data=16 with FSDP, 32,768 tokens of a data rank: H100s, 16 bits,
+    products at the peak, messages by bandwidth alone; then the speed left at 16 ranks, as Tazi et al. 2025 measured."""
+    tokens, width, keys, hidden, tensor, data = 32_768, 8192, 1024, 28_672, 8, 16
+    h100 = cluster("dgx-h100", tensor * data)
+    weights = {"attn": 2 * width * (width + keys), "mlp": 3 * width * hidden}
+    products = {name: 1e3 * 2 * tokens * n / tensor / h100.device.peak_flops for name, n in weights.items()}
+    reduce = 1e3 * 2 * (tensor - 1) / tensor * 2 * tokens * width / h100.inside.bytes_per_s
+    gather = 1e3 * 2 * sum(weights.values()) / tensor * (data - 1) / data / h100.between.bytes_per_s
+    compute, nvlink = list[Bar](), list[Bar]()
+    now = 0.0
+    for name, ms in products.items():
+        compute.append((now, ms, name if ms < 2 else f"{name}: {ms:.1f}"))
+        nvlink.append((now + ms, reduce, "all-reduce"))
+        now += ms + reduce
+    unit = 400 / now
+    p.words(16, 22, f"one layer, forward: {now:.1f} ms", "ink bold")
+    for top, name, bars, colour in (
+        (34, "products", compute, BLUE), (86, f"tensor, on NVLink: {reduce:.1f} ms each", nvlink, ORANGE),
+        (138, "data, on a network card: the next layer", [(0.0, gather, f"all-gather: {gather:.1f}")], GREEN),
+    ):  # fmt: skip
+        p.words(16, top + 13, name, "soft small")
+        p.bars(top + 18, unit, bars, colour)
+    for start, long, _ in nvlink:
+        p.frame(16 + unit * start, 52, unit * long - 3, 24, "waits")
+    p.line(16, 188, 424, 188, arrow=True)
+    p.times(206, unit, range(0, 13, 4), "ms")
+    p.words(16, 238, "speed left from 8 to 16 ranks, on two machines", "ink bold")
+    for y, (name, left, colour) in spaced((("tensor", 0.57, ORANGE), ("pipe", 0.86, GREEN)), 250, 38):
+        p.words(16, y + 19, name, "ink")
+        p.box(76, y, 300 * left, 28, colour, f"{left:.0%}".replace("%", " %"))
+        p.frame(76 + 300 * left + 2, y, 300 * (1 - left) - 2, 28)
+        p.words(384, y + 19, f"−{1 - left:.0%}".replace("%", " %"), "ink small")
 
 
 @picture(530, "Fewest tokens of a device over tensor ranks, and the ranks with the least messages")
