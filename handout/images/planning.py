@@ -97,24 +97,27 @@ def pods(p: Picture) -> None:
         p.words(130 + long, y + 17, f"{cards:,.0f}", "ink small")
 
 
-@picture(300, "The roof of the network over the tokens of a data rank, by place")
-def network_roofs(p: Picture) -> None:
-    """Share of the peak that sharded data parallelism allows, over the tokens of a rank, by where its ranks lie."""
-    tokens, world = [2.0 ** (9 + i / 4) for i in range(29)], 128 * 8
-    part = 2 * MODELS["70b"].layer_parameters / world  # bytes of a rank's part of a layer
-    seconds = group_s("all_gather", part, 128, 8, H100)
-    peak = H100.device.peak_flops
-    c = Chart(p, (tokens[0], tokens[-1]), (0, 1.15), log_y=False)
-    named = {2**i: f"{2**i // 1024}k" if i >= 10 else "512" for i in range(9, 17)}
-    c.axes("tokens of a rank", "share of an H100's peak, at most", named, QUARTERS)
-    roofs = (
-        (peak / H100.inside.bytes_per_s, BLUE, "NVLink", -76, -12),
-        (peak * seconds / (part * (world - 1)), GREEN, "eight a node, 128 nodes", -54, -32),
-        (peak / H100.between.bytes_per_s, ORANGE, "one a node", 0, -12),
-    )
-    for needed, colour, name, dx, dy in roofs:
-        c.curve([(n, min(1, n / needed)) for n in sorted([*tokens, needed])], colour, dashed=colour != BLUE)
-        c.dot(needed, 1, colour, f"{name}: {needed:,.0f}", "start" if dx else "middle", dx, dy)
+@picture(320, "Tokens of a device that hide a gather, over the number of devices")
+def hidden_gathers(p: Picture) -> None:
+    """Tokens of a device that hide a gather of a layer of 70B, over devices and T; and those that a step has."""
+    layer, peak = MODELS["70b"].layer_products, H100.device.peak_flops
+    devices = [2**i for i in range(6, 13)]
+
+    def needed(count: int, tensor: int) -> float:
+        return group_s("all_gather", 2 * layer / count, count // 8, 8 // tensor, H100) * peak / (2 * layer)
+
+    c = Chart(p, (64, 7000), (1024, 70_000))
+    c.axes("H100s", "tokens of a device", devices, {2**i: f"{2**i // 1024}k" for i in range(10, 17)})
+    tokens = 1024 * 8192
+    c.curve([(n, tokens / n) for n in (128, 4096)], GREY, dashed=True)
+    for tensor, colour in ((1, BLUE), (2, GREEN), (4, YELLOW), (8, ORANGE)):
+        c.curve([(n, needed(n, tensor)) for n in devices], colour)
+    for tensor, colour, dx, dy, last in ((1, BLUE, 6, -10, 0), (8, ORANGE, 6, 20, 10)):
+        c.say(64, needed(64, tensor), f"T = {tensor}: {needed(64, tensor):,.0f}", dx=dx, dy=dy)
+        c.dot(4096, needed(4096, tensor), colour, f"{needed(4096, tensor):,.0f}", dx=9, dy=last)
+    for n in (1024, 4096):
+        c.dot(n, tokens / n, GREY, f"{tokens / n:,.0f}", dx=9, dy=5 if n == 4096 else -6)
+    c.say(256, tokens / 256, "a step of 8.4M tokens has", dx=12, dy=-2)
 
 
 @picture(300, "Idle over busy time of a pipeline of 8 stages, as micro-batches grow")
