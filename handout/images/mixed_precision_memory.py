@@ -103,7 +103,7 @@ def activations(p: Picture) -> None:
     p.words(16, 364, "grey: states; hatched: activations; blue: checkpointed", "soft")
 
 
-@picture(262, "One block: bytes kept, and extra FLOPs, by what is forgotten")
+@picture(318, "One block: bytes kept, and extra FLOPs, by what is forgotten")
 def selective(p: Picture) -> None:
     """One block of GPT-2's size in bfloat16: bytes kept and extra FLOPs, by what is forgotten."""
     config, shape = replace(SIZES["small"], layers=1), {"batch": 8, "context": 1024}
@@ -117,6 +117,7 @@ def selective(p: Picture) -> None:
     rows = (
         ("everything kept", GREY, block, 0.0),
         ("attention's matrix forgotten", BLUE, block - matrix, scores),
+        ("norms, silu and RoPE forgotten, too", BLUE, products + numbers * config.width, scores),
         ("only input and products with weights kept", GREEN, products, scores + values),
         ("only the input kept", ORANGE, numbers * config.width, 1 / 3),
     )
@@ -126,7 +127,7 @@ def selective(p: Picture) -> None:
         p.box(16, y + 7, long, 24, colour)
         said = f"{kept / 2**20:.0f} MiB" + (f", {extra:.1%} more FLOPs".replace("%", " %") if extra else "")
         p.words(24 + long, y + 24, said, "ink bold")
-    p.words(16, 252, "a block of GPT-2's size, batch 8, bfloat16", "soft")
+    p.words(16, 308, "a block of GPT-2's size, batch 8, bfloat16", "soft")
 
 
 @picture(330, "Memory that the allocator held over a training step, plain and checkpointed")

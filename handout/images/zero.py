@@ -303,3 +303,18 @@ def hidden(p: Picture) -> None:
         p.times(369, ms, [at], "ms")
     p.words(16, 388, "f, b: forward, backward of a layer; p: its parameters", "soft small")
     p.words(16, 406, "gathered; g: its gradient reduced; hatched: nothing computes", "soft small")
+
+
+@picture(332, "Two machines of four ranks: parameters sharded over all eight, and sharded in each machine")
+def hybrid(p: Picture) -> None:
+    """Which part of the parameters a rank holds: FSDP over all ranks, and HSDP."""
+    for top, (name, parts) in spaced((("ZeRO-3 over all ranks", 8), ("HSDP: ZeRO-3 in each machine", 4)), 24, 160):
+        p.words(16, top, name, "ink bold")
+        for machine, (y, _) in enumerate(spaced("ab", top + 10, 66)):
+            p.frame(16, y, 408, 50)
+            p.words(28, y + 30, f"machine {machine}", "soft small")
+            for rank, (x, _) in enumerate(spaced("abcd", 104, 80)):
+                part = (4 * machine + rank) % parts
+                p.box(x, y + 9, 66, 32, COLOURS[part % len(COLOURS)], f"part {part + 1}", hatched=part > 3)
+                if machine and parts == 4:
+                    p.line(x + 33, y - 25, x + 33, y + 9)
