@@ -12,13 +12,13 @@ class LARS(torch.optim.Optimizer):
 
     Each parameter w with gradient g counts as a layer:
 
-        λ = η ‖w‖ / (‖g‖ + β ‖w‖),    v ← m v + γ λ (g + β w),    w ← w − v
+        λ = trust ‖w‖ / (‖g‖ + wd ‖w‖),    z ← momentum z + lr λ (g + wd w),    w ← w − z
 
-    with γ = lr, m = momentum, β = weight_decay, η = trust; v starts at 0. λ, η included, is 1 where ‖w‖ or ‖g‖ is 0.
-    With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has λ = 1 and β = 0.
+    with wd = weight_decay; z starts at 0. λ, trust included, is 1 where ‖w‖ or ‖g‖ is 0.
+    With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has λ = 1 and wd = 0.
 
     Compute norms in float32, and norms of float64 tensors in float64. Leave a parameter without gradient alone.
-    Hyperparameters may differ between parameter groups, and schedulers may change lr between steps. The state is v
+    Hyperparameters may differ between parameter groups, and schedulers may change lr between steps. The state is z
     alone. Nothing is read back to the host, and nothing is sent: gradients are equal on all ranks.
     Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks", arXiv 1708.03888,
     algorithm 1.
@@ -65,10 +65,10 @@ class LAMB(torch.optim.Optimizer):
     Each parameter w with gradient g counts as a layer. At its t-th step:
 
         m ← β₁ m + (1 − β₁) g,    v ← β₂ v + (1 − β₂) g²,    m̂ = m / (1 − β₁ᵗ),    v̂ = v / (1 − β₂ᵗ)
-        u = m̂ / (√v̂ + ε) + λ w,    w ← w − lr · (‖w‖ / ‖u‖) · u
+        u = m̂ / (√v̂ + ε) + wd w,    w ← w − lr · (‖w‖ / ‖u‖) · u
 
-    with (β₁, β₂) = betas, ε = eps, λ = weight_decay; m and v start at 0. The ratio of norms is 1 where either is 0.
-    With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has the ratio 1 and λ = 0.
+    with (β₁, β₂) = betas, ε = eps, wd = weight_decay; m and v start at 0. The ratio of norms is 1 where either is 0.
+    With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has the ratio 1 and wd = 0.
 
     Norms, m, v and u are in float32, or in float64 for float64 parameters: in float16, the square of a gradient of 300
     overflows, and the square of 10⁻⁴ vanishes. Leave a parameter without gradient alone. Hyperparameters may differ

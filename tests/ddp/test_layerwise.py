@@ -22,8 +22,8 @@ from . import probes_large_batch as probes
 LAYERWISE = "ddp.layerwise"
 KINDS = ["LARS", "LAMB"]
 EQUATIONS = {
-    "LARS": "v ← m v + lr λ (g + β w), with λ = η ‖w‖ / (‖g‖ + β ‖w‖)",
-    "LAMB": "u = m̂ / (√v̂ + ε) + λ w, w ← w − lr ‖w‖ / ‖u‖ u",
+    "LARS": "z ← momentum z + lr λ (g + wd w), with λ = trust ‖w‖ / (‖g‖ + wd ‖w‖)",
+    "LAMB": "u = m̂ / (√v̂ + ε) + wd w, w ← w − lr ‖w‖ / ‖u‖ u",
 }
 DEFAULTS = {
     "LARS": {"momentum": 0.9, "weight_decay": 0.0, "trust": 0.001, "exclude_1d": False},
