@@ -4,9 +4,8 @@ It imports torch once and never computes with it, because torch's threads do not
 children, one per rank, so nothing leaks from probe to probe, and a crash in one probe harms no other. The zygote is
 started as a new program, never forked from pytest.
 
-Some of torch's modules are slow to import, and many probes never use them (child.LATE). In a sandbox, which serves a
-whole submission, the zygote imports them at once. Elsewhere that would delay the first answer, so the zygote imports
-such a module when a rank first needs it, and then forks that probe's ranks again.
+Some of torch's modules are slow to import, and many probes never use them (child.LATE). The zygote imports such a
+module when a rank first needs it, and then forks that probe's ranks again.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ import warnings
 from ..solution import framing
 from ..solution.framing import GIVE_UP
 from . import alone, processes, seccomp
-from .child import LATE, Job
+from .child import Job
 from .launch import Walls, World
 
 MOST_RANKS = 250  # one message can carry this many descriptors
@@ -48,9 +47,6 @@ def main() -> None:
     box = os.environ.get("SHARDLINGS_BOX", "")
     boxed = box in ("bubblewrap", "uid") and os.geteuid() != 0
     _warm()
-    if boxed:
-        for name in LATE:
-            _import_late(name)
     gc.freeze()  # children must not copy these pages just to count references
     gc.enable()
     if boxed:
@@ -77,10 +73,6 @@ def main() -> None:
         _prepare(job)
         world = World(job, blobs[0], list(ports), requests, walls, known=known if boxed else None)
         ranks = world.run()
-        if world.late:
-            _import_late(world.late)
-            framing.send(answers, {"again": True})
-            continue
         left = False
         if boxed:
             if strays := world.strays | (processes.processes() - known):
@@ -89,6 +81,10 @@ def main() -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)  # everything that a probe left running, daemons too
             left = processes.left_behind()
+        if world.late:
+            _import_late(world.late)
+            framing.send(answers, {"again": True})
+            continue
         summary = [
             {"outcome": r.outcome, "output": r.output.decode(errors="replace"), "peak_bytes": r.peak_bytes, **r.extra}
             for r in ranks
