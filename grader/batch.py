@@ -186,7 +186,10 @@ def _pool() -> ProcessPoolExecutor:
 
 
 def settle(grader: int) -> None:
-    """Make this worker die with its grader, and ignore Ctrl-C, which the grader handles."""
+    """Make this worker die with its grader, ignore Ctrl-C, which the grader handles, and compute with one thread."""
+    import torch
+
+    torch.set_num_threads(1)  # there is a worker for each job
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
