@@ -1,23 +1,14 @@
-"""Triton kernels without a GPU: their loads and stores in the interpreter, and the machine code they compile to.
+"""Triton kernels without a GPU, in the interpreter: their launches, loads and stores.
 
 with watching() as seen:  # in a process with TRITON_INTERPRET=1
     o = attention(q, k, v)
 seen.launches, seen.operators, seen.rows(k, "load"), seen.races()
-
-with compiling(90) as kernels:  # in a process without it: every launch compiles for sm_90, and runs nothing
-    attention(q, k, v)
-kernels[0].spilled_bytes, kernels[0].instructions["wgmma"]
 """
 
 import contextlib
-import hashlib
 import inspect
-import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,9 +18,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .memory import Observer
-
-# Instructions of the tensor cores and of the copy engine (TMA), as they appear in PTX.
-INSTRUCTIONS = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "tma": "cp.async.bulk.tensor"}
 
 
 class OutOfBounds(IndexError):
@@ -148,7 +136,7 @@ def watching(keep: bool = False) -> Iterator[Watch]:
     def interpreted(self: Any, *args: Any, **kwargs: Any) -> Any:
         outer, seen.storages = seen.storages, _storages((*args, *kwargs.values()))
         function = getattr(self.fn, "__wrapped__", self.fn)
-        launch = Launch(self.fn.__name__, digest(function), _grid(self.grid, {**kwargs}), _settings(args, kwargs))
+        launch = Launch(self.fn.__name__, digest(function), _grid(self.grid, {**kwargs}), settings(args, kwargs))
         seen.launches.append(launch)
         with _disable_current_modes():
             try:
@@ -159,8 +147,8 @@ def watching(keep: bool = False) -> Iterator[Watch]:
 
     def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if not warmup:
-            settings = _settings(args, kwargs)
-            seen.launches.append(Launch(self.fn.__name__, digest(self.fn), _grid(grid, kwargs), settings))
+            how = settings(args, kwargs)
+            seen.launches.append(Launch(self.fn.__name__, digest(self.fn), _grid(grid, kwargs), how))
         with _disable_current_modes():
             return launch(self, *args, grid=grid, warmup=warmup, **kwargs)
 
@@ -260,7 +248,7 @@ def _grid(grid: Any, arguments: dict) -> tuple[int, ...]:
     return tuple(int(n) for n in grid)
 
 
-def _settings(arguments: tuple, keywords: dict[str, Any]) -> str:
+def settings(arguments: tuple, keywords: dict[str, Any]) -> str:
     """Numbers and flags of a launch: those in order, then those by name, without Triton's own options."""
     plain = (int, float, bool, str)
     named = {name: x for name, x in sorted(keywords.items()) if isinstance(x, plain) and not name.startswith("num_")}
@@ -293,101 +281,3 @@ def digest(function: Any) -> str:
     calls = Calls(function.__name__, function.__globals__, inspect.getclosurevars(function).nonlocals, source.src)
     calls.visit(source.parse())
     return str(calls.ret[:16])
-
-
-# ---- ahead of time ----
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One compiled kernel. shared_bytes: static and dynamic shared memory of one program."""
-
-    name: str
-    source: str  # digest of its source
-    program: str  # digest of Triton's IR, the same for both 16-bit dtypes
-    warps: int
-    registers: int  # per thread
-    spilled_bytes: int  # per thread: size of the stack, which a Triton kernel uses only for spills
-    shared_bytes: int
-    instructions: dict[str, int]  # count of each of INSTRUCTIONS
-    keywords: dict[str, Any]  # keyword arguments of the launch: BLOCK_M, num_stages and others
-    cubin: bytes
-    settings: str  # as those of a Launch
-
-
-def _driver(target: Any) -> Any:
-    """A driver for a GPU that does not exist. Triton only reads the target from it."""
-    return SimpleNamespace(
-        get_current_target=lambda: target,
-        get_current_device=lambda: target.arch,  # kernels are cached by device
-        get_current_stream=lambda device=0: 0,
-        get_active_torch_device=lambda: torch.device("cpu"),
-    )
-
-
-@contextlib.contextmanager
-def compiling(arch: int) -> Iterator[list[Kernel]]:
-    """Compile each kernel launched inside for sm_`arch`, without running it. Autotuned ones use their first config.
-
-    Tensors may lie on the CPU; their values are not read. Raises RuntimeError if TRITON_INTERPRET is set.
-    """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.autotuner import Autotuner
-    from triton.runtime.jit import JITFunction
-
-    if triton.knobs.runtime.interpret:
-        raise RuntimeError("kernels are interpreted in this process: unset TRITON_INTERPRET to compile them")
-    kernels: list[Kernel] = []
-    run, autotuned, active = JITFunction.run, Autotuner.run, triton.runtime.driver
-
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        with _disable_current_modes():
-            compiled = run(self, *args, grid=grid, warmup=True, **kwargs)
-        kernels.append(_kernel(self.fn, compiled, args, kwargs))
-        return compiled
-
-    def first_configuration(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with mock.patch.object(self, "configs", self.configs[:1]):
-            return autotuned(self, *args, **kwargs)
-
-    before = getattr(active, "_active", None)
-    active.set_active(_driver(GPUTarget("cuda", arch, 32)))  # type: ignore[no-untyped-call]
-    try:
-        with (
-            mock.patch.object(JITFunction, "run", compile_only),
-            mock.patch.object(Autotuner, "run", first_configuration),
-        ):
-            yield kernels
-    finally:
-        active._active = before
-
-
-def _kernel(function: Any, compiled: Any, arguments: tuple, launch: dict[str, Any]) -> Kernel:
-    cubin, ptx = compiled.asm["cubin"], compiled.asm["ptx"]
-    used = re.search(r"REG:(\d+) STACK:(\d+)", read_cubin(cubin, "--dump-resource-usage"))
-    if used is None:
-        raise RuntimeError(f"expected the registers of {function.__name__} from cuobjdump, got none: reinstall Triton")
-    return Kernel(
-        function.__name__, digest(function), _program(compiled.asm["ttir"]), compiled.metadata.num_warps,
-        int(used[1]), int(used[2]), compiled.metadata.shared,
-        {name: ptx.count(text) for name, text in INSTRUCTIONS.items()}, {**launch}, cubin,
-        _settings(arguments, launch),
-    )  # fmt: skip
-
-
-def read_cubin(cubin: bytes, what: str) -> str:
-    """Run Triton's cuobjdump on a kernel's machine code, and return its output. what: a flag, such as "-sass"."""
-    from triton import knobs
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        run = subprocess.run([knobs.nvidia.cuobjdump.path, what, file.name], capture_output=True, text=True)
-    return run.stdout
-
-
-def _program(ttir: str) -> str:
-    """A digest of Triton's IR without source locations, and with the same name for both 16-bit dtypes."""
-    text = re.sub(r"#loc.*|loc\(.*?\)+", "", ttir).replace("bf16", "f16")
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

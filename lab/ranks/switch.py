@@ -85,7 +85,6 @@ class Switch:
             self._selector.register(rank.socket, selectors.EVENT_READ, rank)
         for rank, packed in zip(self.ranks, self.args, strict=False):
             self._send(rank, {}, packed)
-        stopped = False
         while time.monotonic() < deadline:
             unheard, self._unheard = self._unheard, []
             events = self._selector.select(0 if unheard else self._patience())
@@ -99,8 +98,8 @@ class Switch:
                 if mask & selectors.EVENT_READ:
                     self._hear(key.data)
             self._deliver()
-            if not stopped and self._is_stuck():
-                self.hang, stopped = reports.deadlock(self), True
+            if not self.hang and self._is_stuck():
+                self.hang = reports.deadlock(self)
                 stop()
 
     def describe(self) -> str:

@@ -94,7 +94,7 @@ def ranges(impl: Any, cases: list) -> list:
 
 def compiles(impl: Any, kernel: str, given: dict, is_causal: bool, layouts: dict) -> list:
     """Compile one of KERNELS for sm_90; return digests of the sources, and what launches were given beside tensors."""
-    from lab.measure.kernels import compiling
+    from lab.measure.compiled import compiling
 
     function, names, *_ = KERNELS[kernel]
     laid = all_laid({n: given[n] for n in names.split()}, layouts)
@@ -125,7 +125,7 @@ def autograd(
 
 def overlapped(impl: Any, is_causal: bool, dtype: str) -> dict:
     """The kernel compiled for sm_90 at dim 128, and of its loops the least fraction of exponentials beside a wgmma."""
-    from lab.measure.kernels import compiling, read_cubin
+    from lab.measure.compiled import compiling, read_cubin
     from lab.measure.sass import coverage, disassemble, inner_loops
 
     q, k, v = (torch.empty(2, 16, 8192, 128, dtype=getattr(torch, dtype)) for _ in range(3))
@@ -145,7 +145,7 @@ def compiled(impl: Any, *wanted: tuple) -> list:
 
     16k tokens and 2,048 columns in all; arch: of sm_`arch`.
     """
-    from lab.measure.kernels import compiling
+    from lab.measure.compiled import compiling
 
     arch, dim, is_causal, queries, dtype = wanted[dist.get_rank() if dist.is_initialized() else 0]
     shape = (16384 // queries, 2048 // dim, queries, dim)

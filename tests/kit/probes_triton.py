@@ -4,7 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from lab.measure.kernels import compiling, watching
+from lab.measure.compiled import compiling
+from lab.measure.kernels import watching
 
 
 @triton.jit
