@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy
 import torch
+from torch.profiler import schedule
 
 from lab.cluster.hardware import cluster
 from lab.cluster.jobs import of_config
@@ -199,6 +200,28 @@ def waiting(p: Picture) -> None:
     p.line(72 + slowest * ms, 20, 72 + slowest * ms, 184, dashed=True)
     median = statistics.median(typical)
     p.words(16, 208, f"slowdown = {slowest} / {median:g} = {slowest / median:.2f}: over the median rank", "soft")
+
+
+@picture(226, "A profiler's schedule over nine steps: skipped, warmed up, recorded, and when the handler is called")
+def cycles(p: Picture) -> None:
+    """Nine steps under schedule(wait=1, warmup=1, active=2, repeat=2), and the calls of the handler."""
+    plan, left, wide = schedule(wait=1, warmup=1, active=2, repeat=2), 88.0, 37.0
+    lanes = {"NONE": ("wait", GREY), "WARMUP": ("warmup", YELLOW), "RECORD": ("active", BLUE)}
+    for y, (name, _) in spaced(lanes.values(), 46, 40):
+        p.words(16, y + 19, name, "ink")
+    for x, step in spaced(range(9), left, wide):
+        action = plan(step).name
+        for y, (lane, (_, colour)) in spaced(lanes.items(), 46, 40):
+            if action.startswith(lane):
+                p.box(x, y, wide - 3, 28, colour, str(step), hatched=lane == "WARMUP")
+            else:
+                p.frame(x, y, wide - 3, 28, kind="faint")
+        if action == "RECORD_AND_SAVE":
+            end = x + wide - 1.5
+            p.words(end - 2 * wide, 28, f"cycle {step // 4 + 1}", "soft", "middle")
+            p.line(end, 36, end, 172, dashed=True)
+            p.words(end, 188, f"handler: {step - 1}, {step}", "ink", "middle")
+    p.words(16, 216, "numbers: steps; hatched: traced, then discarded", "soft small")
 
 
 @picture(268, "Small kernels: the host is too slow, and a CUDA graph asks once")
