@@ -14,8 +14,7 @@ HERE = Path(__file__).parent
 
 
 def listed() -> list[dict[str, Any]]:
-    """The forks of forks.toml: name, year, why, move: {folder: where to}, edit: [{file, old, new}], add: {file: text},
-    points, not_run."""
+    """The forks of forks.toml, whose first lines explain the keys."""
     return tomllib.loads((HERE / "forks.toml").read_text(encoding="utf-8"))["fork"]
 
 
@@ -27,11 +26,10 @@ def build(fork: dict[str, Any], folder: Path) -> Path:
         if new:
             shutil.copytree(folder / old, folder / new)
         shutil.rmtree(folder / old)
-    for edit in fork.get("edit", []):
-        file = folder / edit["file"]
-        text = file.read_text(encoding="utf-8")
-        assert text.count(edit["old"]) == 1, f"{fork['name']}: {text.count(edit['old'])} matches of {edit['old']!r}"
-        file.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
+    for name, old, new in fork.get("edits", []):
+        text = (folder / name).read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{fork['name']}: {text.count(old)} matches of {old!r}"
+        (folder / name).write_text(text.replace(old, new), encoding="utf-8")
     for name, text in fork.get("add", {}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
