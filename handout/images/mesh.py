@@ -54,28 +54,52 @@ def groups(p: Picture) -> None:
     p.words(16, 200, "along expert, of degree 1, each rank is alone", "soft small")
 
 
+def matrix(
+    p: Picture, x: float, y: float, name: str, down: range, across: range, r: int, hatched: bool = False
+) -> None:
+    """A matrix of 4 × 4 cells, of which a rank has some; grey if it has them all."""
+    cell, colour = 11, GREY if len(down) == len(across) == 4 and not hatched else COLOURS[r]
+    p.words(x + 22, y - 5, name, "soft small", "middle")
+    for i in range(4):
+        for k in range(4):
+            left, top = x + cell * k, y + cell * i
+            if i in down and k in across:
+                p.box(left, top, cell - 1, cell - 1, colour, hatched=hatched)
+            else:
+                p.frame(left, top, cell - 1, cell - 1, kind="faint")
+
+
+@picture(358, "A 4 × 4 matrix on a mesh of data=2 × tensor=2: what each of the four ranks has, for six ways to cut it")
+def placed(p: Picture) -> None:
+    """A[i, j] of 4 × 4 on data=2 × tensor=2, cut in six ways: the cells of each rank."""
+    every, half = range(4), (range(2), range(2, 4))
+    ways = (
+        ("A[i, j]", lambda d, t: (every, every, 0)), ("A[i/D, j]", lambda d, t: (half[d], every, d)),
+        ("A[i, j/T]", lambda d, t: (every, half[t], t)), ("A[i/D, j/T]", lambda d, t: (half[d], half[t], 2 * d + t)),
+        ("A[i/(D·T), j]", lambda d, t: (range(2 * d + t, 2 * d + t + 1), every, 2 * d + t)),
+        ("A[i/D, j], summands", lambda d, t: (half[d], every, 2 * d + t)),
+    )  # fmt: skip
+    for n, (name, cells) in enumerate(ways):
+        left, top = 22 + 142 * (n % 3), 22 + 164 * (n // 3)
+        p.words(left + 52, top, name, "ink bold small", "middle")
+        for d in range(2):
+            for t in range(2):
+                down, across, block = cells(d, t)
+                matrix(p, left + 58 * t, top + 24 + 62 * d, f"{2 * d + t}", down, across, block, hatched=n == 5)
+    p.words(16, 336, "number: rank; upper row: data 0; left column: tensor 0", "soft small")
+    p.words(16, 352, "one colour: the same numbers; hatched: to be added", "soft small")
+
+
 @picture(470, "A product of 4 × 4 matrices on two ranks in four cases: what each rank has, and what it computes")
 def cases(p: Picture) -> None:
     """C = A B on two ranks, cut in four ways, before any message: whose cells of A and B each rank has."""
-    cell, half = 11, (range(2), range(2, 4))
-    every = range(4)
+    every, half = range(4), (range(2), range(2, 4))
     rows = (
         ("1: i is cut", lambda r: (half[r], every), lambda r: (every, every), "nothing to send"),
         ("2: j is cut in both", lambda r: (every, half[r]), lambda r: (half[r], every), "all-reduce C"),
         ("3: j is cut in A", lambda r: (every, half[r]), lambda r: (every, every), "all-gather A, or cut B"),
         ("4: i and k, by one axis", lambda r: (half[r], every), lambda r: (every, half[r]), "all-gather A or B"),
     )
-
-    def matrix(x: float, y: float, name: str, down: range, across: range, r: int, hatched: bool = False) -> None:
-        colour = GREY if len(down) == len(across) == 4 and not hatched else COLOURS[r]
-        p.words(x + 22, y - 5, name, "soft small", "middle")
-        for i in every:
-            for k in every:
-                left, top = x + cell * k, y + cell * i
-                if i in down and k in across:
-                    p.box(left, top, cell - 1, cell - 1, colour, hatched=hatched)
-                else:
-                    p.frame(left, top, cell - 1, cell - 1, kind="faint")
 
     for left, r in spaced(range(2), 16, 216):
         p.words(left, 22, f"rank {r}", "ink bold")
@@ -85,12 +109,12 @@ def cases(p: Picture) -> None:
         for left, r in spaced(range(2), 16, 216):
             (i, j), (inner, k) = of_a(r), of_b(r)
             y = top + 26
-            matrix(left, y, "A", i, j, r)
+            matrix(p, left, y, "A", i, j, r)
             p.words(left + 54, y + 27, "·", "ink bold", "middle")
-            matrix(left + 64, y, "B", inner, k, r)
+            matrix(p, left + 64, y, "B", inner, k, r)
             p.words(left + 118, y + 27, "=", "ink bold", "middle")
             there = i if j == inner else range(0)  # a product needs as many columns of A as rows of B
-            matrix(left + 128, y, "C", there, k, r, hatched=len(j) < 4)
+            matrix(p, left + 128, y, "C", there, k, r, hatched=len(j) < 4)
     p.words(16, 448, "blue, orange: this rank's own part; grey: whole, on both ranks", "soft small")
     p.words(16, 464, "hatched: a summand; empty: not on this rank", "soft small")
 
