@@ -1,4 +1,4 @@
-"""The pictures of the page on planning. Curves are its formulas; predictions are those of the benchmark's table."""
+"""The pictures of planning and of published runs. Curves are formulas; predictions are the benchmark's table."""
 
 from lab.cluster import steps
 from lab.cluster.costs import sent_bytes
@@ -7,7 +7,8 @@ from lab.cluster.jobs import MODELS, RECOMPUTE, Job, Plan
 from lab.cluster.prices import group_s
 from lab.model.scaling import compute_optimal
 
-from .picture import BLUE, GREEN, GREY, HERE, ORANGE, QUARTERS, YELLOW, Chart, Picture, picture, spaced
+from .mesh import played
+from .picture import BLUE, GREEN, GREY, HERE, ORANGE, YELLOW, Chart, Picture, picture, spaced
 
 H100 = cluster("dgx-h100", 16)
 RESULTS = HERE.parent.parent / "benchmarks" / "results" / "planner.md"
@@ -77,26 +78,6 @@ def rings(p: Picture) -> None:
     p.words(424, 310, f"NVLink of a device, all rings: {inside:.0f} GB/s", "soft", "end")
 
 
-@picture(292, "Devices in pods, and the cards of a pod that send to other pods")
-def pods(p: Picture) -> None:
-    """Llama 3's network: pods under thinner switches; cards of a pod that send upwards, by the order of nodes."""
-    devices, of_pod, node, pipeline, thinner = 16_384, 3_072, 8, 16 * 8, 7
-    p.box(116, 12, 208, 30, GREY, f"between pods: 1/{thinner}")
-    for x, i in spaced(range(6), 16, 69):
-        p.line(x + 32, 92, 120 + 40 * i, 44)
-        held = min(of_pod, devices - i * of_pod)
-        p.box(x, 94, 64, 44, BLUE, f"{held:,}")
-        p.words(x + 32, 156, f"pod {i}", "soft small", "middle")
-    room, apart = of_pod / thinner, (devices - of_pod) / (devices - node)
-    p.words(16, 184, f"cards of a pod ({of_pod:,}) that send to others", "ink bold")
-    rows = (("nodes in order", pipeline, GREEN), ("room", room, GREY), ("at random", apart * of_pod, ORANGE))
-    for y, (name, cards, colour) in spaced(rows, 196, 30):
-        long = 255 * cards / (apart * of_pod)
-        p.words(16, y + 17, name, "ink")
-        p.box(124, y, long, 24, colour)
-        p.words(130 + long, y + 17, f"{cards:,.0f}", "ink small")
-
-
 @picture(320, "Tokens of a device that hide a gather, over the number of devices")
 def hidden_gathers(p: Picture) -> None:
     """Tokens of a device that hide a gather of a layer of 70B, over devices and T; and those that a step has."""
@@ -120,32 +101,18 @@ def hidden_gathers(p: Picture) -> None:
     c.say(256, tokens / 256, "a step of 8.4M tokens has", dx=12, dy=-2)
 
 
-@picture(300, "Idle over busy time of a pipeline of 8 stages, as micro-batches grow")
+@picture(344, "One batch on four stages over time, by three schedules")
 def bubble(p: Picture) -> None:
-    c = Chart(p, (8, 256), (0, 1), log_y=False)
-    counts = [8 * 2 ** (i / 4) for i in range(21)]
-    c.axes("micro-batches", "idle over busy time, 8 stages", (8, 16, 32, 64, 128, 256), QUARTERS)
-    for chunks, colour, dashed in ((1, ORANGE, False), (2, GREEN, True), (4, BLUE, False)):
-        c.curve([(m, 7 / (chunks * m)) for m in counts], colour, dashed)
-        c.dot(32, 7 / (chunks * 32), colour)
-    c.say(32, 0.9, "32 micro-batches, from above:", dx=-20)
-    for dy, chunks in spaced((1, 2, 4), 20, 20):
-        c.say(32, 0.9, f"chunks: {chunks}, idle over busy {7 / (chunks * 32):.0%}", dx=-20, dy=dy)
-
-
-@picture(232, "Micro-batches of 8 that each of four stages keeps at once, with 1F1B")
-def in_flight(p: Picture) -> None:
-    """Micro-batches whose activations a stage keeps at once: min(m, p − stage) with 1F1B."""
-    stages, micro_batches, chunks = 4, 8, 2
-    for y, stage in spaced(range(stages), 34, 34):
-        p.words(16, y + 18, f"stage {stage}")
-        for x, i in spaced(range(min(micro_batches, stages - stage)), 90, 44):
-            p.box(x, y, 40, 26, BLUE, f"{i}")
-    kept = min(chunks * micro_batches, 2 * (stages - 1) + (chunks - 1) * stages + 1)
-    p.words(16, 22, "1F1B", "ink bold")
-    p.words(16, 192, f"stage 0, interleaved, 2 chunks: {kept} halves", "ink bold")
-    for i in range(kept):
-        p.box(90 + 22 * i, 200, 19, 24, YELLOW)
+    """The forwards and backwards of a batch by stage, in 4 or 16 micro-batches and in chunks; idle is hatched."""
+    for top, (count, chunks, words) in spaced(((4, 1, ""), (16, 1, ""), (4, 2, ", two chunks")), 22, 108):
+        run, scale = played("interleaved", count, chunks), 76.8 / count
+        p.words(16, top, f"{count} micro-batches{words}: idle / busy {run.bubble:.0%}", "ink bold")
+        for y, (actions, starts, ends) in spaced(zip(run.ranks, run.starts, run.ends, strict=True), top + 8, 20):
+            p.box(16, y, scale * run.length, 17, GREY, hatched=True)
+            for action, start, end in zip(actions, starts, ends, strict=True):
+                colour = BLUE if action.kind == "forward" else ORANGE
+                p.box(16 + scale * start, y, scale * (end - start) - 1, 17, colour)
+    p.words(16, 338, "a row a stage; blue: forward, orange: backward, hatched: idle", "soft small")
 
 
 @picture(300, "Parameters and tokens with the least loss, over the compute of training")

@@ -118,7 +118,9 @@ def _contents(name: str, pages: dict[str, str]) -> str:
         return ""
     chapters = [s.name for s in default().stages if f"{s.name}.md" in pages]
     books = [f"notebooks/{p.stem}" for p in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-    beside = [n for n in ("planning", "conventions", "cluster", "glossary", "instructors") if f"{n}.md" in pages]
+    beside = [
+        n for n in ("planning", "published", "conventions", "cluster", "glossary", "instructors") if f"{n}.md" in pages
+    ]
     trees = {"Chapters": chapters, "Notebooks": books, "Beside them": beside}
     head = "\n```{toctree}\n:hidden:\n:caption:"
     return "".join(f"{head} {title}\n\n{chr(10).join(names)}\n```\n" for title, names in trees.items())

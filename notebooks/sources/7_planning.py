@@ -133,7 +133,7 @@ for pipe in degrees:
         possible = data <= SEQUENCES and held_gb(data, pipe, tensor) <= 60
         speeds[pipe, tensor] = flops / price(data, pipe, tensor) / GPUS / 1e12 if possible else None
 figure, axes = plt.subplots(figsize=(6, 3.2))
-mesh_map(axes, speeds, "70B on 1,024 H100s, TFLOP/s a GPU", "TFLOP/s"), axes.grid(False)
+mesh_map(axes, speeds, "70B on 1,024 H100s, TFLOP/s a GPU"), axes.grid(False)
 plt.show()
 best = sorted((speed, key) for key, speed in speeds.items() if speed)[::-1]
 for speed, (pipe, tensor) in best[:5]:
@@ -176,7 +176,7 @@ for speed, (pipe, tensor) in best[:5]:
 # Look at the last row. The page puts it fifth, and the simulator puts it first. The page counts the reduction of gradients
 # whole. In the simulator most of it hides behind the backward pass, so many data ranks cost less than the page says. A page of
 # arithmetic finds the right corner of the map. It does not find the right plan in that corner.
-# [Planning](../handout/planning.md) compares the simulator with published runs.
+# [How far to trust the planner](../handout/published.md) compares the simulator with published runs.
 #
 # ## A step, played
 # Four stages and eight micro-batches of an 8 B model, on its wire and on one that is fifty times slower.
@@ -190,7 +190,7 @@ from lab.plots.timeline import timelines
 small = Job(MODELS["8b"], 8, 4096, cluster("dgx-h100", 32))
 slow = replace(small, cluster=small.cluster.faster("links between nodes", 1 / 50))
 plan = Plan(1, 4, 8, 1, 1, "full", 0)
-figure, _ = timelines({name: [*steps.price(j, plan, timeline=True).timeline.values()] for name, j in (("InfiniBand", small), ("a fiftieth", slow))})
+figure = timelines({name: [*steps.price(j, plan, timeline=True).timeline.values()] for name, j in (("InfiniBand", small), ("a fiftieth", slow))})
 figure.set_dpi(70)
 plt.show()
 for name, j in (("InfiniBand", small), ("a fiftieth", slow)):

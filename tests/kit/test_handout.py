@@ -91,7 +91,7 @@ def test_a_chapter_has_its_exercise_its_file_and_what_is_forbidden(exercise):
 
 
 PARTS = ["Goal", "Write", "Steps", "What is measured"]
-NAMES = [*(s.name for s in default().stages), "planning"]
+NAMES = [*(s.name for s in default().stages), "planning", "published"]
 CHAPTER_TEXTS = {name: (ROOT / "handout" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
 
 
@@ -107,7 +107,7 @@ def test_figures_are_numbered_as_they_appear_and_each_has_a_caption(chapter):
     text = CHAPTER_TEXTS[chapter]
     numbers = [int(n) for n in re.findall(r"(?m)^\*\*Figure (\d+)\.\*\* \S", text)]
     assert numbers == [*range(1, 1 + len(numbers))]
-    assert len(numbers) >= 6
+    assert len(numbers) >= 6 or chapter == "published"
     captioned = re.findall(r"!\[[^\]]+\]\(images/\w+\.svg\)\n\n\*\*Figure \d", text)
     assert len(captioned) == len(numbers) == text.count("](images/")
     assert {int(n) for n in re.findall(r"Figure (\d+)", text)} == set(numbers)
