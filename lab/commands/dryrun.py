@@ -256,7 +256,7 @@ def draw(played: Played, title: str, path: Path) -> None:
     matplotlib.use("Agg")
     from ..plots.timeline import timelines
 
-    figure, _ = timelines({title: [*played.timeline.values()]}, unit_s=1.0 if played.step_s > 1 else 1e-3)
+    figure = timelines({title: [*played.timeline.values()]}, unit_s=1.0 if played.step_s > 1 else 1e-3)
     figure.axes[0].set_yticks(range(len(played.timeline)), [f"rank {rank}" for rank in played.timeline])
     figure.savefig(path)
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 from ..measure.memory import Memory
-from . import COLOURS, HATCHES, Picture, table
+from . import COLOURS, HATCHES
 
 MIB = 2.0**20
 
 
-def memory_timeline(axes: Any, memory: Memory, title: str) -> Picture:
+def memory_timeline(axes: Any, memory: Memory, title: str) -> None:
     """Draw live memory after each allocation and free on matplotlib axes, stacked by the phase of the allocation."""
     lines = memory.timeline()
     stacks = axes.stackplot(
@@ -23,9 +23,3 @@ def memory_timeline(axes: Any, memory: Memory, title: str) -> Picture:
     axes.axhline(peak, color="black", linewidth=0.8, linestyle="--")
     axes.set(title=f"{title}: peak {peak:.1f} MiB", xlabel="allocations and frees, in order", ylabel="MiB")
     axes.legend(loc="upper left")
-    rows = [(phase, f"{max(line) / MIB:.1f}", f"{line[-1] / MIB:.1f}") for phase, line in lines.items()]
-    return Picture(
-        f"{title}: memory over a step, one layer of area for each of {', '.join(lines)}; "
-        f"at most {peak:.1f} MiB together.",
-        table(("made in", "most alive, MiB", "left, MiB"), rows),
-    )

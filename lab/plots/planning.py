@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from . import COLOURS, HATCHES, Picture, table
+from . import COLOURS, HATCHES
 
 
-def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: str, unit: str) -> Picture:
+def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: str) -> None:
     """Cells of pipe (across) and tensor (upwards) with the speed of the best plan there; None: nothing fits."""
     pipes, tensors = (sorted({key[i] for key in speeds}) for i in (0, 1))
     most = max((v for v in speeds.values() if v), default=1.0)
@@ -24,12 +24,3 @@ def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: s
     )
     axes.set_xticks(range(len(pipes)), [str(p) for p in pipes])
     axes.set_yticks(range(len(tensors)), [str(t) for t in tensors])
-
-    def cell(pipe: int, tensor: int) -> str:
-        speed = speeds.get((pipe, tensor))
-        return "–" if speed is None else f"{speed:.0f}"
-
-    rows = [(t, *(cell(p, t) for p in pipes)) for t in tensors]
-    where = next((key for key, v in speeds.items() if v == most), None)
-    alt = f"{title}: {unit} of the best plan for each pipe and tensor; the most, {most:.0f}, at (pipe, tensor) {where}."
-    return Picture(alt, table(("tensor, pipe →", *pipes), rows))

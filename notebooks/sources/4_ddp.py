@@ -158,7 +158,7 @@ def step(in_bucket, early, cost=all_reduce_s):
     ]
 
 WRAPPERS = {"naive": (1, False), "flat": (24, False), "overlapped": (1, True), "bucketed": (6, True)}
-figure, _ = timelines({name: [step(*how)] * 2 for name, how in WRAPPERS.items()})
+figure = timelines({name: [step(*how)] * 2 for name, how in WRAPPERS.items()})
 plt.show()
 for name, how in WRAPPERS.items():
     spans = step(*how)

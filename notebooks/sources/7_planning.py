@@ -133,7 +133,7 @@ for pipe in degrees:
         possible = data <= SEQUENCES and held_gb(data, pipe, tensor) <= 60
         speeds[pipe, tensor] = flops / price(data, pipe, tensor) / GPUS / 1e12 if possible else None
 figure, axes = plt.subplots(figsize=(6, 3.2))
-mesh_map(axes, speeds, "70B on 1,024 H100s, TFLOP/s a GPU", "TFLOP/s"), axes.grid(False)
+mesh_map(axes, speeds, "70B on 1,024 H100s, TFLOP/s a GPU"), axes.grid(False)
 plt.show()
 best = sorted((speed, key) for key, speed in speeds.items() if speed)[::-1]
 for speed, (pipe, tensor) in best[:5]:
@@ -190,7 +190,7 @@ from lab.plots.timeline import timelines
 small = Job(MODELS["8b"], 8, 4096, cluster("dgx-h100", 32))
 slow = replace(small, cluster=small.cluster.faster("links between nodes", 1 / 50))
 plan = Plan(1, 4, 8, 1, 1, "full", 0)
-figure, _ = timelines({name: [*steps.price(j, plan, timeline=True).timeline.values()] for name, j in (("InfiniBand", small), ("a fiftieth", slow))})
+figure = timelines({name: [*steps.price(j, plan, timeline=True).timeline.values()] for name, j in (("InfiniBand", small), ("a fiftieth", slow))})
 figure.set_dpi(70)
 plt.show()
 for name, j in (("InfiniBand", small), ("a fiftieth", slow)):
