@@ -10,7 +10,7 @@ import csv
 import math
 import statistics
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from lab.cluster.layers import Layers
 from lab.cluster.simulator import closed
 from reference.mesh.planner import MOST_CHUNKS, MOST_SEQUENCES, Tools, planner
 
-from .results import write
+from .results import table, write
 from .sweeps_2021 import sweeps
 
 DATA = Path(__file__).parent / "data"
@@ -53,6 +53,10 @@ class Run:
         job = self.job if share is None else replace(self.job, cluster=_with_share(self.job.cluster, share))
         return self.speed(steps.price(job, self.plan).step_s)
 
+    def error(self) -> float:
+        """Predicted over published, less one."""
+        return self.predicted() / self.published - 1
+
     def speed(self, step_s: float) -> float:
         return steps.model_flops(self.job, self.recomputed) / step_s / self.job.cluster.gpus / 1e12
 
@@ -67,22 +71,21 @@ def main() -> None:
     first = table_1()
     rows = [row(run) for run in first]
     print(table(rows), flush=True)
-    ours = [abs(r["error"]) for r in rows]
+    ours = off(first)
     constant(first, ours)
     leave_one_out(first)
-    whole = [abs(row(run)["error"]) for run in table_1(range(1, MOST_SEQUENCES + 1))]
-    told = f"median {100 * statistics.median(whole):.1f} %, worst {100 * max(whole):.1f} %"
-    print(f"With micro-batches of any whole number, 3 too: {told}.")
-    note = NOTE
+    print(f"With micro-batches of any whole number, 3 too: {off(table_1(range(1, MOST_SEQUENCES + 1)))}.")
+    notes = [NOTE]
     if not options.quick:
-        note += "\n\n" + "\n\n".join((optima(first), sweeps(), llama()))
-        more = [row(run) for run in others()]
-        print("\n## Other published runs, the same constants\n\n" + table(more))
-        print(f"\nOf these: median {_percent(more)[0]:.1f} %, worst {_percent(more)[1]:.1f} %.")
-        rows += more
+        for said in (optima(first), sweeps(), llama()):
+            print("\n" + said)
+            notes.append(said)
+        more = others()
+        rows += (new := [row(run) for run in more])
+        print(f"\n## Other published runs, the same constants\n\n{table(new)}\n\nOf these: {off(more)}.")
     if options.keep:
-        write("planner", [shown(r) for r in rows], note)
-    print(f"\nTable 1, ten runs: median error {100 * statistics.median(ours):.1f} %, worst {100 * max(ours):.1f} %")
+        write("planner", rows, "\n\n".join(notes))
+    print(f"\nTable 1, ten runs: {ours}")
 
 
 # Runs
@@ -175,30 +178,24 @@ def _timed(source: str, name: str, job: Job, plan: Plan, seconds: float) -> Run:
 
 
 def row(run: Run) -> dict[str, Any]:
-    predicted = run.predicted()
-    return {"run": run, "predicted": predicted, "error": predicted / run.published - 1}
-
-
-def shown(r: dict[str, Any]) -> dict[str, Any]:
-    run, plan = r["run"], r["run"].plan
+    plan = run.plan
     return {
         "source": run.source, "run": run.name, "GPUs": run.job.cluster.gpus,
         "data, pipe, tensor": f"{plan.data}, {plan.pipe}, {plan.tensor}",
         "micro-batch": plan.micro_batch, "chunks": plan.chunks,
-        "published": f"{run.published:.0f}", "predicted": f"{r['predicted']:.0f}",
-        "error": f"{100 * r['error']:+.1f} %" + ("" if steps.fits(run.job, plan) else " *"),
+        "published": f"{run.published:.0f}", "predicted": f"{run.predicted():.0f}",
+        "error": f"{100 * run.error():+.1f} %" + ("" if steps.fits(run.job, plan) else " *"),
     }  # fmt: skip
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    cells = [shown(r) for r in rows]
-    head = f"| {' | '.join(cells[0])} |\n|{'---|' * len(cells[0])}\n"
-    return head + "\n".join(f"| {' | '.join(str(v) for v in c.values())} |" for c in cells)
+def off(runs: Sequence[Run]) -> str:
+    return worst(run.error() for run in runs)
 
 
-def _percent(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    errors = [100 * abs(r["error"]) for r in rows]
-    return statistics.median(errors), max(errors)
+def worst(errors: Iterable[float]) -> str:
+    """Median and largest of some relative errors, of either sign."""
+    percent = [100 * abs(error) for error in errors]
+    return f"median {statistics.median(percent):.1f} %, worst {max(percent):.1f} %"
 
 
 def calibration() -> None:
@@ -223,13 +220,11 @@ def calibration() -> None:
     print(f"Each from the six others: worst {100 * max(map(abs, without)):.1f} %.\n\n## Table 1\n")
 
 
-def constant(runs: list[Run], ours: list[float]) -> None:
+def constant(runs: list[Run], ours: str) -> None:
     """The best constant, in hindsight, beside us."""
     theirs = [r.published for r in runs]
     value = best_constant(theirs)
-    errors = [abs(value / t - 1) for t in theirs]
-    told = [f"median {100 * statistics.median(e):.1f} %, worst {100 * max(e):.1f} %" for e in (errors, ours)]
-    print(f"\nThe constant {value}, best in hindsight: {told[0]}. Ours: {told[1]}.")
+    print(f"\nThe constant {value}, best in hindsight: {worst(value / t - 1 for t in theirs)}. Ours: {ours}.")
 
 
 def best_constant(published: Sequence[float]) -> int:
@@ -260,15 +255,11 @@ def leave_one_out(runs: list[Run]) -> None:
         rest = lines[:i] + lines[i + 1 :]
         share = min(grid, key=lambda s, rest=rest: sum(e * e for e in errors(s, rest)))  # type: ignore[misc]
         out += errors(share, [line])
-        constants.append(abs(best_constant([r[2] for r in rest]) / line[2] - 1))
-        means.append(abs(statistics.mean(r[2] for r in rest) / line[2] - 1))
-    told = (
-        ("layer_share of least squares over the nine others", out),
-        ("their best constant", constants),
-        ("their mean", means),
-    )
-    for name, found in told:
-        print(f"Leave one out, {name}: median {100 * statistics.median(found):.1f} %, worst {100 * max(found):.1f} %.")
+        constants.append(best_constant([r[2] for r in rest]) / line[2] - 1)
+        means.append(statistics.mean(r[2] for r in rest) / line[2] - 1)
+    print(f"Leave one out, layer_share of least squares over the nine others: {worst(out)}.")
+    print(f"Leave one out, their best constant: {worst(constants)}.")
+    print(f"Leave one out, their mean: {worst(means)}.")
 
 
 def optima(runs: list[Run]) -> str:
@@ -290,27 +281,24 @@ def optima(runs: list[Run]) -> str:
             )
     said = f"Published mesh at most 1.05 of our fastest: {len(ratios) - len(missed)} of {len(ratios)}."
     if missed:
-        said += f" {'; '.join(missed)}. There tensor 2 waits less for all-reduces, and repeats fewer norms. Either "
         said += (
-            "the authors' rule, tensor = a node, costs that much, or pipelines' messages cost more than our link says."
+            f" {'; '.join(missed)}. There tensor 2 waits less for all-reduces, and repeats fewer norms. Either the "
+            "authors' rule, tensor = a node, costs that much, or pipelines' messages cost more than our link says."
         )
-    print("\n" + said)
     return said
 
 
 def llama() -> str:
     """How far off Llama 3's runs are if nothing is recomputed, and as predicted."""
     before, after = (
-        ", ".join(f"{100 * row(run)['error']:+.1f} %" for run in llama_runs(recompute))
+        ", ".join(f"{100 * run.error():+.1f} %" for run in llama_runs(recompute))
         for recompute in (("none",), ("none", "selective"))
     )
-    said = (
+    return (
         f"Llama 3 on 8,192 and 16,384 GPUs: {before} if nothing is recomputed, {after} if the plan may recompute "
         "selectively. A layer that frees nothing keeps so much that one chunk fits; without the outputs of both norms "
         "and of SwiGLU, which backward makes again, four chunks do. The paper does not list what it frees."
     )
-    print("\n" + said)
-    return said
 
 
 def _short(plan: Plan) -> str:

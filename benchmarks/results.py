@@ -85,11 +85,15 @@ def write(name: str, rows: list[dict[str, Any]], note: str = "") -> str:
     }
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps({**about, "note": note, "rows": rows}, indent=1) + "\n")
-    columns = list(rows[0])
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    lines += [f"| {' | '.join(str(row[c]) for c in columns)} |" for row in rows]
     head = f"{about['date']} · {about['device']} · " + ", ".join(f"{k} {v}" for k, v in about["versions"].items())
     at = f"commit {COMMIT[:12]}" + f", with changes that are in no commit ({UNCOMMITTED})" * bool(UNCOMMITTED)
-    text = "\n".join([f"# {name}", "", head, at, "", *lines, "", note, ""])
+    text = "\n".join([f"# {name}", "", head, at, "", table(rows), "", note, ""])
     (FOLDER / f"{name}.md").write_text(text)
     return text
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """In Markdown; the columns are the keys of the first row."""
+    columns = list(rows[0])
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(str(row[c]) for c in columns)} |" for row in rows)])

@@ -11,7 +11,7 @@ from lab.cluster.jobs import MEGATRON_2021, Job, Plan, gpt
 
 
 def sweeps() -> str:
-    """Print each, and return how many come out, and those that do not."""
+    """Print each; return how many come out, and those that do not."""
     print("\n## Sweeps of Narayanan et al. 2021: is the order right?\n")
     print("| claim | predicted TFLOP/s | right |\n|---|---|---|")
     claims = _claims()
@@ -20,7 +20,6 @@ def sweeps() -> str:
     for (words, values, _), holds in zip(claims, right, strict=True):
         if not holds:
             said += f" Not {words}: {', '.join(f'{what} {speed:.1f}' for what, speed in values.items())} TFLOP/s."
-    print("\n" + said)
     return said
 
 
