@@ -6,15 +6,11 @@ so overlap hides little there; on a *link* a message costs latency and bandwidth
 """
 
 import statistics
-from contextlib import closing
 
-from lab.cluster.costs import Link
-from lab.course.assignment import ROOT
-from lab.harness.runner import Executor, Runner
+from lab.harness.runner import Runner
 
-from .probes_ddp import VARIANTS, steps
-from .results import write
-from .side_by_side import network, over, parser, slowest, took
+from .probes_ddp import steps
+from .side_by_side import compare, slowest, took
 
 NOTE = (
     "A transformer of 20 M parameters, 32 tokens a rank, SGD; medians of interleaved steps, of each the slowest rank. "
@@ -26,30 +22,15 @@ NOTE = (
 BEST = "over torch's best"
 
 
-def main() -> None:
-    """Measure, print, keep."""
-    options = parser(__doc__).parse_args()
-    rows = []
-    for ranks in options.ranks:
-        for link in [None, *options.links]:
-            rows += measure(ranks, link, options.rounds)
-            print(*rows[-len(VARIANTS) - 1 :], sep="\n", flush=True)
-    print(write("ddp", rows, NOTE))
-
-
-def measure(ranks: int, link: Link | None, rounds: int) -> list[dict]:
-    """A row a variant."""
-    with closing(Runner(Executor(ROOT / "reference"))) as runner:
-        said = runner.run(steps, rounds, world=ranks, timeout=1800.0, **over(link))
+def measure(runner: Runner, _: str, ranks: int, rounds: int, held: dict, over: dict) -> list[dict]:
+    """A row for the bound, and one a variant."""
+    said = runner.run(steps, rounds, world=ranks, timeout=1800.0, **over)
     times = slowest([s["times"] for s in said])
     bound = max(s["bound"] for s in said)
     best = min(statistics.median(t) for name, t in times.items() if name.startswith("torch"))
-    head = {"network": network(link), "ranks": ranks}
-    rows = [{**head, "variant": "the bound", "ms": f"{1e3 * bound:.0f}", "spread": "", BEST: "", "over the bound": ""}]
-    for name, values in times.items():
-        rows.append({**head, "variant": name, **took(values, {BEST: best, "over the bound": bound})})
-    return rows
+    rows = [{"variant": "the bound", "ms": f"{1e3 * bound:.0f}", "spread": "", BEST: "", "over the bound": ""}]
+    return rows + [{"variant": n, **took(t, {BEST: best, "over the bound": bound})} for n, t in times.items()]
 
 
 if __name__ == "__main__":
-    main()
+    compare("ddp", __doc__, NOTE, measure)

@@ -1,9 +1,11 @@
 """What the benchmarks of ranks share: a model, steps in turn, what a step holds and sends, and a row of each."""
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.cluster.costs import Link, sent_bytes
+from lab.course.assignment import ROOT
 from lab.measure.memory import Held
 from lab.model.transformer import Config, Transformer
 from lab.ranks.group import ledger
@@ -96,29 +99,41 @@ def _sent(row: Any) -> float:
 # In the process that asks.
 
 
-def parser(doc: str | None, ranks: Sequence[int] = (2, 4)) -> argparse.ArgumentParser:
-    """What each of them takes."""
-    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--ranks", nargs="+", type=int, default=list(ranks))
-    options.add_argument("--rounds", type=int, default=15)
-    options.add_argument(
-        "--links", nargs="*", type=_link, default=[_link("1e-4:400e6"), _link("1e-4:1600e6")],
-        help="seconds:bytes a second",
-    )  # fmt: skip
-    return options
+def compare(
+    name: str, doc: str | None, note: str, measure: Callable[..., list[dict]],
+    what: str = "", kinds: Sequence[str] = ("",), ranks: Sequence[int] = (2, 4),
+) -> None:  # fmt: skip
+    """A benchmark's command line: measure each kind with each number of ranks, on Gloo and on each link; print, keep.
 
+    measure(runner, kind, ranks, rounds, held, over) returns a row a variant. over: the network, as `Runner.run` takes
+    it. held: bytes of each variant, which no network changes; to be filled where it is empty. what: the option that
+    chooses among kinds, and their column.
+    """
+    from lab.harness.runner import Executor, Runner  # late: the ranks import this file, and need neither
 
-def measured(measure: Callable[..., list[dict]], kinds: Sequence[str], options: argparse.Namespace) -> list[dict]:
-    """The rows of `measure(kind, ranks, link, rounds, held)` for each kind, number of ranks and link."""
+    from .results import write
+
+    asked = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--ranks", nargs="+", type=int, default=list(ranks))
+    asked.add_argument("--rounds", type=int, default=15)
+    links = [_link("1e-4:400e6"), _link("1e-4:1600e6")]
+    asked.add_argument("--links", nargs="*", type=_link, default=links, help="seconds:bytes a second")
+    asked.add_argument("--print", action="store_true", help="keep nothing")
+    if what:
+        asked.add_argument(f"--{what}", dest="kinds", nargs="+", choices=kinds, default=kinds)
+    options = asked.parse_args()
     rows = []
-    for kind in kinds:
-        for ranks in options.ranks:
-            held: dict[str, dict[str, str]] = {}  # no link changes it
-            for link in [None, *options.links]:
-                new = measure(kind, ranks, link, options.rounds, held)
-                print(*new, sep="\n", flush=True)
-                rows += new
-    return rows
+    for kind, world in itertools.product(options.kinds if what else kinds, options.ranks):
+        held: dict[str, dict[str, str]] = {}
+        for link in [None, *options.links]:
+            over = {"link": link} if link else {"network": "gloo"}  # the switch is the link; Gloo goes past it
+            with closing(Runner(Executor(ROOT / "reference"))) as runner:
+                new = measure(runner, kind, world, options.rounds, held, over)
+            head = {**({what: kind} if what else {}), "network": _in_words(link), "ranks": world}
+            rows += [{**head, **row} for row in new]
+            print(*rows[-len(new) :], sep="\n", flush=True)
+    if not options.print:
+        print(write(name, rows, note))
 
 
 def _link(text: str) -> Link:
@@ -129,13 +144,7 @@ def _link(text: str) -> Link:
     return Link(alpha_s, bytes_per_s)
 
 
-def over(link: Link | None) -> dict[str, Any]:
-    """What a run is told: the link, which the switch is; or Gloo itself, past the switch."""
-    return {"link": link} if link else {"network": "gloo"}
-
-
-def network(link: Link | None) -> str:
-    """A link in words."""
+def _in_words(link: Link | None) -> str:
     return f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
 
 

@@ -7,15 +7,11 @@ the cores that carry the messages; on a *link* a message costs latency and bandw
 """
 
 import statistics
-from contextlib import closing
 
-from lab.cluster.costs import Link
-from lab.course.assignment import ROOT
-from lab.harness.runner import Executor, Runner
+from lab.harness.runner import Runner
 
 from .probes_zero import KINDS, bytes_of, seconds
-from .results import write
-from .side_by_side import measured, most, network, over, parser, slowest, took
+from .side_by_side import compare, most, slowest, took
 
 NOTE = (
     "A transformer of 20 M parameters, AdamW in float32. step: optimizer, with gradients that are there; training, "
@@ -29,27 +25,14 @@ NOTE = (
 )
 
 
-def main() -> None:
-    """Measure, print, keep."""
-    asked = parser(__doc__)
-    asked.add_argument("--step", nargs="+", choices=list(KINDS), default=list(KINDS))
-    asked.add_argument("--print", action="store_true", help="keep nothing")
-    options = asked.parse_args()
-    rows = measured(measure, options.step, options)
-    if not options.print:
-        print(write("zero", rows, NOTE))
-
-
-def measure(kind: str, ranks: int, link: Link | None, rounds: int, held: dict[str, dict[str, str]]) -> list[dict]:
-    """A row a variant. held: bytes of each, which no link changes; filled where it is empty."""
-    with closing(Runner(Executor(ROOT / "reference"))) as runner:
-        times = slowest(runner.run(seconds, kind, rounds, world=ranks, timeout=1800.0, **over(link)))
-        for name in times if not held else ():
-            held[name] = most(runner.run(bytes_of, kind, name, world=ranks, timeout=600.0))
+def measure(runner: Runner, kind: str, ranks: int, rounds: int, held: dict[str, dict], over: dict) -> list[dict]:
+    """A row a variant."""
+    times = slowest(runner.run(seconds, kind, rounds, world=ranks, timeout=1800.0, **over))
+    for name in times if not held else ():
+        held[name] = most(runner.run(bytes_of, kind, name, world=ranks, timeout=600.0))
     peer = min(statistics.median(times[name]) for name in times if name in ("torch", "torch, views"))
-    head = {"step": kind, "network": network(link), "ranks": ranks}
-    return [{**head, "variant": n, **took(t, {"over torch's best": peer}), **held[n]} for n, t in times.items()]
+    return [{"variant": n, **took(t, {"over torch's best": peer}), **held[n]} for n, t in times.items()]
 
 
 if __name__ == "__main__":
-    main()
+    compare("zero", __doc__, NOTE, measure, "step", list(KINDS))
