@@ -3,7 +3,6 @@
 Honest ones come as students send them; hostile ones each try one trick in one file, and hold honest code in another.
 """
 
-import io
 import json
 import shutil
 import tarfile
@@ -16,7 +15,6 @@ from lab.course.assignment import ROOT, default
 HERE = Path(__file__).parent
 BENCHMARK, TILED, NAIVE = "benchmarking/benchmark.py", "flash_attention/tiled_forward.py", "ddp/naive.py"
 PROFILE = "tour"  # a timed, a numeric and a multi-rank exercise
-LONG_AGO = (2026, 1, 1, 0, 0, 0)  # archives are the same to the byte each time
 
 
 def reference(file: str, *edits: tuple[str, str]) -> str:
@@ -128,8 +126,11 @@ def build(folder: Path = HERE / "submissions") -> None:
     files = (default().exercise(id).file for id in default().profiles[PROFILE])
     names = sorted(n for file in files for n in (file, f"{file.partition('/')[0]}/__init__.py"))
     solutions = {name: (ROOT / "reference" / name).read_text(encoding="utf-8") for name in names}
-    (folder / "complete.zip").write_bytes(_zip(_as_students_zip(solutions)))
-    (folder / "data-parallel-only.tar.gz").write_bytes(_tar({f"ddp/{n}": solutions[f"ddp/{n}"] for n in ("naive.py",)}))
+    with zipfile.ZipFile(folder / "complete.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in _as_students_zip(solutions).items():
+            archive.writestr(name, data)
+    with tarfile.open(folder / "data-parallel-only.tar.gz", "w:gz") as archive:
+        archive.add(ROOT / "reference" / NAIVE, NAIVE)
     (folder / "not-an-archive.zip").write_bytes(b"PK but nothing of the kind\n")
 
 
@@ -145,26 +146,6 @@ def _as_students_zip(files: dict[str, str]) -> dict[str, bytes]:
         "assignment-main/writeup.pdf": b"%PDF-1.4\n%%EOF\n",
         "__MACOSX/assignment-main/._student": b"\0\5\26\7",
     }
-
-
-def _zip(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(zipfile.ZipInfo(name, LONG_AGO), data, zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
-
-
-def _tar(files: dict[str, str]) -> bytes:
-    import gzip
-
-    buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, text in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(text.encode())
-            archive.addfile(info, io.BytesIO(text.encode()))
-    return buffer.getvalue()
 
 
 if __name__ == "__main__":
