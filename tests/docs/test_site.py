@@ -15,11 +15,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from benchmarks.browser import chromium
+from benchmarks import browser
 from grader import release
 from lab.course.assignment import ROOT, default
-
-from .reader import Reader
 
 for package in ("sphinx", "myst_nb", "furo", "latex2mathml"):
     pytest.importorskip(package, reason="the site's packages are not here: pip install -e .[docs]")
@@ -127,8 +125,8 @@ def test_the_book_has_every_page_and_its_links_stay_in_it(site):
 
 
 def test_chromium_prints_the_book(core, tmp_path):
-    if chromium() is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    if why := browser.missing():
+        pytest.skip(why)
     write_pdf(core, tmp_path / "book.pdf", "a title")
     printed = (tmp_path / "book.pdf").read_bytes()
     assert printed.startswith(b"%PDF-")
@@ -159,14 +157,6 @@ def test_no_markdown_is_left_in_the_text(site):
     for path in (p for p in site.rglob("*.html") if p.stem not in ("search", "genindex")):
         text = page(path).words
         assert not re.search(r"`|\*\*|\]\(|\$\$|\|--", text), f"{path.name}: {re.search('.{40}[`*$|].{40}', text)}"
-
-
-@pytest.fixture(scope="module")
-def reader():
-    if chromium() is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    with Reader() as reader:
-        yield reader
 
 
 @pytest.mark.parametrize("name", [*CHAPTERS, *BOOKS, *BESIDE])
@@ -201,7 +191,6 @@ def test_a_page_is_drawn_without_complaint_and_nothing_scrolls_sideways(students
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_chapters_mathematics_is_drawn(students, reader, chapter):
     """By the browser: an equation is wider than its number, higher than a dot, and no error of a renderer's."""
-    reader.look(1400)
     reader.turn_to(students / f"{chapter}.html")
     boxes = reader.ask_page(
         "[...document.querySelectorAll('.equation math')].map(m => { const r = m.firstElementChild"
@@ -217,7 +206,6 @@ def test_a_chapters_mathematics_is_drawn(students, reader, chapter):
 
 @pytest.mark.parametrize(("asked", "found"), [("bubble", "mesh"), ("synchronize", "benchmarking"), ("zero2", "zero")])
 def test_a_search_finds_the_chapter(students, reader, asked, found):
-    reader.look(1400)
     reader.turn_to(students / "search.html", f"?q={asked}")
     links = reader.ask_page(
         """new Promise(done => { const started = Date.now(); const look = () => {

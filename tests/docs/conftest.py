@@ -1,0 +1,24 @@
+"""What the tests of the site share: a browser, and a reader with a page of his own."""
+
+import pytest
+
+from benchmarks import browser
+
+from .reader import Reader
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    if why := browser.missing():
+        pytest.skip(why)
+    with browser.started() as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def reader(chromium):
+    """In a window of 1,400 pixels."""
+    with chromium.new_page() as page:
+        reader = Reader(page)
+        reader.look(1400)
+        yield reader
