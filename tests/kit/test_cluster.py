@@ -208,6 +208,12 @@ def test_what_cannot_be_judged_is_told_and_not_tried_again(grade, monkeypatch, t
     assert (order, problems) == (["ada"], {}), "an old problem must not be taken for the answer of a new job"
 
 
+def test_what_a_job_cannot_judge_it_tells_why(monkeypatch, tmp_path):
+    monkeypatch.setattr(c, "settle", lambda parent: None)  # or pytest would end with this process's parent
+    c._judge(c.Task(Submission("ada", tmp_path / "gone"), Settings("5ec2e7", IDS, "process", ""), tmp_path / "answer"))
+    assert c.read(tmp_path / "answer").startswith(f"FileNotFoundError: {tmp_path}/gone is not visible on ")
+
+
 @pytest.mark.parametrize("silent", [0, 1])
 def test_ctrl_c_ends_the_jobs_or_leaves_them_to_the_next_head_where_nobody_answers(grade, silent):
     fake = Fake({"bob": ["RUNNING"]}, room=2)
@@ -270,18 +276,10 @@ def light(tmp_path: Path) -> Path:
     return kit
 
 
-def graded_on(kit: Path, *options: str) -> tuple[int, dict, str]:
-    """What `grader grade` on this machine as a cluster ends with, has graded, and says."""
-    head = toy.head(kit, "--json", *options)
-    told, said = head.communicate(timeout=600)
-    return head.returncode, json.loads(told)["submissions"], said
-
-
 def test_this_machine_as_a_cluster_outlives_killed_jobs_and_a_killed_head(light):
-    """The next head finds what was being judged; it tries again what was killed or raised."""
+    """The next head finds what was being judged; it tries again what was killed."""
     toy.plan(light, "wait 3", "ada")
     toy.plan(light, "kill", "bob")
-    toy.plan(light, "raise", "cyd")
     head = toy.head(light, "--cluster", "local", "--jobs", "3")
     deadline = time.monotonic() + 300
     while len(toy.judged(light)) < 3 and time.monotonic() < deadline and head.poll() is None:
@@ -290,14 +288,10 @@ def test_this_machine_as_a_cluster_outlives_killed_jobs_and_a_killed_head(light)
     head.communicate()
     with reading(light / "out") as book:
         seed = book.latest_run().seed
-    code, got, said = graded_on(light, "--cluster", "local", "--jobs", "3", "--resume")
-    assert code == 1, said
-    assert "not graded: cyd: RuntimeError: broken" in said
-    assert [got[name]["earned"] for name in ("ada", "bob")] == [20, 20]
-    toy.plan(light, "", "cyd")
-    code, got, said = graded_on(light, "--cluster", "local", "--resume")
-    assert code == 0, said
-    assert sorted(got) == list(NAMES)
+    last = toy.head(light, "--json", "--cluster", "local", "--jobs", "3", "--resume")
+    told, said = last.communicate(timeout=600)
+    assert last.returncode == 0, said
+    assert {name: s["earned"] for name, s in json.loads(told)["submissions"].items()} == dict.fromkeys(NAMES, 20)
     assert [toy.judged(light).count(name) for name in ("ada", "bob")] == [1, 2]
     with reading(light / "out") as book:
         assert book.latest_run().seed == seed

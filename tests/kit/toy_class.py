@@ -23,8 +23,6 @@ def grade_one(submission, settings, before=None):
     if told == "kill":
         plan.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
-    if told == "raise":
-        raise RuntimeError("broken")
     time.sleep(float(seconds or 0))
     results = [Result(id, "numerics", f"tests/toys::{id}", "", "passed") for id in settings.ids]
     return Graded(submission.name, str(submission.path), hash_of(submission.path), results=results)
@@ -41,7 +39,7 @@ def kit(folder: Path, light: bool = False) -> Path:
 
 
 def plan(kit: Path, what: str, *names: str) -> None:
-    """What befalls these submissions, or all, when LIGHT judges them: kill, raise, or wait for some seconds."""
+    """What befalls these submissions, or all, when LIGHT judges them: kill, or wait for some seconds."""
     for folder in (kit / "class").iterdir():
         if not names or folder.name in names:
             (folder / "toys" / "plan.py").write_text(what)
