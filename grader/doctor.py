@@ -20,12 +20,6 @@ from .sandbox import Limits, available, cgroups
 
 GIB = 1 << 30
 _LANDLOCK = 444  # landlock_create_ruleset, on every architecture
-_SWITCHES = (  # file, value that forbids namespaces, setting that allows them
-    ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
-    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
-    ("/proc/sys/user/max_user_namespaces", "0", "user.max_user_namespaces=15000"),
-)
-_NAMESPACES = {"user": ["--user", "--map-root-user"], "PID": ["--pid", "--fork"], "network": ["--net"]}
 
 
 def examine() -> Iterator[Finding]:
@@ -56,8 +50,6 @@ def kernel() -> Iterator[Finding]:
         yield Finding("kernel", platform.system(), "boxes need Linux: grade in a virtual machine or a container")
         return
     yield Finding("kernel", f"Linux {platform.release()}")
-    for name, options in _NAMESPACES.items():
-        yield _namespace(name, options)
     filtered, known = Path("/proc/sys/kernel/seccomp/actions_avail").exists(), bool(seccomp.program())
     there = "there" if filtered else "not there"
     do = "" if filtered and known else "boxes work without a system-call filter; nested namespaces are not refused"
@@ -65,26 +57,6 @@ def kernel() -> Iterator[Finding]:
     abi = _landlock()
     yield Finding("Landlock", f"ABI {abi}" if abi > 0 else "not there", "")
     yield _cgroups()
-
-
-def _namespace(name: str, options: list[str]) -> Finding:
-    """Whether a process may create this namespace. Without root it must create a user namespace first."""
-    user = [] if os.geteuid() == 0 or name == "user" else ["--user", "--map-root-user"]
-    said = doctor.output(["unshare", *user, *options, "echo", "fine"], 20)
-    if said.strip() == "fine":
-        return Finding(f"{name} namespace", "allowed")
-    if shutil.which("unshare") is None:
-        return Finding(f"{name} namespace", "not known: no unshare here", "run: apt-get install util-linux")
-    if name == "user" and os.geteuid() == 0:
-        return Finding(f"{name} namespace", "refused", "none needed as root")
-    for path, off, do in _SWITCHES:
-        if _setting(path) == off:
-            return Finding(f"{name} namespace", f"refused: {Path(path).name} is {off}", f"run: sudo sysctl {do}")
-    return Finding(f"{name} namespace", "refused", "in a container: docker run --privileged")
-
-
-def _setting(path: str) -> str:
-    return Path(path).read_text().strip() if Path(path).is_file() else ""
 
 
 def _landlock() -> int:

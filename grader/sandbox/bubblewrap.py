@@ -56,7 +56,8 @@ def why_not() -> str:
         return f"bubblewrap may not make namespaces here ({reason}); start the container with: docker run --privileged"
     return (
         f"bubblewrap may not make user namespaces here ({reason}); run: "
-        "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0 kernel.unprivileged_userns_clone=1"
+        "sudo sysctl --ignore kernel.apparmor_restrict_unprivileged_userns=0 kernel.unprivileged_userns_clone=1 "
+        "user.max_user_namespaces=15000"
     )
 
 
