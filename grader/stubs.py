@@ -17,7 +17,6 @@ from lab.course.assignment import Assignment, default
 
 from .stub_cutter import WIDTH, Cutter, StubError
 
-RERUN = "run python -m grader stubs"
 _RUFF = [sys.executable, "-m", "ruff"]
 _AS_THE_KIT = ["--isolated", "--no-cache", "--target-version=py311", f"--config=line-length={WIDTH}"]
 _RULES = ["--select=F401,F821,I001,TC005", "--config=lint.isort.known-first-party=['lab']"]
@@ -36,40 +35,11 @@ def generate(reference: Path, assignment: Assignment) -> dict[str, str]:
     return stubs | _tidied(cutters)
 
 
-def write(reference: Path, student: Path, assignment: Assignment | None = None) -> list[str]:
-    """Make `student` hold exactly the stubs, deleting other Python files; return the files that changed."""
-    stubs = generate(reference, assignment or default())
-    present = _files(student)
-    changed = [f for f, text in stubs.items() if f not in present or _read(present[f], f) != text]
-    extra = [f for f in present if f not in stubs]
-    try:
-        for file in changed:
-            (student / file).parent.mkdir(parents=True, exist_ok=True)
-            (student / file).write_text(stubs[file], encoding="utf-8", newline="\n")
-        for file in extra:
-            present[file].unlink()
-    except OSError as error:
-        why = f"{error.strerror}: {error.filename}"
-        raise StubError(f"{student}: expected a folder that can be written; {why}") from None
-    return sorted(changed + extra)
-
-
-def check(reference: Path, student: Path, assignment: Assignment | None = None) -> list[str]:
-    """One line for each file of `student` that is not its stub: differs, is missing or is extra."""
-    stubs = generate(reference, assignment or default())
-    present = _files(student)
-    problems = []
-    for file in sorted(stubs.keys() | present.keys()):
-        where = f"{student.name}/{file}"
-        if file not in present:
-            problems.append(f"{where}: missing; {RERUN}")
-        elif file not in stubs:
-            problems.append(f"{where}: extra, the reference has no such file; {RERUN}")
-        elif (text := _read(present[file], file)) != stubs[file]:
-            pairs = zip([*text.splitlines(), ""], [*stubs[file].splitlines(), ""], strict=False)
-            line = next((i for i, (a, b) in enumerate(pairs, 1) if a != b), 1)
-            problems.append(f"{where}:{line}: differs from the stub of the reference; {RERUN}")
-    return problems
+def out_of_step(reference: Path, student: Path) -> dict[Path, str | None]:
+    """Path → text of each stub that `student` lacks or has otherwise; None for a file that is no stub."""
+    stubs, present = generate(reference, default()), _files(student)
+    texts = {student / file: stubs.get(file) for file in sorted({*stubs, *present})}
+    return {path: text for path, text in texts.items() if not path.is_file() or _read(path, path.name) != text}
 
 
 def _files(root: Path) -> dict[str, Path]:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from lab.course.assignment import ROOT, default
+from lab.harness.files import write_whole
 
 from .console import Out, Paths, Profile, Wrong, err, ids_of, latest, out, progress, say, shown, writing
 
@@ -25,16 +26,17 @@ def stubs(
     from . import stubs as generator
     from . import written
 
+    changes = {**generator.out_of_step(reference, student), **written.out_of_step(student)}
     if check:
-        differences = generator.check(reference, student)
-        differences += [f"{path}: out of step with questions.toml" for path in written.out_of_step(student)]
-        for line in differences:
-            say(line, err)
-        say("student/ is in step with reference/" if not differences else "out of step: run python -m grader stubs")
-        sys.exit(1 if differences else 0)
-    generator.write(reference, student)
-    for path, text in written.out_of_step(student).items():
-        path.write_text(text, encoding="utf-8", newline="\n")
+        for path, text in changes.items():
+            say(f"{path}: {'extra, the reference has no such file' if text is None else 'differs or is missing'}", err)
+        say("student/ is in step with reference/" if not changes else "out of step: run python -m grader stubs")
+        sys.exit(1 if changes else 0)
+    for path, text in changes.items():
+        if text is None:
+            path.unlink()
+        else:
+            write_whole(path, text)
     say(f"wrote {student}")
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -9,8 +10,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from grader import stubs
+from grader.cli import app
 from grader.stub_cutter import WIDTH
 from lab.course.assignment import ROOT, default
 from lab.solution.unwritten import untouched
@@ -225,26 +229,28 @@ def test_the_id_is_that_of_the_exercise_nearest_by_file_then_name(tmp_path):
     assert '"ddp: write NaiveDDP.f"' in stubs.generate(tmp_path, none)[FILE]
 
 
-def test_write_makes_check_content_and_check_names_what_is_not(tmp_path):
+def test_stubs_are_written_where_they_differ_and_what_is_no_stub_goes(tmp_path):
     reference, student = tmp_path / "reference", tmp_path / "student"
     stub(reference, HOUSE)
     stub(reference, "x = 1\n", "benchmarking/benchmark.py")
-    assert len(stubs.check(reference, student)) == 2
-    assert stubs.write(reference, student) == ["benchmarking/benchmark.py", FILE]
-    assert stubs.write(reference, student) == stubs.check(reference, student) == []
+
+    def command(*options: str) -> Result:
+        arguments = ["stubs", "--reference", str(reference), "--student", str(student), *options]
+        return CliRunner().invoke(app, arguments)
+
+    assert command().exit_code == 0
+    assert command("--check").exit_code == 0
     (student / FILE).write_text('"""A wrapper."""\n\nchanged = 1\n', encoding="utf-8")
     (student / "benchmarking/benchmark.py").unlink()
     (student / "more.py").touch()
-    rerun = "run python -m grader stubs"
-    assert stubs.check(reference, student) == [
-        f"student/benchmarking/benchmark.py: missing; {rerun}",
-        f"student/ddp/naive.py:3: differs from the stub of the reference; {rerun}",
-        f"student/more.py: extra, the reference has no such file; {rerun}",
-    ]
-    assert stubs.write(reference, student) == ["benchmarking/benchmark.py", FILE, "more.py"]
-    assert stubs.check(reference, student) == []
+    differ = command("--check")
+    assert differ.exit_code == 1
+    for file, why in (("benchmarking/benchmark.py", "missing"), (FILE, "differs"), ("more.py", "extra")):
+        assert re.search(rf"{file}: .*{why}", differ.output)
+    command()
+    assert not stubs.out_of_step(reference, student)
     with pytest.raises(stubs.StubError, match="folder of the reference"):
-        stubs.check(tmp_path / "none", student)
+        stubs.out_of_step(tmp_path / "none", student)
 
 
 def test_the_stubs_of_the_reference_are_clean_and_import(tmp_path):
