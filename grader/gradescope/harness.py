@@ -8,7 +8,6 @@ import json
 import sys
 import tempfile
 import traceback
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,7 @@ def grade(root: Path) -> dict[str, Any]:
         wanted = Settings(settings["seed"], ids, isolation, cache, asked)
         graded = grade_one(Submission("submission", root / "submission", layouts.of_profile(profile)), wanted)
     print(f"isolation: {isolation}", exports.evidence(graded), sep="\n")
-    answer = exports.gradescope(graded, default(), ids, asked)
-    if late := late_s(_metadata(root)):
-        lines = [f"Handed in {_duration(late)} after the due date.", answer["output"]]
-        answer["output"] = "\n".join(filter(None, lines))
-        answer["extra_data"] = {"late_s": late}
-    return {**answer, "leaderboard": entries(graded, default(), ids)}
+    return {**exports.gradescope(graded, default(), ids, asked), "leaderboard": entries(graded, default(), ids)}
 
 
 def failed() -> dict[str, Any]:
@@ -70,32 +64,6 @@ def strongest() -> str:
         if not reasons[isolation]:
             return isolation
     raise SandboxError(f"no isolation: {reasons['bubblewrap']}; and {reasons['uid']}")
-
-
-def late_s(metadata: dict[str, Any]) -> int:
-    """Seconds after the due date, or 0. If users have their own due dates, the latest of them counts."""
-    try:
-        users = [u.get("assignment") or {} for u in metadata.get("users") or []]
-        dates = [u["due_date"] for u in users if u.get("due_date")] or [metadata["assignment"]["due_date"]]
-        due = max(datetime.fromisoformat(d) for d in dates)
-        return max(0, int((datetime.fromisoformat(metadata["created_at"]) - due).total_seconds()))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return 0  # no due date, or an unknown form of metadata
-
-
-def _metadata(root: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((root / "submission_metadata.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _duration(seconds: int) -> str:
-    """90,061 as "1 d 1 h 1 min"."""
-    days, rest = divmod(seconds, 86_400)
-    parts = ((days, "d"), (rest // 3600, "h"), (rest % 3600 // 60, "min"))
-    return " ".join(f"{n} {unit}" for n, unit in parts if n) or "less than a minute"
 
 
 if __name__ == "__main__":
