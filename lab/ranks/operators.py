@@ -5,6 +5,7 @@ that we replace there. Two things escape: native code that bypasses the dispatch
 an operator whose name does not contain the words of a forbidden name.
 """
 
+import functools
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -25,15 +26,24 @@ _KEYS = {
 _NO_OPERATORS = ("torch.distributed.", "torch.nn.parallel.", "torch.nn.utils")
 
 
-def refuse(names: Iterable[str], asks: Callable[[], bool]) -> None:
+def refuse(names: tuple[str, ...], asks: Callable[[], bool]) -> None:
     """Make the operators of these names raise ForbiddenCall whenever `asks()` is true, until this process ends."""
     library = torch._C._dispatch_library("IMPL", "aten", "")
-    for operator in matching(names):
-        for key in _KEYS:
-            if torch._C._dispatch_has_kernel_for_dispatch_key(operator, key):
-                with warnings.catch_warnings(action="ignore"):  # torch warns that a kernel is replaced
-                    refusal = _refusal(operator, key, asks, library)
-                    library.impl(operator.removeprefix("aten::"), key, refusal, True)  # type: ignore[call-arg]
+    with warnings.catch_warnings(action="ignore"):  # torch warns that a kernel is replaced
+        for operator, key, kernel in kernels(names):
+            refusal = _refusal(operator, kernel, asks, library)
+            library.impl(operator.removeprefix("aten::"), key, refusal, True)  # type: ignore[call-arg]
+
+
+@functools.cache
+def kernels(names: tuple[str, ...]) -> list[tuple[str, str, Any]]:
+    """Find what `refuse` replaces: (operator, dispatch key, its kernel). The zygote calls this before it forks."""
+    return [
+        (operator, key, torch.library.get_kernel(operator, found_by))
+        for operator in matching(names)
+        for key, found_by in _KEYS.items()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
+    ]
 
 
 def matching(names: Iterable[str]) -> list[str]:
@@ -47,9 +57,7 @@ def matching(names: Iterable[str]) -> list[str]:
     return [name for name in known if wanted.fullmatch(name[6:].partition(".")[0])]
 
 
-def _refusal(operator: str, key: str, asks: Callable[[], bool], library: Any) -> Any:
-    kernel = torch.library.get_kernel(operator, _KEYS[key])
-
+def _refusal(operator: str, kernel: Any, asks: Callable[[], bool], library: Any) -> Any:
     def called(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if asks():
             raise ForbiddenCall(f"torch.ops.{operator.replace('::', '.')} is forbidden: it would be the answer itself")

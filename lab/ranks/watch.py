@@ -8,6 +8,7 @@ stand-ins that this run has in place of exercises. A refusal is reported even if
 
 import functools
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Iterable
@@ -30,28 +31,19 @@ class Watch:
         self.trusted = (_STANDARD, str(ROOT) + os.sep, *(p.rstrip(os.sep) + os.sep for p in sys.path if p), "<frozen")
         self.forbidden: tuple[str, ...] = ()
         self.stand_ins = False
-        self._guarded = dict[int, tuple[Any, str]]()  # id -> (object, name); keep the object alive, or its id is reused
+        self.last = next(reversed(sys.modules))  # the module imported last, before any of the solution's
 
     def guard(self, names: Iterable[str], stand_ins: bool = False) -> None:
         """Refuse the operators, functions, classes and modules with these names to the solution.
 
         stand_ins: whether some are in this run; they may call what is forbidden.
         """
-        self.forbidden, self.stand_ins = tuple(names), stand_ins
+        global _watch
+        _watch, self.forbidden, self.stand_ins = self, tuple(names), stand_ins
         sys.meta_path.insert(0, self)
         operators.refuse(self.forbidden, lambda: self._asks(through=self._is_trusted))
-        for name in self.forbidden:
-            owner, _, attribute = name.rpartition(".")
-            for module in [m for n, m in [*sys.modules.items()] if f"{n}.".startswith(f"{name}.")]:
-                for key, value in [*vars(module).items()]:
-                    if str(getattr(value, "__module__", "")).lstrip("_").startswith(name):
-                        self._guard(module, key, value, f"{module.__name__}.{key}", self._is_passed)
-            value = getattr(sys.modules.get(owner), attribute, None)
-            if name not in sys.modules and value is not None:
-                self._guard(sys.modules[owner], attribute, value, name, self._is_trusted)
-                defining = sys.modules.get(getattr(value, "__module__", None) or "")
-                if getattr(defining, attribute, None) is value:  # torch.distributed re-exports
-                    self._guard(defining, attribute, value, name, self._is_passed)
+        for owner, attribute, refusing in refusals(self.forbidden)[0]:
+            setattr(owner, attribute, refusing)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Refuse to import a forbidden module, if the solution asks for it."""
@@ -62,31 +54,12 @@ class Watch:
         """After a probe, raise ForbiddenCall if a call was refused, or if the solution holds a forbidden object."""
         if ForbiddenCall.first is not None:
             raise ForbiddenCall.first
-        for module in [*sys.modules.values()]:
-            if (getattr(module, "__file__", None) or "").startswith(self.impl):
-                for name, value in vars(module).items():
-                    _, forbidden = self._guarded.get(id(value), (None, ""))
-                    if forbidden:
-                        raise ForbiddenCall(f"{module.__name__}.{name} is the forbidden {forbidden}")
-
-    def _guard(self, owner: Any, attribute: str, value: Any, name: str, through: Any) -> None:
-        """Replace a function by one that refuses, or a class's __init__."""
-        if isinstance(value, type) and inspect.isfunction(made := vars(value).get("__init__")):
-            value.__init__ = self._refusing(made, name, self._is_passed)  # type: ignore[misc]
-            self._guarded[id(value)] = value, name
-        elif inspect.isroutine(value):
-            setattr(owner, attribute, refused := self._refusing(value, name, through))
-            self._guarded[id(refused)] = refused, name
-
-    def _refusing(self, function: Any, name: str, through: Any) -> Any:
-        @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            if self._asks(through):
-                raise _refusal(name)
-            return function(*args, **kwargs)
-
-        del called.__wrapped__  # it would give access to the original
-        return called
+        _, forbidden = refusals(self.forbidden)
+        for name in [*itertools.takewhile(lambda name: name != self.last, reversed(sys.modules))]:
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(self.impl):
+                for key, value in vars(sys.modules[name]).items():
+                    if id(value) in forbidden:
+                        raise ForbiddenCall(f"{name}.{key} is the forbidden {forbidden[id(value)]}")
 
     def _asks(self, through: Any) -> bool:
         """Whether the solution made this call. through(file): whether to skip callers in this file."""
@@ -101,6 +74,55 @@ class Watch:
 
     def _is_trusted(self, file: str) -> bool:
         return file.startswith(self.trusted) and not file.startswith(self.impl)
+
+
+_watch: Watch  # of this process
+
+
+@functools.cache
+def refusals(names: tuple[str, ...]) -> tuple[list[tuple[Any, str, Any]], dict[int, str]]:
+    """Make what refuses these names: (owner, attribute, its new value), and the forbidden objects' names by their id.
+
+    The zygote calls this before it forks. In each fork it would take tens of milliseconds, because reading all modules
+    copies their memory pages.
+    """
+    made, forbidden = dict[tuple[int, str], tuple[Any, str, Any]](), dict[int, str]()
+
+    def refuse(owner: Any, attribute: str, value: Any, name: str, is_named: bool = False) -> None:
+        if isinstance(value, type) and inspect.isfunction(init := vars(value).get("__init__")):
+            forbidden[id(value)] = name
+            made.setdefault((id(value), "__init__"), (value, "__init__", _refusing(init, name, is_named=False)))
+        elif inspect.isroutine(value) and (is_named or (id(owner), attribute) not in made):
+            refusing = _refusing(value, name, is_named)
+            forbidden[id(refusing)] = name
+            made[id(owner), attribute] = owner, attribute, refusing
+
+    for name in names:
+        for module in [m for n, m in [*sys.modules.items()] if f"{n}.".startswith(f"{name}.")]:
+            for key, value in [*vars(module).items()]:
+                if str(getattr(value, "__module__", "")).lstrip("_").startswith(name):
+                    refuse(module, key, value, f"{module.__name__}.{key}")
+        owner, _, attribute = name.rpartition(".")
+        value = getattr(sys.modules.get(owner), attribute, None)
+        if name not in sys.modules and value is not None:
+            refuse(sys.modules[owner], attribute, value, name, is_named=True)
+            defining = sys.modules.get(getattr(value, "__module__", None) or "")
+            if getattr(defining, attribute, None) is value:  # torch.distributed re-exports
+                refuse(defining, attribute, value, name)
+    return [*made.values()], forbidden
+
+
+def _refusing(function: Any, name: str, is_named: bool) -> Any:
+    """Wrap a function. is_named: refuse it also if torch calls it for the solution."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if _watch._asks(_watch._is_trusted if is_named else _watch._is_passed):
+            raise _refusal(name)
+        return function(*args, **kwargs)
+
+    del called.__wrapped__  # it would give access to the original
+    return called
 
 
 def _is_standard(file: str) -> bool:

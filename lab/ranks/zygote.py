@@ -19,7 +19,7 @@ import warnings
 
 from ..solution import framing
 from ..solution.framing import GIVE_UP
-from . import alone, processes, seccomp
+from . import alone, operators, processes, seccomp, watch
 from .child import Job
 from .launch import Walls, World
 
@@ -132,18 +132,22 @@ def _import_late(name: str) -> None:
     module = importlib.import_module(name)
     if name == "torch._dynamo":
         module.trace_rules.clear_lru_cache()  # as torch does for each new process group
+    watch.refusals.cache_clear()
     gc.freeze()
     gc.enable()
 
 
 def _prepare(job: Job) -> None:
-    """Import the modules of the probe and its stand-ins, once for all ranks and later probes."""
+    """Import the modules of the probe and its stand-ins, and look up what is forbidden, once for all later ranks."""
     before = len(sys.modules)
     for source in (job.probe, *job.replace.values()):
         with contextlib.suppress(Exception):  # the child will report the error
             importlib.import_module(source.partition(":")[0])
     if len(sys.modules) > before:
+        watch.refusals.cache_clear()
         gc.freeze()
+    watch.refusals(tuple(job.forbidden))
+    operators.kernels(tuple(job.forbidden))
 
 
 if __name__ == "__main__":
