@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import re
 import threading
@@ -16,7 +17,7 @@ from grader import serve, written
 from grader.cli import app as commands
 from grader.console import Wrong
 from grader.gradebook import Flag, Gradebook, Graded
-from grader.graded import Answer, Mark
+from grader.graded import Account, Answer, Mark
 from grader.policy import EVERYONE
 from grader.report import page_name
 from grader.serve import shelf as shelves
@@ -42,14 +43,20 @@ def out(tmp_path: Path) -> Path:
 
 def filled(tmp_path: Path) -> Path:
     recorded(tmp_path, submission("ada", EVIL), submission("bob"), submission("ünal"), submission(EVIL), profile="core")
-    admit(tmp_path, *(serve.account(login, "staff", "", WORD) for login in ("tess", "zoë")))
-    admit(tmp_path, *(serve.account(name, "student", name, WORD) for name in ("ada", "bob")))
+    admit(tmp_path, *accounts())
     return tmp_path
 
 
-def admit(out: Path, *accounts) -> None:
+@functools.cache
+def accounts() -> list[Account]:
+    """Made once: a password's hash takes long, as it should."""
+    staff = [serve.account(login, "staff", "", WORD) for login in ("tess", "zoë")]
+    return [*staff, *(serve.account(name, "student", name, WORD) for name in ("ada", "bob"))]
+
+
+def admit(out: Path, *new: Account) -> None:
     with Gradebook(out / "gradebook.sqlite") as book:
-        book.admit([*accounts])
+        book.admit([*new])
 
 
 @pytest.fixture
