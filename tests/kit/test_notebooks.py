@@ -39,39 +39,38 @@ def test_a_committed_notebook_is_whole_and_holds_nothing_of_a_machine(name):
     )
 
 
-def said(name, capsys, edit=lambda solution: solution):
-    """What the check says of a notebook's own solution after an edit of it; None leaves the stub."""
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_what_a_reader_writes_is_judged(name, capsys):
     matplotlib.use("agg")
     cells = make(name).cells
     (solution,) = re.findall(r"```python\n(.*?)```\n</details>", "\n".join(c.source for c in cells), re.DOTALL)
-    head = solution.partition("\n")[0]
+    sources = [c.source for c in cells if c.cell_type == "code"]
+    begin = next(i for i, source in enumerate(sources) if source.startswith(solution.partition("\n")[0]))
+    assert sources[begin].endswith("    ..."), "expected a stub"
+    check = next(i for i, source in enumerate(sources) if "written = check(" in source)
     space: dict = {}
-    for source in (c.source for c in cells if c.cell_type == "code"):
-        if source.startswith(head):
-            assert source.endswith("    ..."), "expected a stub"
-            source = edit(solution) or source
-        capsys.readouterr()
+    for source in sources[:begin]:
         exec(compile(source, name, "exec"), space)
-        if "written" in space:
-            return space["written"], capsys.readouterr().out
-    raise AssertionError("expected a cell with written = check(…)")
 
+    def said(written: str) -> tuple[bool, str]:
+        """What the check says where the reader wrote this."""
+        for source in (written, *sources[begin + 1 : check + 1]):
+            capsys.readouterr()
+            exec(compile(source, name, "exec"), space)
+        return space["written"], capsys.readouterr().out
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_what_a_reader_writes_is_judged(name, capsys):
-    right, line = said(name, capsys)
+    right, line = said(solution)
     assert right, line
     assert "right in all" in line
-    right, line = said(name, capsys, lambda solution: None)
+    right, line = said(sources[begin])
     assert not right
     assert "not written yet" in line
     old, new = MISTAKES[name]
-    assert any(old in c.source for c in make(name).cells if c.cell_type == "markdown"), "no such solution"
-    right, line = said(name, capsys, lambda solution: solution.replace(old, new))
+    assert old in solution
+    right, line = said(solution.replace(old, new))
     assert not right
     assert re.search(r"expected .*, got .*\. \w.* \w", line), line  # and a hint
     assert len(line.splitlines()) == 1
-    head = re.compile(r"(def .*\n)")
-    right, line = said(name, capsys, lambda solution: head.sub(r"\1    raise KeyError('key')\n", solution, count=1))
+    right, line = said(re.sub(r"(def .*\n)", r"\1    raise KeyError('key')\n", solution, count=1))
     assert not right
     assert "raised KeyError" in line
