@@ -8,7 +8,6 @@ one rank's step of a 70 B model on one core, over ranks, layers and micro-batche
 
 import argparse
 import itertools
-import json
 import math
 import random
 from collections.abc import Iterator
@@ -16,17 +15,16 @@ from contextlib import closing
 from dataclasses import replace
 
 from lab.course.assignment import ROOT
-from lab.dryrun.accounts import Account, Step
-from lab.dryrun.rank import dry, real
+from lab.dryrun.accounts import Step
 from lab.harness.runner import Executor, Runner
 from lab.model.transformer import MODELS, Config
+from tests.kit.test_dryrun import agree
 
 from .probes_dryrun import cost
 from .results import write
 
 CONFIG = Config(layers=4, width=32, heads=8, kv_heads=4, hidden=48, vocabulary=40, context=16)
 BIG = Step(MODELS["70b"], {"data": 16, "pipe": 8, "tensor": 8}, micro_batches=32, context=4096)
-FACTS = ("op", "bytes", "elements", "dtype", "group", "phase", "rank", "peer")
 NOTE = (
     "One rank, of the second pipeline stage, of a 70 B model (Llama 3), 4,096 tokens a micro-batch, the reference's "
     "own train_step; one core; the process at most, with torch in it. Meshes: pipe=8 x tensor=8, the rest data. Goal: "
@@ -45,10 +43,10 @@ def main() -> None:
         steps = list(cases())
         if options.meshes:
             steps = random.Random(0).sample(steps, options.meshes)
-        ranks = sum(agree(runner, step) for step in steps)
-        print(
-            f"{len(steps)} steps on 2 to 16 ranks: all {ranks} ranks' rows, FLOPs and bytes are those of their dry runs"
-        )
+        for step in steps:
+            agree(runner, step, range(step.world))
+        ranks = sum(step.world for step in steps)
+        print(f"{len(steps)} steps: rows, FLOPs and bytes of all {ranks} ranks are those of their dry runs")
         rows = [measured(runner, what, step) for what, step in sizes()]
     if not options.print:
         print(write("dryrun", rows, NOTE))
@@ -71,33 +69,6 @@ def cases() -> Iterator[Step]:
             yield step
             if mesh["pipe"] == 2:
                 yield replace(step, schedule="interleaved", chunks=2)
-
-
-def agree(runner: Runner, step: Step) -> int:
-    """How many ranks the step has; an AssertionError names the first that differs."""
-    dried = [Account(**json.loads(runner.run(dry, step.plain(), rank, timeout=600.0))) for rank in range(step.world)]
-    alone = step.mesh["pipe"] == 1  # else a real rank keeps what it sends until somebody has taken it
-    least: list[dict[str, int]] = [{}] * step.world
-    for _ in range(10):  # on busy cores Gloo's threads hold a message for longer, and so more of them at once
-        told = [Account(**json.loads(text)) for text in runner.run(real, step.plain(), world=step.world, timeout=600.0)]
-        least = [min(want.peak, peak or want.peak, key=_total) for peak, want in zip(least, told, strict=True)]
-        if not alone or least == [got.peak for got in dried]:
-            break
-    for rank, (got, want) in enumerate(zip(dried, told, strict=True)):
-        assert len(got.rows) == len(want.rows), (
-            f"{step}, rank {rank}: {len(got.rows)} rows dry, {len(want.rows)} on Gloo"
-        )
-        for row, expected in zip(got.rows, want.rows, strict=True):
-            facts = [(name, row[name], expected[name]) for name in FACTS if row[name] != expected[name]]
-            assert not facts, f"{step}, rank {rank}, row {row['number']}: dry and on Gloo {facts}"
-        for what in ("flops", "parameters", "resting"):
-            assert getattr(got, what) == getattr(want, what), f"{step}, rank {rank}: {what}"
-        assert not alone or got.peak == least[rank], f"{step}, rank {rank}: peak {got.peak} dry, {least[rank]} on Gloo"
-    return step.world
-
-
-def _total(peak: dict[str, int]) -> int:
-    return sum(peak.values())
 
 
 def sizes() -> Iterator[tuple[str, Step]]:
