@@ -28,11 +28,6 @@ from rich.text import Text
 
 from ..course.assignment import ROOT
 
-# Pairs of versions in the supported ranges that do not work together.
-BAD_PAIRS = (
-    ("triton>=3.6,<3.7", "numpy>=2.4", "loops with bounds of run time fail in Triton's interpreter",
-     "pip install 'numpy<2.4'"),
-)  # fmt: skip
 GIB = 1 << 30
 MEMORY_GIB, SHARED_GIB = 2.0, 0.25
 ASK_S = 180.0  # enough for a cold import of torch on two busy cores
@@ -94,10 +89,6 @@ def versions() -> Iterator[Finding]:
     ranges = {r.name: r for r in map(Requirement, project["dependencies"])}
     for name in ("torch", "triton", "numpy"):
         yield _version(name, ranges[name])
-    for one, other, breaks, do in BAD_PAIRS:
-        if _holds(one) and _holds(other):
-            both = " with ".join(f"{n} {installed(n)}" for n in (Requirement(one).name, Requirement(other).name))
-            yield Finding("versions together", f"{both}: {breaks}", do)
 
 
 def _version(name: str, wanted: Requirement) -> Finding:
@@ -123,12 +114,6 @@ def installed(name: str) -> Version | None:
         return None
 
 
-def _holds(requirement: str) -> bool:
-    wanted = Requirement(requirement)
-    found = installed(wanted.name)
-    return found is not None and wanted.specifier.contains(found, prereleases=True)
-
-
 def _pinned(name: str) -> Version | None:
     """The version in constraints.txt, which CI uses; None if a release has no such file."""
     path = ROOT / "constraints.txt"
@@ -137,7 +122,10 @@ def _pinned(name: str) -> Version | None:
 
 
 def triton() -> Finding:
-    """Check that a kernel with a loop runs in the interpreter, which all Triton exercises need."""
+    """Check that a kernel with a loop runs in the interpreter, which all Triton exercises need.
+
+    With triton 3.6 and numpy 2.4, loops with bounds of run time fail.
+    """
     if installed("triton") is None:
         return Finding("Triton's interpreter", "no Triton", "its exercises are not run here; all else works")
     said = ask(_KERNEL, {"TRITON_INTERPRET": "1"})
