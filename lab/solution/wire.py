@@ -6,7 +6,6 @@ received data is never executed. Strides and aliases are lost; a probe that need
 
 import json
 import struct
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import safetensors.torch
@@ -25,57 +24,54 @@ class WireError(ValueError):
     """A value cannot be sent, or bytes are not a message. The text is one line."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a message. A receiver refuses a larger message before it builds any value."""
-
-    bytes: int = 256 << 20
-    count: int = 100_000  # values of every kind
-    depth: int = 32
+# A receiver refuses a message beyond these limits before it builds any value.
+BYTES = 256 << 20
+COUNT = 100_000  # values of every kind
+DEPTH = 32
 
 
-def pack(value: Any, limits: Limits = Limits()) -> bytes:
+def pack(value: Any) -> bytes:
     """Convert a value to bytes. Raises WireError for an unsupported type, and for too much depth or size."""
     tensors: dict[str, torch.Tensor] = {}
-    tree = _Packer(tensors, limits).pack(value, "value", 0)
+    tree = _Packer(tensors).pack(value, "value", 0)
     header = json.dumps(tree, separators=(",", ":")).encode("ascii")
     data = safetensors.torch.save(tensors) if tensors else b""
     message = _LENGTH.pack(len(header)) + header + data
-    if len(message) > limits.bytes:
-        raise WireError(f"value of {len(message)} bytes; at most {limits.bytes} can be sent")
+    if len(message) > BYTES:
+        raise WireError(f"value of {len(message)} bytes; at most {BYTES} can be sent")
     return message
 
 
-def unpack(message: bytes, limits: Limits = Limits()) -> Any:
+def unpack(message: bytes) -> Any:
     """Convert bytes to a value. Raises WireError for anything that `pack` would not have written."""
-    if len(message) > limits.bytes:
-        raise WireError(f"message of {len(message)} bytes; at most {limits.bytes} are accepted")
+    if len(message) > BYTES:
+        raise WireError(f"message of {len(message)} bytes; at most {BYTES} are accepted")
     if len(message) < _LENGTH.size:
         raise WireError("message cut short")
     (length,) = _LENGTH.unpack_from(message)
     header, data = message[_LENGTH.size : _LENGTH.size + length], message[_LENGTH.size + length :]
     if len(header) != length:
         raise WireError("message cut short")
-    if sum(map(header.count, b"[{,")) > 4 * limits.count:  # a cheap check before json.loads: 2 or 3 of these per value
-        raise WireError(f"more than {limits.count} values")
+    if sum(map(header.count, b"[{,")) > 4 * COUNT:  # a cheap check before json.loads: 2 or 3 of these per value
+        raise WireError(f"more than {COUNT} values")
     try:
         tree = json.loads(header)
         tensors = safetensors.torch.load(data) if data else {}
     except Exception as error:  # malicious bytes can make the parsers raise anything
         raise WireError(f"not a message: {str(error)[:200]}") from None
-    return _Unpacker(tensors, limits).unpack(tree, 0)
+    return _Unpacker(tensors).unpack(tree, 0)
 
 
 class _Packer:
-    def __init__(self, tensors: dict[str, torch.Tensor], limits: Limits):
-        self.tensors, self.limits, self.count, self.bytes = tensors, limits, 0, 0
+    def __init__(self, tensors: dict[str, torch.Tensor]):
+        self.tensors, self.count, self.bytes = tensors, 0, 0
 
     def pack(self, value: Any, where: str, depth: int) -> Any:
         self.count += 1
-        if self.count > self.limits.count:
-            raise WireError(f"more than {self.limits.count} values")
-        if depth > self.limits.depth:
-            raise WireError(f"{where[:80]}: nested deeper than {self.limits.depth}")
+        if self.count > COUNT:
+            raise WireError(f"more than {COUNT} values")
+        if depth > DEPTH:
+            raise WireError(f"{where[:80]}: nested deeper than {DEPTH}")
         kind = type(value)  # exact: a subclass may lie about itself
         if value is None or kind in (bool, int, float, str):
             return value
@@ -97,8 +93,8 @@ class _Packer:
         if value.dtype not in DTYPES or value.layout is not torch.strided or value.device.type == "meta":
             raise WireError(f"{where}: a {value.layout} {value.dtype} tensor on {value.device} cannot be sent")
         self.bytes += value.numel() * value.element_size()
-        if self.bytes > self.limits.bytes:  # before copying: an expanded tensor can claim petabytes
-            raise WireError(f"{where}: tensors of more than {self.limits.bytes} bytes cannot be sent")
+        if self.bytes > BYTES:  # before copying: an expanded tensor can claim petabytes
+            raise WireError(f"{where}: tensors of more than {BYTES} bytes cannot be sent")
         name = str(len(self.tensors))
         # Always copy: safetensors refuses aliases, and a view would include its whole storage.
         self.tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -106,15 +102,15 @@ class _Packer:
 
 
 class _Unpacker:
-    def __init__(self, tensors: dict[str, torch.Tensor], limits: Limits):
-        self.tensors, self.limits, self.count = tensors, limits, 0
+    def __init__(self, tensors: dict[str, torch.Tensor]):
+        self.tensors, self.count = tensors, 0
         if bad := next((t.dtype for t in tensors.values() if t.dtype not in DTYPES), None):
             raise WireError(f"a {bad} tensor is not accepted")
 
     def unpack(self, tree: Any, depth: int) -> Any:
         self.count += 1
-        if self.count > self.limits.count or depth > self.limits.depth:
-            raise WireError(f"more than {self.limits.count} values, or nested deeper than {self.limits.depth}")
+        if self.count > COUNT or depth > DEPTH:
+            raise WireError(f"more than {COUNT} values, or nested deeper than {DEPTH}")
         if tree is None or type(tree) in (bool, int, float, str):
             return tree
         if type(tree) is dict and len(tree) == 1:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.solution import wire
-from lab.solution.wire import Limits, WireError
+from lab.solution.wire import WireError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
 VALUES = st.recursive(
@@ -75,23 +75,26 @@ def test_what_may_not_cross_is_refused_by_name(value):
         wire.pack([value])
 
 
-def test_limits_hold_before_anything_is_built():
+def test_limits_hold_before_anything_is_built(monkeypatch):
     deep = []
     for _ in range(40):
         deep = [deep]
     with pytest.raises(WireError, match="deeper"):
         wire.pack(deep)
-    with pytest.raises(WireError, match="more than"):
-        wire.pack([0] * 11, Limits(count=10))
     with pytest.raises(WireError, match="bytes cannot be sent"):
         wire.pack(torch.zeros(1).expand(1 << 50))  # claims four petabytes
-    with pytest.raises(WireError, match="bytes"):
-        wire.unpack(wire.pack(torch.zeros(1000)), Limits(bytes=100))
+    large, many = wire.pack(torch.zeros(1000)), wire.pack([0] * 11)
+    monkeypatch.setattr(wire, "COUNT", 10)
     with pytest.raises(WireError, match="more than"):
-        wire.unpack(wire.pack([0] * 11), Limits(count=10))
+        wire.pack([0] * 11)
+    with pytest.raises(WireError, match="more than"):
+        wire.unpack(many)
     header = b"[" + b"[]," * 50 + b"[]]"
     with pytest.raises(WireError, match="more than 10 values"):  # before a parser makes a list of every one
-        wire.unpack(len(header).to_bytes(8, "little") + header, Limits(count=10))
+        wire.unpack(len(header).to_bytes(8, "little") + header)
+    monkeypatch.setattr(wire, "BYTES", 100)
+    with pytest.raises(WireError, match="bytes"):
+        wire.unpack(large)
 
 
 @given(st.binary(max_size=200))
