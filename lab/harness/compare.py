@@ -16,6 +16,7 @@ from ..ranks import gates
 
 Times = float | Sequence[float]
 Pairs = tuple[Times, Times] | tuple[Times, Times, Times]  # times of a, of b, and how long b waited for a core
+CONFIDENCE = 0.99  # of all looks together
 RESAMPLES = 4000  # five looks at 99 % use the outermost 0.1 % on each side, which must be several resamples
 
 
@@ -45,7 +46,6 @@ def compare(
     *,
     pairs: tuple[int, int] = (12, 192),
     limit_s: float = 60.0,
-    confidence: float = 0.99,
     seed: int = 0,
 ) -> Comparison:
     """Ask for more pairs until the interval of the median of a / b clears the bar, or the limit is reached.
@@ -53,12 +53,11 @@ def compare(
     more: each call returns times of a and equally many of b, measured in turn; see `interleaved`. It may add a third
     entry: how long b waited for a core. Then b counts as "slower" only if it is also slower without these waits.
     pairs: (number for the first look, largest number). limit_s: time after which `more` is not called again.
-    confidence: of all looks together, since each look is another chance of error. There is a look at pairs[0], at twice
-    as many, and so on to pairs[1], and each has an equal share of 1 − confidence (Bonferroni). Raises ValueError for a
-    time that is not finite and above 0.
+    There is a look at pairs[0], at twice as many, and so on to pairs[1]. Each look is another chance of error, so each
+    has an equal share of 1 − CONFIDENCE (Bonferroni). Raises ValueError for a time that is not finite and above 0.
     """
     looks, start = _looks(*pairs), clock.monotonic()
-    share = (1 - confidence) / len(looks)
+    share = (1 - CONFIDENCE) / len(looks)
     logarithms = fed = numpy.empty(0)
     for look in looks:
         while len(logarithms) < look and clock.monotonic() - start < limit_s:
