@@ -95,6 +95,7 @@ def test_what_its_readme_says_works(unpacked):
     ):
         assert command in readme
         tried = re.sub("^(lab|pytest)", r"python -m \1", command.replace("make", "make -n"))
+        tried = tried.replace("--stage ddp", "--stage ddp --exercise ddp.naive")  # of its stage one is enough
         ended, text = said(unpacked, *tried.split())
         assert ended == code, text
         assert all(word in " ".join(text.split()) for word in words), text

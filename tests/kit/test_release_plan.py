@@ -58,7 +58,7 @@ def test_it_works_by_itself_and_knows_no_other_profile(unpacked):  # noqa: F811
     for command, code, *words in (
         ("lab", 0, f"0 of {points:g} points"),
         ("lab --profile full", 2, "--profile: expected one of core, got 'full'"),
-        ("pytest tests/ --stage ddp", 1, "next: ddp.naive", "not attempted in"),
+        ("pytest tests/ --stage ddp --exercise ddp.naive", 1, "next: ddp.naive", "not attempted"),
     ):
         ended, text = ran(unpacked, "python", "-m", *command.split())
         assert ended == code, text
