@@ -3,8 +3,9 @@
 Noise is simulated, seeded, and worse than what two busy cores were seen to do.
 """
 
+import contextlib
+import io
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from lab.course.assignment import ROOT, default
 from lab.harness.compare import compare, interleaved, interval, slowest
 from lab.harness.judge import never_holds, timed
 from lab.harness.trace import NOISE_BYTES, Trace
+from lab.harness.verdicts import Lent
 from lab.measure import clock
 from lab.ranks.rank_status import Gate
 
@@ -241,15 +243,18 @@ def test_does_not_count_either(): pass
 """
 
 
-def test_no_points_are_lost_where_nobody_knows_and_what_would_not_count_is_not_timed(tmp_path):
+def test_no_points_are_lost_where_nobody_knows_and_what_would_not_count_is_not_timed(tmp_path, monkeypatch, warm):
     """The output of a student's pytest, and the rows of its table."""
     (tmp_path / "tests" / "ddp").mkdir(parents=True)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
     (tmp_path / "tests" / "ddp" / "test_timed.py").write_text(TIMED)
-    command = [sys.executable, "-m", "pytest", "tests", "--impl", str(ROOT / "reference")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment).stdout
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # and back to what it was, after the session has added to it
+    own = ["-c", "pyproject.toml", "--expect-cache", str(tmp_path / "expect"), "-p", "no:cacheprovider"]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        pytest.main(["tests", "--impl", str(ROOT / "reference"), *own], plugins=[Lent(warm)])
+    out = said.getvalue()
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
     half = 10 * 10 / 70 / 2  # one of two timing tests
     assert rows["ddp.naive"] == ["✓", f"{10 - half:.2f}/{10 - half:.2f}", f"{half:.2f}?"]
