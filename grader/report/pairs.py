@@ -1,9 +1,8 @@
-"""Writes the results of `grader similarity`: pages with files side by side, JSON, CSV.
+"""Writes the results of `grader similarity`: pages with files side by side, and a CSV.
 
 Names and code come from submissions, so they are made plain and then escaped.
 """
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ _WIDTH = 160  # most characters per line
 
 
 def write(folder: Path, found: list[Pair], left_out: list[str], assignment: Assignment, threshold: float) -> Path:
-    """Write index.html, pairs/, similarity.json and similarity.csv below folder; returns the path of index.html."""
+    """Write index.html, pairs/ and similarity.csv below folder; returns the path of index.html."""
     shutil.rmtree(folder / "pairs", ignore_errors=True)  # pages of an earlier run, which numbered pairs differently
     shown = labels(dict.fromkeys(name for p in found for name in (p.one.name, p.other.name)))
     rows = [_row(number, pair, shown) for number, pair in enumerate(found, 1)]
@@ -36,19 +35,15 @@ def write(folder: Path, found: list[Pair], left_out: list[str], assignment: Assi
     notes = [one_line(line, 300) for line in left_out]
     index = folder / "index.html"
     write_whole(index, _render("similarity.html", title="Similarity", assignment=assignment, left_out=notes, **values))
-    write_whole(folder / "similarity.json", json.dumps({"left_out": notes, "pairs": rows}, indent=1) + "\n")
     write_whole(folder / "similarity.csv", _csv(rows))
     return index
 
 
 def _row(number: int, pair: Pair, shown: dict[str, str]) -> dict[str, Any]:
-    files = [
-        {"file": one_line(f.file, 200), "share": round(f.share, 4), "grams": f.grams, "version": f.other.label}
-        for f in pair.files
-    ]
+    files = [{"file": one_line(f.file, 200), "share": round(f.share, 4), "version": f.other.label} for f in pair.files]
     return {
         "number": number, "one": shown[pair.one.name], "other": shown[pair.other.name], "kind": pair.other.kind,
-        "share": round(pair.share, 4), "grams": sum(f.grams for f in pair.files), "files": files,
+        "share": round(pair.share, 4), "files": files,
     }  # fmt: skip
 
 
