@@ -38,8 +38,8 @@ out = Console(highlight=False)
 
 def dryrun(
     mesh: Annotated[
-        str, typer.Option(help="data=16,pipe=8,expert=1,tensor=8; an axis left out is 1. Default: that of lab train.")
-    ] = "",
+        str, typer.Option(help="data=16,pipe=8,expert=1,tensor=8; an axis left out is 1.")
+    ] = "data=2,tensor=2",
     impl: Annotated[str, typer.Option(help="student, reference or a folder.")] = "student",
     model: Annotated[str, typer.Option(help="By name: tiny, small, 2.7b, 7b, 8b, 70b, 405b, ….")] = "tiny",
     cluster: Annotated[str, typer.Option(help="By name, as in lab/cluster/hardware.toml.")] = "dgx-h100",
@@ -62,20 +62,18 @@ def dryrun(
     """
     from ..cluster.hardware import cluster as named
     from ..cluster.simulator import SimulationError, play
-    from ..dryrun.accounts import Step, matched
+    from ..dryrun.accounts import Step
+    from ..dryrun.matching import matched
     from ..harness.runner import Executor, Runner
     from ..train.loop import degrees
 
     folder = folder_of(impl)
     if not folder.is_dir():
         raise AssignmentError(f"dryrun: expected --impl student, reference or a folder, got {impl!r}")
-    whole = written(folder / default().exercise(COMPOSE).file)
-    mesh = mesh or ("data=2,tensor=2" if whole else "data=2")
     try:
         config = _model(model, layers)
         step = Step(
-            config, degrees(mesh), sequences, context, micro_batches, schedule, chunks, sequence, fsdp, experts, k,
-            replicated=not whole,
+            config, degrees(mesh), sequences, context, micro_batches, schedule, chunks, sequence, fsdp, experts, k
         )  # fmt: skip
         if rank >= step.world:
             raise ValueError(f"rank: expected 0 to {step.world - 1}, the mesh's, got {rank}")
@@ -121,25 +119,19 @@ def stand_ins(folder: Path, step: Step) -> dict[str, str]:
 
     Raises AssignmentError if one has no stand-in (mesh.compose), or if its stand-in needs data (those of experts).
     """
-    solution = ", --impl reference runs the solution" if (ROOT / "reference").is_dir() else ""
+    solution = "; --impl reference runs the solution" if (ROOT / "reference").is_dir() else ""
 
     def lacks(id: str) -> bool:
         return not written(folder / default().exercise(id).file)
 
-    if not step.replicated:
-        if step.experts and (blind := [id for id in NEED_NUMBERS if lacks(id)]):
-            raise AssignmentError(
-                f"dryrun: expected {' and '.join(blind)} to be written for --experts: a stand-in needs numbers, and a "
-                f"dry run has none; without --experts it runs{solution}"
-            )
-        return {id: standins.source(id) for id in default().exercise(COMPOSE).needs if lacks(id)}
-    if {axis for axis, degree in step.mesh.items() if degree > 1} - {"data"} or step.beyond_data():
+    if lacks(COMPOSE):
+        raise AssignmentError(f"dryrun: {COMPOSE} is not written yet, and a step needs it{solution}")
+    if step.experts and (blind := [id for id in NEED_NUMBERS if lacks(id)]):
         raise AssignmentError(
-            f"dryrun: {COMPOSE} is not written, and nothing stands in for it. Axes beyond data, experts, FSDP and "
-            f"micro-batches need it; lab dryrun --mesh data={step.world} runs without it{solution}"
+            f"dryrun: expected {' and '.join(blind)} to be written for --experts: a stand-in needs numbers, and a dry "
+            f"run has none; without --experts it runs{solution}"
         )
-    found = {"ddp.bucketed": "lab.standins.capstone:ddp_bucketed_dry", "zero.zero1": standins.source("zero.zero1")}
-    return {id: source for id, source in found.items() if lacks(id)}
+    return {id: standins.source(id) for id in default().exercise(COMPOSE).needs if lacks(id)}
 
 
 def _model(name: str, layers: int) -> Any:

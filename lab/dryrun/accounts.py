@@ -1,4 +1,4 @@
-"""Accounts of a dry run: the events of each rank, and checks that ranks agree with each other.
+"""Accounts of a dry run: the events of each rank.
 
 `lab.dryrun.rank` makes the accounts.
 """
@@ -16,7 +16,7 @@ import numpy
 from ..cluster.costs import sent_bytes
 from ..cluster.events import Block, Collective, Compute, Event, Memory, Program, Recv, Send, Wait
 from ..model.transformer import Config
-from .mismatch import OTHER_END, described, diff
+from .matching import place_of
 
 AXES = ("data", "pipe", "expert", "tensor")
 
@@ -36,7 +36,6 @@ class Step:
     fsdp: bool = False
     experts: int = 0
     k: int = 2
-    replicated: bool = False  # data parallelism of chapters ddp and zero, without the last chapter's mesh
     fused: bool = True  # attention in one kernel, which keeps no scores; otherwise that of lab.model.transformer
 
     def __post_init__(self) -> None:
@@ -83,10 +82,6 @@ class Step:
     def world(self) -> int:
         """Number of ranks in the mesh."""
         return math.prod(self.mesh.values())
-
-    def beyond_data(self) -> bool:
-        """Whether the step needs more than plain data parallelism."""
-        return bool(self.experts or self.fsdp or self.sequence or self.micro_batches > 1 or self.chunks > 1)
 
     def stages(self, rank: int = 0) -> list[int]:
         """The ranks that differ from `rank` only along pipe."""
@@ -144,84 +139,6 @@ class Account:
         return tuple(_events(self, step))
 
 
-# ---- checks of several ranks' accounts ----
-
-
-def matched(accounts: Sequence[Account]) -> str:
-    """Describe the first problem in one line: ranks disagree, deadlock, or never wait for an operation; "" if none.
-
-    accounts: of all stages of one pipeline, and perhaps other ranks. Ranks without an account are assumed to agree.
-    """
-    accounts = sorted(accounts, key=lambda account: account.rank)
-    for i, one in enumerate(accounts):
-        for other in accounts[i + 1 :]:
-            if wrong := diff(one.rows, other.rows):
-                return f"mismatch: {wrong}"
-    return _played(accounts) or _unawaited(accounts)
-
-
-def _unawaited(accounts: Sequence[Account]) -> str:
-    """Describe the first operation, other than a send, for which no rank waits: its tensor may be used too early."""
-    for account in accounts:
-        waited = {number for kind, number, *_ in account.trace if kind == "wait"}
-        for number, row in enumerate(account.rows):
-            if row["op"] != "send" and number not in waited:
-                where = f"rank {row['rank']}: {described(row)}"
-                return f"not waited for: {where}: what it brings may be used before it is there"
-    return ""
-
-
-def _played(accounts: Sequence[Account]) -> str:
-    """Play all traces; describe a deadlock, or return "". A wait ends when all other ranks have issued their part."""
-    issued: Counter[tuple] = Counter()  # by (rank, group) for collectives, by (op, from, to, tag) for messages
-    ranks = {account.rank for account in accounts}
-
-    def missing(row: dict, key: tuple, count: int) -> bool:
-        if other := OTHER_END.get(row["op"]):
-            return row["peer"] in ranks and issued[other, *key[1:]] <= count
-        return any(issued[rank, key[1]] <= count for rank in row["group"] if rank in ranks)
-
-    def waiting(row: dict, key: tuple) -> str:
-        other, waits = OTHER_END.get(row["op"]), f"rank {row['rank']} waits in {described(row)}"
-        if not other:
-            return waits
-        same = (theirs for theirs in issued if theirs[:3] == (other, *key[1:3]))
-        loose = sorted(theirs[3] for theirs in same if issued[theirs] > issued[row["op"], *theirs[1:]])
-        return f"{waits} with tag {key[3]}" + (f" (its {other} has tag {loose[0]})" if loose else "")
-
-    def played(account: Account) -> Iterator[str]:
-        """Yield a description of the rank's wait, as long as it waits."""
-        parts: dict[int, tuple[dict, tuple, int]] = {}
-        for kind, number, *rest in account.trace:
-            if kind == "issue":
-                row = account.rows[number]
-                key = _key(row, *rest)
-                parts[number] = row, key, issued[key]
-                issued[key] += 1
-            elif kind == "wait":
-                while missing(*parts[number]):
-                    yield waiting(*parts[number][:2])
-
-    running = [played(account) for account in accounts]
-    while running:
-        before = issued.total()
-        stands = [(rank, told) for rank in running if (told := next(rank, ""))]
-        if len(stands) == len(running) and issued.total() == before:
-            return f"deadlock: {'; '.join(told for _, told in stands)}"
-        running = [rank for rank, _ in stands]
-    return ""
-
-
-def _key(row: dict, tag: int) -> tuple:
-    if row["op"] in ("send", "recv"):
-        ends = (row["rank"], row["peer"]) if row["op"] == "send" else (row["peer"], row["rank"])
-        return row["op"], *ends, tag
-    return row["rank"], tuple(row["group"])
-
-
-# ---- as events ----
-
-
 def _events(account: Account, step: Step) -> Iterator[Event]:
     blocks = [_block(*segment) for segment in account.segments]
     count: Counter[tuple] = Counter()
@@ -238,7 +155,7 @@ def _events(account: Account, step: Step) -> Iterator[Event]:
             handle = None if at_once else number
             phase = row["phase"] if row["phase"] in ("backward", "step") else "forward"
             if row["op"] in ("send", "recv"):
-                key = _key(row, *rest)
+                key = place_of(row, *rest)
                 tag = ("message", rest[0], count[key])
                 count[key] += 1
             if row["op"] == "send":

@@ -5,14 +5,14 @@ groups are as large as the mesh, and write the usual ledger (lab/ranks/group.py)
 operation is recorded, and ends at once. No result comes from a formula.
 
 If the host needs a number, `lab.dryrun.host` gives one for balanced data. To know what another rank does, run that rank
-as well: `lab.dryrun.accounts.matched` compares all stages of a pipeline, and a neighbour along each other axis.
+as well: `lab.dryrun.matching` compares all stages of a pipeline, and a neighbour along each other axis.
 """
 
 import contextlib
 import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
 from typing import Any, ClassVar
 
@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
-from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..cluster.events import Compute
@@ -92,8 +91,8 @@ def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
     tally = Tally(lambda: ledger.now() or "forward")
     DryGroup.events = tally.events  # one list, so that messages and kernels are in order
     with tally:
-        build = _replicated if step.replicated else _built
-        parallel, optimizer, train_step = build(impl, step, _model(step))  # whoever kept the model kept its weights
+        parallel = _built(impl, step)
+        optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4)
         own = list(dict.fromkeys(parallel.parameters()))
         tally.name("parameters", own)
         tally.name("buffers", parallel.buffers())
@@ -111,7 +110,7 @@ def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
         first, start = len(ledger.rows), len(tally.events)
         tally.flops = 0
         with _stepping(optimizer, own, tally):
-            train_step(parallel, optimizer, tokens, tokens)
+            impl.mesh.compose.train_step(parallel, optimizer, tokens, tokens)
         gc.enable()
         peak, resting = tally.memory(since=start)
         if patience_s:
@@ -124,15 +123,9 @@ def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
     return json.dumps(vars(account), separators=(",", ":"))
 
 
-def _model(step: Step) -> Transformer:
-    return Transformer(replace(step.config, context=step.context), fused_attention if step.fused else attention)
-
-
-Built = tuple[Any, torch.optim.Optimizer, Callable[..., object]]
-
-
-def _built(impl: Any, step: Step, whole: Transformer) -> Built:
-    """The implementation's model on this rank, its optimizer, and its train_step."""
+def _built(impl: Any, step: Step) -> Any:
+    """The implementation's model on this rank."""
+    whole = Transformer(replace(step.config, context=step.context), fused_attention if step.fused else attention)
     mesh = impl.mesh.mesh.Mesh(**step.mesh)
     given = impl.mesh.parallel
     if step.experts:
@@ -141,22 +134,7 @@ def _built(impl: Any, step: Step, whole: Transformer) -> Built:
         micro_batches=step.micro_batches, schedule=step.schedule, chunks=step.chunks, sequence=step.sequence,
         fsdp=step.fsdp,
     )  # fmt: skip
-    parallel = impl.mesh.compose.parallelize(whole, mesh, plan)
-    return parallel, torch.optim.AdamW(parallel.parameters(), lr=1e-4), impl.mesh.compose.train_step
-
-
-def _replicated(impl: Any, step: Step, whole: Transformer) -> Built:
-    """The same for a replica with bucketed gradients and a sharded optimizer."""
-    replica = impl.ddp.bucketed.BucketedDDP(whole, bucket_bytes=25 << 20)
-    optimizer = impl.zero.zero1.ShardedOptimizer(whole.parameters(), torch.optim.AdamW, lr=1e-4)
-
-    def train_step(replica: Any, optimizer: torch.optim.Optimizer, tokens: Tensor, targets: Tensor) -> None:
-        optimizer.zero_grad()
-        cross_entropy(replica(tokens).flatten(0, 1).float(), targets.flatten()).backward()
-        replica.finish_gradient_synchronization()
-        optimizer.step()
-
-    return replica, optimizer, train_step
+    return impl.mesh.compose.parallelize(whole, mesh, plan)
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:

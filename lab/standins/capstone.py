@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .ddp import naive
-
 
 def ddp_bucketed(module: ModuleType) -> type[nn.Module]:
     """torch's DistributedDataParallel, which has already synchronized when backward returns."""
@@ -21,16 +19,6 @@ def ddp_bucketed(module: ModuleType) -> type[nn.Module]:
 
         def finish_gradient_synchronization(self) -> None:
             pass
-
-    return Replica
-
-
-def ddp_bucketed_dry(module: ModuleType) -> type[nn.Module]:
-    """The stand-in of `ddp.naive`, for dry runs: torch's own reads numbers, which a dry run does not have."""
-
-    class Replica(naive(module)):  # type: ignore[misc]
-        def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: Any = None):
-            super().__init__(module, group)
 
     return Replica
 

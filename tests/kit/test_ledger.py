@@ -1,19 +1,20 @@
-"""The ledger's diff: one line about the first operation on which two ranks disagree; "" if they agree."""
+"""Ranks that ran separately: one line about the first operation on which two disagree; "" if they agree."""
 
 import pytest
 
-from lab.dryrun.mismatch import diff
+from lab.dryrun.accounts import Account
+from lab.dryrun.matching import matched
 from lab.ranks.ledger import Row
 
 
-def rows(rank: int, told: list[tuple]) -> list[dict]:
-    """Rows of one rank, from (op, bytes) and other fields that differ from the defaults."""
-    made = []
+def account(rank: int, told: list[tuple]) -> Account:
+    """A rank that issues (op, bytes, other fields if not the defaults) one after the other, and then waits for all."""
+    rows, numbers = [], range(len(told))
     for number, (op, size, *more) in enumerate(told):
         other = {"dtype": "float32", "peer": -1, "group": [0, 1], **(more[0] if more else {})}
         row = Row(number, op, size, size // 4, phase="", rank=rank, issued_s=float(number), **other)
-        made.append(row.plain())
-    return made
+        rows.append(row.plain())
+    return Account(rank, rows, 0, 0, {}, {}, [*(["issue", n, 0] for n in numbers), *(["wait", n] for n in numbers)])
 
 
 ROOT_0, ROOT_1, PAIR, WHOLE = {"peer": 0}, {"peer": 1}, {"group": [0, 1]}, {"group": [0, 1, 2]}
@@ -26,18 +27,19 @@ CASES = {  # rows of rank 0, rows of rank 1, the first mismatch
     "parts of other sizes": ([("all_to_all", 40)], [("all_to_all", 8)], ""),
     "another operation": (
         STEP, [STEP[0], ("broadcast", 4096, ROOT_0), ("reduce", 8)],
-        f"{REDUCED}; rank 1 issued broadcast #1 (4 KiB, float32) over [0, 1], root 0",
+        f"mismatch: {REDUCED}; rank 1 issued broadcast #1 (4 KiB, float32) over [0, 1], root 0",
     ),
     "another size": (
-        STEP, [STEP[0], ("all_reduce", 2048)], f"{REDUCED}; rank 1 issued all_reduce #1 (2 KiB, float32) over [0, 1]",
+        STEP, [STEP[0], ("all_reduce", 2048)],
+        f"mismatch: {REDUCED}; rank 1 issued all_reduce #1 (2 KiB, float32) over [0, 1]",
     ),
     "another dtype": (
         STEP, [STEP[0], ("all_reduce", 4096, {"dtype": "int64"})],
-        f"{REDUCED}; rank 1 issued all_reduce #1 (4 KiB, int64) over [0, 1]",
+        f"mismatch: {REDUCED}; rank 1 issued all_reduce #1 (4 KiB, int64) over [0, 1]",
     ),
-    "another root": (STEP, [("broadcast", 64, ROOT_1)], f"{BROADCAST}; rank 1 issued {BROADCAST[14:-1]}1"),
-    "one too few": (STEP, STEP[:3], "rank 0 issued barrier #3 (0 B) over [0, 1]; rank 1 issued no barrier for it"),
-    "none": (STEP, [], f"{BROADCAST}; rank 1 issued no broadcast for it"),
+    "another root": (STEP, [("broadcast", 64, ROOT_1)], f"mismatch: {BROADCAST}; rank 1 issued {BROADCAST[14:-1]}1"),
+    "one too few": (STEP, STEP[:3], "deadlock: rank 0 waits in barrier #3 (0 B) over [0, 1]"),
+    "none": (STEP, [], "deadlock: rank 0 waits in broadcast #0 (64 B) over [0, 1]"),
     "groups that only one is in": (
         [("all_reduce", 8, {"group": [0, 2]}), ("all_reduce", 4)],
         [("all_reduce", 4), ("all_reduce", 16, {"group": [1]})],
@@ -45,7 +47,7 @@ CASES = {  # rows of rank 0, rows of rank 1, the first mismatch
     ),
     "each group by itself": (
         [("all_reduce", 8, WHOLE), ("all_gather", 8, PAIR)], [("all_gather", 4, PAIR), ("all_reduce", 8, WHOLE)],
-        "rank 0 issued all_gather #1 (8 B, float32) over [0, 1]; "
+        "mismatch: rank 0 issued all_gather #1 (8 B, float32) over [0, 1]; "
         "rank 1 issued all_gather #0 (4 B, float32) over [0, 1]",
     ),
     "a send and its recv": (
@@ -53,11 +55,11 @@ CASES = {  # rows of rank 0, rows of rank 1, the first mismatch
     ),
     "a recv of another size": (
         [("send", 8, ROOT_1)], [("recv", 4, ROOT_0)],
-        "rank 0 issued send #0 (8 B, float32) to rank 1; rank 1 issued recv #0 (4 B, float32) from rank 0",
+        "mismatch: rank 0 issued send #0 (8 B, float32) to rank 1; rank 1 issued recv #0 (4 B, float32) from rank 0",
     ),
     "a recv without a send": (
         [("recv", 16, ROOT_1)], [],
-        "rank 0 issued recv #0 (16 B, float32) from rank 1; rank 1 issued no send for it",
+        "deadlock: rank 0 waits in recv #0 (16 B) from rank 1 with tag 0",
     ),
 }  # fmt: skip
 
@@ -65,6 +67,5 @@ CASES = {  # rows of rank 0, rows of rank 1, the first mismatch
 @pytest.mark.parametrize("case", CASES)
 def test_the_first_mismatch_is_named_on_both_ranks(case):
     first, second, told = CASES[case]
-    a, b = rows(0, first), rows(1, second)
-    assert diff(a, b) == told
-    assert diff(b, a) == "; ".join(reversed(told.split("; ")))
+    ranks = [account(0, first), account(1, second)]
+    assert matched(ranks) == matched(ranks[::-1]) == told

@@ -10,7 +10,6 @@ import pytest
 
 from lab.cluster.costs import Link, ring_cost, sent_bytes
 from lab.course.assignment import ROOT
-from lab.dryrun.mismatch import diff
 
 from . import probes, probes_link
 from .probes_backend import CASES, WORLD, crossing
@@ -74,10 +73,7 @@ def test_every_operation_moves_its_data_and_none_is_sooner_than_it_costs(runner,
     for rank, got in enumerate(linked):
         want = crossing(CASES[name][1](inputs("float32"), rank))
         assert same(got["values"][f"{name}, float32"], want), f"{name}, rank {rank}"
-    ranks = [got["rows"] for got in linked]
-    nothing_is_sooner(ranks, SLOW)
-    for a, b in itertools.combinations(ranks, 2):
-        assert diff(a, b) == ""
+    nothing_is_sooner([got["rows"] for got in linked], SLOW)
 
 
 def nothing_is_sooner(ranks: list[list[dict]], link: Link) -> None:

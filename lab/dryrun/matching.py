@@ -1,0 +1,121 @@
+"""Checks that ranks that ran separately fit each other: plays their traces together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..ranks.ledger import MESSAGES, readable
+
+if TYPE_CHECKING:
+    from .accounts import Account
+
+_OTHER_END = {"send": "recv", "recv": "send"}
+_Row = Mapping[str, Any]  # a row of the ledger, as `Row.plain` gives it
+
+
+def matched(accounts: Sequence[Account]) -> str:
+    """Describe the first problem in one line: ranks disagree, deadlock, or never wait for an operation; "" if none.
+
+    accounts: of all stages of one pipeline, and perhaps other ranks. Ranks without an account are assumed to agree.
+    """
+    accounts = sorted(accounts, key=lambda account: account.rank)
+    return _played(accounts) or _unawaited(accounts)
+
+
+def place_of(row: _Row, tag: int) -> tuple:
+    """(rank, group) of a collective, (operation, from, to, tag) of a message: operations of one place have an order."""
+    if row["op"] in MESSAGES:
+        ends = (row["rank"], row["peer"]) if row["op"] == "send" else (row["peer"], row["rank"])
+        return row["op"], *ends, tag
+    return row["rank"], tuple(row["group"])
+
+
+def _played(accounts: Sequence[Account]) -> str:
+    """Play all traces; describe the first mismatch or a deadlock, or return "".
+
+    A wait ends when all other ranks have issued their part. A rank ends when they have for all its operations. Ranks
+    must issue the same collectives over a group in the same order: operation, dtype, root, and size, except for an
+    all_to_all, whose sizes may differ. A send and its recv have the same dtype and size.
+    """
+    issued: Counter[tuple] = Counter()  # by place
+    first: dict[tuple, _Row] = {}  # of an operation's parts, the one that was issued first
+    wrong: list[str] = []
+    ranks = {account.rank for account in accounts}
+
+    def missing(row: _Row, place: tuple, count: int) -> bool:
+        if other := _OTHER_END.get(row["op"]):
+            return row["peer"] in ranks and issued[other, *place[1:]] <= count
+        return any(issued[rank, place[1]] <= count for rank in row["group"] if rank in ranks)
+
+    def waiting(row: _Row, place: tuple) -> str:
+        other, waits = _OTHER_END.get(row["op"]), f"rank {row['rank']} waits in {_described(row)}"
+        if not other:
+            return waits
+        same = (theirs for theirs in issued if theirs[:3] == (other, *place[1:3]))
+        loose = sorted(theirs[3] for theirs in same if issued[theirs] > issued[row["op"], *theirs[1:]])
+        return f"{waits} with tag {place[3]}" + (f" (its {other} has tag {loose[0]})" if loose else "")
+
+    def played(account: Account) -> Iterator[str]:
+        """Yield a description of the rank's wait, as long as it waits."""
+        parts: dict[int, tuple[_Row, tuple, int]] = {}
+        for kind, number, *rest in account.trace:
+            if kind == "issue":
+                row = account.rows[number]
+                place = place_of(row, *rest)
+                parts[number] = row, place, issued[place]
+                other = first.setdefault((*place[1:], issued[place]), row)
+                if not _alike(row, other):
+                    one, two = sorted((row, other), key=lambda part: part["rank"])
+                    wrong.append(f"mismatch: {_told(one)}; {_told(two)}")
+                issued[place] += 1
+            elif kind == "wait":
+                while missing(*parts[number]):
+                    yield waiting(*parts[number][:2])
+        for part in parts.values():
+            while missing(*part):
+                yield waiting(*part[:2])
+
+    running = [played(account) for account in accounts]
+    while running:
+        before = issued.total()
+        stands = [(rank, told) for rank in running if (told := next(rank, ""))]
+        if wrong:
+            return wrong[0]
+        if len(stands) == len(running) and issued.total() == before:
+            return f"deadlock: {'; '.join(told for _, told in stands)}"
+        running = [rank for rank, _ in stands]
+    return ""
+
+
+def _unawaited(accounts: Sequence[Account]) -> str:
+    """Describe the first operation, other than a send, for which no rank waits: its tensor may be used too early."""
+    for account in accounts:
+        waited = {number for kind, number, *_ in account.trace if kind == "wait"}
+        for number, row in enumerate(account.rows):
+            if row["op"] != "send" and number not in waited:
+                where = f"rank {row['rank']}: {_described(row)}"
+                return f"not waited for: {where}: what it brings may be used before it is there"
+    return ""
+
+
+def _alike(x: _Row, y: _Row) -> bool:
+    if x["op"] in MESSAGES:
+        return (x["bytes"], x["dtype"]) == (y["bytes"], y["dtype"])
+    sizes = x["op"] == "all_to_all" or x["bytes"] == y["bytes"]
+    return sizes and all(x[what] == y[what] for what in ("op", "dtype", "peer"))
+
+
+def _told(row: _Row) -> str:
+    """`rank 1 issued broadcast #3 (4 KiB, float32) over [0, 1], root 0`."""
+    root = f", root {row['peer']}" if row["op"] not in MESSAGES and row["peer"] >= 0 else ""
+    return f"rank {row['rank']} issued {_described(row, row['dtype'])}{root}"
+
+
+def _described(row: _Row, *details: str) -> str:
+    """`broadcast #3 (4 KiB) over [0, 1]` or `send #4 (8 B) to rank 1`. details: further text in the parentheses."""
+    ends = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}
+    where = ends.get(row["op"], f"over {row['group']}")
+    size = ", ".join(filter(None, (readable(row["bytes"]), *details)))
+    return f"{row['op']} #{row['number']} ({size}) {where}"
