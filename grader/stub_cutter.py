@@ -63,11 +63,13 @@ class Cutter:
         """Cut a statement; return whether any part of it stays."""
         if isinstance(node, _DEFINITION):
             marks = {ast.unparse(d).partition("(")[0].rpartition(".")[2] for d in node.decorator_list}
+            if "provided" in marks:
+                return True
             if isinstance(node, ast.ClassDef):
-                return self.definition(node, marks) or self.class_(node, f"{scope}{node.name}.")
+                return self.class_(node, f"{scope}{node.name}.")
             kernel, doc = "jit" in marks, ast.get_docstring(node)
             message = raising(kernel, self.file, scope + node.name, doc, node.col_offset + 4, self.assignment)
-            return self.definition(node, marks) or self.function(node, message)
+            return self.function(node, message)
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             names = [*_assigned(node)]
             declares = isinstance(node, ast.AnnAssign) and node.value is None
@@ -79,10 +81,6 @@ class Cutter:
         blocks = [block for block in blocks if block]
         stays = [self.block(block, scope, block[0].lineno, _end(block[-1])) for block in blocks]
         return not blocks or any(stays)
-
-    def definition(self, node: Any, marks: set[str]) -> bool:
-        """Whether the whole definition stays."""
-        return "provided" in marks or (isinstance(node, ast.FunctionDef) and _is_ellipsis(node))
 
     def class_(self, node: ast.ClassDef, scope: str) -> bool:
         if _is_private(node.name):
@@ -162,9 +160,3 @@ def _end(node: ast.stmt) -> int:
 
 def _is_string(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _is_ellipsis(node: ast.FunctionDef) -> bool:
-    """Whether the body is only a docstring and `...`, as in an overload or a protocol."""
-    *before, last = node.body
-    return all(map(_is_string, before)) and ast.unparse(last) == "..."

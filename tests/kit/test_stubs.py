@@ -197,7 +197,6 @@ MORE = {  # source, what stays, what does not
         "zlib, _h",
         "import",
     ),
-    "overload": ("@overload\ndef f(x: int) -> int: ...\ndef f(x): SECRET\n", "-> int: ...", "SECRET"),
     "typing only": ("import typing as t\nif t.TYPE_CHECKING:\n    import os\ndef f(): os\n", "def f", "import"),
     "set of a constant": ("_T = {}\n_T['a'] = 'SECRET'\ndef f(): return _T\n", "raise", "_T"),
     "decorator": ("@provided\ndef _d(f): return f\n@_d\ndef f(x): SECRET\n", "return f", "SECRET"),
