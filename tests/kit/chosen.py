@@ -1,12 +1,25 @@
-"""Which tests of the exercises the kit's tests run: the judge takes any container of test ids."""
+"""Which tests of the exercises the kit's tests run, and how: the judge takes any container of test ids."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 from collections.abc import Callable, Collection
 
+import pytest
+
 from lab.course.assignment import ROOT, default
+from lab.harness.runner import Runner
 from lab.harness.test_index import Mark, marks
+from lab.harness.verdicts import Lent
+
+
+def session(runner: Runner, *arguments: str) -> tuple[int, str]:
+    """A session of pytest in this process, which needs no start: its exit code and what it prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = pytest.main([*arguments, "-c", "pyproject.toml", "-p", "no:cacheprovider"], plugins=[Lent(runner)])
+    return int(code), said.getvalue()
 
 
 @functools.cache

@@ -3,8 +3,6 @@
 Noise is simulated, seeded, and worse than what two busy cores were seen to do.
 """
 
-import contextlib
-import io
 import math
 import shutil
 import subprocess
@@ -19,9 +17,10 @@ from lab.course.assignment import ROOT, default
 from lab.harness.compare import compare, interleaved, interval, slowest
 from lab.harness.judge import never_holds, timed
 from lab.harness.trace import NOISE_BYTES, Trace
-from lab.harness.verdicts import Lent
 from lab.measure import clock
 from lab.ranks.rank_status import Gate
+
+from .chosen import session
 
 # ---- noise: logarithms of what each measurement takes too long, (pairs, 2), first and second of each pair ----
 
@@ -251,10 +250,8 @@ def test_no_points_are_lost_where_nobody_knows_and_what_would_not_count_is_not_t
     (tmp_path / "tests" / "ddp" / "test_timed.py").write_text(TIMED)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # and back to what it was, after the session has added to it
-    own = ["-c", "pyproject.toml", "--expect-cache", str(tmp_path / "expect"), "-p", "no:cacheprovider"]
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        pytest.main(["tests", "--impl", str(ROOT / "reference"), *own], plugins=[Lent(warm)])
-    out = said.getvalue()
+    cache = ("--expect-cache", str(tmp_path / "expect"))  # these verdicts are not the reference's
+    _, out = session(warm, "tests", "--impl", str(ROOT / "reference"), *cache)
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
     half = 10 * 10 / 70 / 2  # one of two timing tests
     assert rows["ddp.naive"] == ["✓", f"{10 - half:.2f}/{10 - half:.2f}", f"{half:.2f}?"]

@@ -11,6 +11,9 @@ import pytest
 
 from grader.cli import main as grader_main
 from lab.course.assignment import ROOT, default
+from lab.harness.runner import Executor
+
+from .chosen import session
 
 
 def test_a_page_names_each_file_of_lab_with_its_first_sentence():
@@ -74,19 +77,15 @@ def test_pytest_refuses_what_it_does_not_know_in_one_line(capsys, arguments):
     assert REFUSED[arguments] in line
 
 
-def pytest_says(*arguments: str) -> tuple[int, str]:
-    """Exit code and output of pytest, in a process of its own, on a terminal in which no sentence is broken."""
-    command, environment = [sys.executable, "-m", "pytest", *arguments], {**os.environ, "COLUMNS": "400"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    return run.returncode, run.stdout + run.stderr
-
-
-def test_untouched_stubs_score_nothing_and_say_what_is_next(tmp_path):
+def test_untouched_stubs_score_nothing_and_say_what_is_next(runner, tmp_path, monkeypatch):
     """The size of what is printed is part of it: a student reads all of it or nothing."""
     xml, stages = tmp_path / "junit.xml", ("benchmarking", "ddp")
     exercises = [e for e in default().of_profile("short").exercises.values() if e.stage in stages]
     asked = ("--profile", "short", *(f"--stage={stage}" for stage in stages))
-    code, out = pytest_says("tests", "--impl", "student", *asked, f"--junitxml={xml}")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "400")  # in which no sentence is broken
+    runner.executor = Executor(ROOT / "student")
+    code, out = session(runner, "tests", "--impl", "student", *asked, f"--junitxml={xml}")
     assert code == 1
     assert len(out.splitlines()) <= 30
     assert " passed" not in out
@@ -106,7 +105,8 @@ def test_untouched_stubs_score_nothing_and_say_what_is_next(tmp_path):
 
 def test_inline_runs_what_it_can_and_names_what_it_does_not_run():
     asked = ("--exercise", "flash_attention.weighted_sum_forward", "--exercise", "ddp.broadcast")
-    code, out = pytest_says("tests", "--impl", "reference", "--inline", *asked)
-    assert code == 0, f"a debugger is not to stop where nothing is wrong: {out}"
-    assert " passed" in out
-    assert "not run: --inline runs single-rank, real, interpreted probes; this one asks for world=" in out
+    command = [sys.executable, "-m", "pytest", "tests", "--impl", "reference", "--inline", *asked]
+    run = subprocess.run(command, cwd=ROOT, env={**os.environ, "COLUMNS": "400"}, capture_output=True, text=True)
+    assert run.returncode == 0, f"a debugger is not to stop where nothing is wrong: {run.stdout}"
+    assert " passed" in run.stdout
+    assert "not run: --inline runs single-rank, real, interpreted probes; this one asks for world=" in run.stdout
