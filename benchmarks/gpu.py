@@ -2,7 +2,7 @@
 
 Each part is a process of its own with a time limit, so a part that fails does not end the others. A part that passed on
 this commit and device, with the same uncommitted changes, is not run again. Without a GPU, the parts that need none run
-as a rehearsal.
+as a rehearsal. Results go to benchmarks/results/; the README's line on attention is copied from there by hand.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 
 from lab.course.assignment import ROOT
 
-from .results import COMMIT, FOLDER, UNCOMMITTED, device, write
+from .results import COMMIT, UNCOMMITTED, device, write
 
 STATE = ROOT / ".cache" / "gpu.json"
 
@@ -69,17 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kept in (STATE, *STATE.parent.glob("*-rows.json")):
             kept.unlink(missing_ok=True)
     more = tuple(word for peer in options.peer for word in ("--peer", peer))
-    done = run([_with(part, more) for part in PARTS], STATE)
+    parts = [replace(p, arguments=p.arguments + more, rehearsal=p.rehearsal + more) if p.peers else p for p in PARTS]
+    done = run(parts, STATE)
     if torch.cuda.is_available():
-        keep(done)
+        rows = [{"part": name, **row} for name, row in done.items()]
+        write("gpu", rows, "Each part is a process of its own; seconds are wall time.")
     return sum(row["result"].startswith(("failed", "stopped")) for row in done.values())
-
-
-def _with(part: Part, more: tuple[str, ...]) -> Part:
-    """The part, with these arguments if it takes peers."""
-    if not (more and part.peers):
-        return part
-    return replace(part, arguments=part.arguments + more, rehearsal=part.rehearsal and part.rehearsal + more)
 
 
 def run(parts: Sequence[Part], state: Path) -> dict[str, dict]:
@@ -98,14 +93,6 @@ def run(parts: Sequence[Part], state: Path) -> dict[str, dict]:
         state.write_text(json.dumps({"here": here, "parts": before | done}, indent=1))
         print(f"{part.name}: {row['result']}", flush=True)
     return done
-
-
-def keep(done: dict[str, dict]) -> None:
-    """Write the results of a GPU, and the README's line if attention was measured."""
-    rows = [{"part": name, **row} for name, row in done.items()]
-    write("gpu", rows, "Each part is a process of its own; seconds are wall time.")
-    if done["attention"]["result"] == "passed":
-        _tell_readme()
 
 
 def _run(part: Part) -> dict:
@@ -142,29 +129,6 @@ def _end(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _tell_readme() -> None:
-    """Replace the README's line on status by what `benchmarks.attention` measured, if it measured ours."""
-    line = readme_line(json.loads((FOLDER / "attention.json").read_text())["rows"])
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    if line:
-        text = re.sub(r"^(All figures are from CPUs|On one ).*$", lambda _: line, text, count=1, flags=re.MULTILINE)
-    readme.write_text(text, encoding="utf-8")
-
-
-def readme_line(rows: list[dict]) -> str:
-    """Our speed at dim 128 and N 8,192, not causal, and its ratios to the peers that ran; "" if ours did not run."""
-    parts = []
-    for row in rows:
-        if (row["dim"], row["causal"], row["N"]) == (128, False, 8192) and row["what"] != "both" and row["ours"]:
-            peers = {"FlashAttention-2": row["over flash2"], "cuDNN": row["over cudnn"]}
-            ratios = ", ".join(f"{ratio} × {peer}" for peer, ratio in peers.items() if ratio)
-            parts.append(f"{row['what']} {row['ours'].split()[0]} TFLOP/s" + f" ({ratios})" * bool(ratios))
-    if not parts:
-        return ""
-    return f"On one {torch.cuda.get_device_name()}, attention in bfloat16 at dim 128, N 8,192: {', '.join(parts)}."
 
 
 if __name__ == "__main__":
