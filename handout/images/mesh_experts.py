@@ -1,0 +1,93 @@
+"""The pictures of the chapter on meshes, its second half: experts, context, and the checkpoint."""
+
+import torch
+
+from reference.mesh.capacity import capacity
+from reference.mesh.context import zigzag
+
+from .picture import COLOURS, GREY, Picture, picture, spaced
+
+CHOICES = [[0, 1], [0, 1], [0, 2], [0, 1], [0, 1], [1, 0]]  # of six tokens: first and second expert
+
+
+@picture(262, "Six tokens, two choices each, three experts of capacity four")
+def routing(p: Picture) -> None:
+    """Top-2 routing of six tokens to three experts with capacity: what queues, and what is dropped."""
+    capped = capacity(torch.tensor(CHOICES), 3, factor=1.0)
+    p.words(16, 24, "first choices queue before second ones", "soft")
+    for y, e in spaced(range(3), 48, 58):
+        p.words(16, y + 26, f"expert {e}", "ink")
+        queue = [(c, t) for c in range(2) for t, chosen in enumerate(CHOICES) if chosen[c] == e]
+        for place in range(max(capped.limit, len(queue))):
+            x = 90 + 48 * place + (14 if place >= capped.limit else 0)
+            if place >= len(queue):
+                p.frame(x, y, 44, 40)
+                continue
+            choice, token = queue[place]
+            kept = int(capped.experts[token, choice]) == e
+            p.box(x, y, 44, 40, COLOURS[choice] if kept else GREY, f"t{token}", hatched=not kept)
+    p.line(287, 36, 287, 208, dashed=True)
+    p.words(287, 226, f"limit {capped.limit}", "soft small", "middle")
+    p.words(16, 250, "blue: first choice; orange: second choice; hatched: dropped", "soft small")
+
+
+@picture(268, "Rows leave by expert, arrive by rank, and are grouped by expert again")
+def exchanged(p: Picture) -> None:
+    """Rows on their way: by expert at home, by rank on arrival, by expert again."""
+    leaving = (["A0", "A1", "B0", "C0", "D0", "D1"], ["A2", "B1", "B2", "C1", "C2", "D2"])
+    for left, r in spaced(range(2), 86, 180):
+        arrived = [row for source in leaving for row in source if row[0] in "ABCD"[2 * r : 2 * r + 2]]
+        for y, name, rows in ((50, "leave", leaving[r]), (112, "arrive", arrived), (174, "grouped", sorted(arrived))):
+            if r == 0:
+                p.words(16, y + 20, name, "ink")
+            for x, words in spaced(rows, left, 28):
+                p.box(x, y, 26, 30, COLOURS["ABCD".index(words[0])], words)
+        p.words(left, 32, f"rank {r}", "ink bold")
+    p.words(16, 110, "all-to-all", "soft small")
+    p.words(16, 172, "sort", "soft small")
+    p.words(16, 236, "letter: expert; A and B are on rank 0, C and D on rank 1", "soft")
+    p.words(16, 257, "A0, A1, A2: the rows for expert A, rank 0's before rank 1's", "soft small")
+
+
+@picture(236, "Ring attention on four ranks: whose keys each rank holds in each step")
+def ring_keys(p: Picture) -> None:
+    """Which keys each of four ranks attends to in each step, and how much of the matrix counts."""
+    for x, step in spaced(range(4), 138, 82):
+        p.words(x, 26, f"step {step}", "ink bold", "middle")
+    for y, r in spaced(range(4), 38, 40):
+        p.words(16, y + 22, f"rank {r}", "soft")
+        for x, step in spaced(range(4), 100, 82):
+            source = (r - step) % 4
+            p.box(x, y, 76, 32, COLOURS[source], f"of {source}" if step else "own")
+        p.words(68, y + 22, f"q{r}", "ink")
+    p.words(16, 226, "queries stay; colours: the rank that keys and values began on", "soft small")
+
+
+@picture(324, "A causal matrix of eight chunks on four ranks: in order, and by zigzag")
+def balance(p: Picture) -> None:
+    """The causal matrix by chunks: who computes what, cut in order and by zigzag."""
+    world, chunks, cell = 4, 8, 23.0
+    in_order = [c // 2 for c in range(chunks)]
+    by_zigzag = [r for c in range(chunks) for r in range(world) if c in zigzag(chunks, world, r).tolist()]
+    for left, title, owner in ((16, "in order", in_order), (232, "zigzag", by_zigzag)):
+        p.words(left, 24, title, "ink bold")
+        for q, (y, r) in enumerate(spaced(owner, 36, cell)):
+            for x, k in spaced(range(q + 1), left, cell):
+                p.box(x, y, cell - 2, cell - 2, COLOURS[r], str(r), hatched=k == q)
+        for y, r in spaced(range(world), 244, 18):
+            work = sum(q + 0.5 for q in range(chunks) if owner[q] == r)
+            p.words(left, y, f"rank {r}: {work:g} chunk pairs", "ink small")
+    p.words(16, 316, "rows: chunks of queries; columns: of keys; hatched: half", "soft small")
+
+
+@picture(276, "A weight saved on data=2, tensor=2, sharded, and loaded on tensor=4")
+def pieces(p: Picture) -> None:
+    """A weight of eight rows: saved by four ranks, loaded by four others."""
+    p.words(16, 24, "saved: data=2, tensor=2", "ink bold")
+    p.words(246, 24, "loaded: tensor=4", "ink bold")
+    for y, row in spaced(range(8), 36, 26):
+        t, d = row // 4, row % 4 // 2
+        p.box(16, y, 180, 23, COLOURS[2 * t + d], f"tensor {t}, data {d}: row {row}")
+        p.line(200, y + 12, 242, y + 12, arrow=True)
+        p.box(246, y, 178, 23, COLOURS[row // 2], f"tensor {row // 2}: row {row}")
+    p.words(16, 264, "one colour a rank; row 2 lies in tensor 0's part at 12 … 17", "soft small")
