@@ -2,6 +2,8 @@
 
 import statistics
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,34 +53,30 @@ def lower_bound(plain: nn.Module, tokens: Tensor, targets: Tensor, rounds: int) 
     buckets = _bucket_elements(plain, 5 * MIB)
     buffers = [torch.ones(n) for n in buckets]
     ready = buckets[0] / sum(buckets)  # share of backward until the first bucket is full, by elements
-    parts: dict[str, list[float]] = {n: [] for n in ("forward", "backward", "optimizer", "all", "last")}
-    for i in range(rounds + WARM_UP):
-        optimizer.zero_grad()
-        marks = [time.perf_counter()]
-        loss = loss_of(plain(tokens), targets)
-        marks.append(time.perf_counter())
-        loss.backward()
-        marks.append(time.perf_counter())
-        optimizer.step()
-        marks.append(time.perf_counter())
-        dist.barrier()
-        marks.append(time.perf_counter())
-        works = [dist.all_reduce(b, async_op=True) for b in buffers]
-        for work in works:
+    times: dict[str, list[float]] = defaultdict(list)
+
+    def timed(part: str, call: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = call()
+        times[part].append(time.perf_counter() - start)
+        return result
+
+    def all_reduces() -> None:
+        for work in [dist.all_reduce(buffer, async_op=True) for buffer in buffers]:
             work.wait()
-        marks.append(time.perf_counter())
+
+    for _ in range(rounds + WARM_UP):
+        optimizer.zero_grad()
+        loss = timed("forward", lambda: loss_of(plain(tokens), targets))
+        timed("backward", loss.backward)
+        timed("optimizer", optimizer.step)
         dist.barrier()
-        begun = time.perf_counter()
-        dist.all_reduce(buffers[-1])
-        last = time.perf_counter() - begun
-        if i >= WARM_UP:
-            of = [marks[1] - marks[0], marks[2] - marks[1], marks[3] - marks[2], marks[5] - marks[4], last]
-            for values, value in zip(parts.values(), of, strict=True):
-                values.append(value)
-    t = {name: statistics.median(values) for name, values in parts.items()}
-    return (
-        t["forward"] + max(t["backward"], ready * t["backward"] + t["all"], t["backward"] + t["last"]) + t["optimizer"]
-    )
+        timed("all", all_reduces)
+        dist.barrier()
+        timed("last", lambda: dist.all_reduce(buffers[-1]))
+    t = {part: statistics.median(of_part[WARM_UP:]) for part, of_part in times.items()}
+    hidden = max(t["backward"], ready * t["backward"] + t["all"], t["backward"] + t["last"])
+    return t["forward"] + hidden + t["optimizer"]
 
 
 def _bucket_elements(plain: nn.Module, limit: int) -> list[int]:
