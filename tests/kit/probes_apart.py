@@ -161,24 +161,6 @@ def a_record_lock_on_a_file_that_both_read() -> str:
     return __file__
 
 
-def _pids(told: str) -> list[str]:
-    """Candidates for the other rank: visible processes with near ids, except this one."""
-    found = []
-    for pid in {told, *(str(n) for n in range(max(1, int(told) - 3), int(told) + 3))} - {_pid(), str(os.getpid())}:
-        try:
-            os.kill(int(pid), 0)
-            found.append(pid)
-        except OSError:
-            continue
-    return found
-
-
-@way(lambda pid: any(len(os.sched_getaffinity(int(p))) == 1 for p in _pids(pid)))
-def the_cores_of_another() -> str:
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    return _pid()
-
-
 def _killed(pid: str) -> bool:
     os.kill(int(pid), signal.SIGURG)
     return pid != str(os.getpid())

@@ -269,19 +269,6 @@ def test_selective_recomputation_beside_fused_attention_makes_norms_and_activati
     assert more == pytest.approx(2 * 2 * stream / t + 3 * product)
 
 
-def test_zero_keeps_less_the_more_it_shards():
-    """Of what is sharded two neighbouring layers are whole at a time, never the model."""
-    for pipe, chunks in ((1, 1), (4, 1), (4, 2)):
-        job = Job(MODELS["70b"], 256, 4096, cluster("dgx-h100", 256))
-        kinds = [steps.memory(job, Plan(256 // pipe, pipe, 1, 1, chunks, "full", zero)) for zero in range(4)]
-        totals = [k["total"] for k in kinds]
-        assert totals == sorted(totals, reverse=True), totals
-        two = job.model.layer_parameters + max(job.model.layer_parameters, job.model.ends[0])
-        for zero, bytes_each in ((2, 4), (3, 4 + 2)):
-            whole = kinds[zero]["buffers"] - kinds[1]["buffers"]
-            assert whole == pytest.approx(bytes_each * two, rel=1e-3), (pipe, chunks, zero)
-
-
 @pytest.mark.parametrize("zero", range(4))
 def test_the_data_axis_works_beside_the_layers(zero):
     """Not behind the last of them: with one chunk too."""
