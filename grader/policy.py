@@ -9,9 +9,8 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
-from lab.course.assignment import Assignment
+from lab.course.assignment import Assignment, AssignmentError, Reader
 from lab.course.scoring import ExerciseScore, totals
 
 from . import people
@@ -146,30 +145,29 @@ def in_force(decisions: Iterable[Decision], assignment: Assignment) -> Policy | 
 
 
 def read(text: str, assignment: Assignment, new: bool = False) -> Policy:
-    """Parse a policy.toml: due, free_days, percent_a_day, and [stages] with due dates per stage. Raises Wrong.
+    """Parse a policy.toml: due, free_days, percent_a_day, and [stages] with due dates per stage.
 
-    new: the gradebook does not hold it yet, so also check that its years are plausible.
+    new: the gradebook does not hold it yet, so also check that its years are plausible. Raises AssignmentError.
     """
+    reader = Reader("policy")
     try:
-        data = tomllib.loads(text)
+        data = {"stages": {}, "free_days": 0, "percent_a_day": 0, **tomllib.loads(text)}
     except (ValueError, RecursionError) as error:  # ValueError also for a number with thousands of digits
-        raise Wrong(f"policy: not TOML: {error}") from None
-    if strange := set(data) - {"due", "free_days", "percent_a_day", "stages"}:
-        raise Wrong(f"policy: expected due, free_days, percent_a_day and [stages], got {min(strange)!r}")
-    own = data.get("stages", {})
-    names = [s.name for s in assignment.stages]
-    if not isinstance(own, dict) or set(own) - set(names):
-        raise Wrong(f"policy: [stages]: expected some of {', '.join(names)}, got {own!r}")
+        raise AssignmentError(f"policy: not TOML: {error}") from None
+    reader.only(data, {"due", "free_days", "percent_a_day", "stages"}, "")
+    own = reader.get(data, "stages", "", dict, "a table of due dates")
+    reader.only(own, {s.name for s in assignment.stages}, "stages.")
     due = {**({"": data["due"]} if "due" in data else {}), **own}
     for stage, when in due.items():
         if not isinstance(when, datetime) or when.tzinfo is None:
-            expected = "a time with its offset, as 2026-02-14T23:59:00-08:00"
-            raise Wrong(f"policy: {stage or 'due'}: expected {expected}, got {when}")
+            raise reader.fail(stage or "due", "a time with its offset, as 2026-02-14T23:59:00-08:00", str(when))
         if new and when.year not in _YEARS:
-            raise Wrong(f"policy: {stage or 'due'}: expected a year from {_YEARS[0]} to {_YEARS[-1]}, got {when}")
+            raise reader.fail(stage or "due", f"a year from {_YEARS[0]} to {_YEARS[-1]}", str(when))
     if not due:
-        raise Wrong("policy: expected due, or due dates under [stages], got neither")
-    return Policy(due, int(_number(data, "free_days", 365, int)), _number(data, "percent_a_day", 100, (int, float)))
+        raise reader.fail("due", "a time here, or under [stages]", {})
+    free = reader.get(data, "free_days", "", int, "a number of 0 to 365", lambda days: 0 <= days <= 365)
+    cost = reader.get(data, "percent_a_day", "", (int, float), "a number of 0 to 100", lambda part: 0 <= part <= 100)
+    return Policy(due, free, float(cost))
 
 
 def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[str, str, str]]:
@@ -201,10 +199,3 @@ def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[
 def _time(text: str, policy: Policy) -> datetime:
     when = datetime.fromisoformat(people.time(text))
     return when if when.tzinfo else when.replace(tzinfo=next(iter(policy.due.values())).tzinfo)
-
-
-def _number(data: dict[str, Any], key: str, most: int, kind: Any) -> float:
-    value = data.get(key, 0)
-    if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value <= most:
-        raise Wrong(f"policy: {key}: expected a number of 0 to {most}, got {value!r}")
-    return float(value)

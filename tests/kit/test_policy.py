@@ -16,7 +16,7 @@ from grader import policy
 from grader.console import Wrong
 from grader.gradebook import Gradebook, GradebookError, Graded
 from grader.policy import Decision
-from lab.course.assignment import default
+from lab.course.assignment import AssignmentError, default
 
 from .classroom import latest, passed, reading, recorded, refused, say
 
@@ -123,11 +123,11 @@ TIMES = "submission,submitted\n"
         ("due = ", "not TOML"),
         (f"due = {'9' * 5000}", "not TOML"),
         ("due = 2026-02-14T23:59:00", "expected a time with its offset"),
-        ("free_days = 3", "expected due, or due dates under"),
+        ("free_days = 3", "due: expected a time here, or under [stages]"),
         ("due = 2026-02-14T23:59:00Z\nfree = 3", "got 'free'"),
         ("due = 2026-02-14T23:59:00Z\nfree_days = -1", "free_days: expected a number of 0 to 365, got -1"),
         ("due = 2026-02-14T23:59:00Z\npercent_a_day = true", "percent_a_day: expected a number of 0 to 100, got True"),
-        ("[stages]\nnope = 2026-02-14T23:59:00Z", "[stages]: expected some of benchmarking"),
+        ("[stages]\nnope = 2026-02-14T23:59:00Z", "stages.nope: expected one of benchmarking"),
         ("name,when\nada,2026", "expected columns submission, submitted"),
         (f"{TIMES}ada,soon", "line 2: expected a time, as 2026-02-15 01:30, got 'soon'"),
         (f"{TIMES}ada,0001-01-01 00:00", "line 2: expected a time"),
@@ -137,7 +137,7 @@ TIMES = "submission,submitted\n"
     ],
 )
 def test_a_bad_policy_or_time_gets_one_clear_line(text: str, says: str) -> None:
-    with refused(Wrong, says):
+    with refused((Wrong, AssignmentError), says):
         if "," in text:
             policy.read_times(text, A, RULES)
         else:
@@ -264,7 +264,7 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
         ("withdraw 7 --why x", "expected the number of a decision that stands, got 7"),
         ("decisions nobody", "NAME: expected one that is graded, as ada; got 'nobody'"),
         ("late --policy {out}/words", "policy: not TOML"),
-        ("late --policy {out}/end", "due: expected a year from 1970 to 2200, got 9999-12-31"),
+        ("late --policy {out}/end", "due: expected a year from 1970 to 2200, got '9999-12-31"),
         ("late --policy {out}/nowhere", "--policy: expected a text file"),
         ("late --import {out}/times.csv", "--import: expected due dates before times"),
         ("late --policy {out}/policy.toml --import {out}/words", "expected columns submission, submitted"),
@@ -279,7 +279,7 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
 )
 def test_bad_input_gets_one_line_and_decides_nothing(out: Path, command: str, says: str) -> None:
     (out / "grades.csv").mkdir()
-    with refused((Wrong, Wrong, GradebookError), says.format(out=out)):
+    with refused((Wrong, AssignmentError), says.format(out=out)):
         say(out, *command.split(" "))
     with reading(out) as book:
         assert (book.decisions(), len(book.runs())) == ([], 1)
