@@ -111,8 +111,7 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
             with flushes() as flushed:
                 saved.save(m, o, gathered=gathered, extra={"scheduler": scheduler.state_dict(), "note": [number, "é"]})
             gates.mark(f"save {number} is done")
-            files, whole = listing(folder), everything(m, o)
-            flushed_names = names_of(flushed, folder)
+            files, whole, flushed_names = listing(folder), everything(m, o), names_of(flushed, folder)
             told["state"] = dict(nn.Module.state_dict(m))
         told["losses"].append(losses)
         told["extra"].append(extra and extra["note"])
@@ -195,8 +194,7 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     with watched(folder, late) as copies:
         saved.save(m, o, gathered=gathered, extra="new")
     dist.barrier()
-    new = everything(m, o)
-    told = []
+    told, new = [], everything(m, o)
     for event, copy in copies:
         if copy is not None:
             loaded = loads_as(impl, width, own, copy, old, new)
