@@ -14,12 +14,11 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..cluster.events import Compute
@@ -27,36 +26,37 @@ from ..measure.process import settled
 from ..measure.tally import NeedsData, Tally
 from ..model.transformer import Transformer, attention
 from ..ranks import group
-from ..ranks.ledger import Row
+from ..ranks.port import Port
 from .accounts import Account, Step
 
 
-class DryGroup(group.LedgerGroup):
-    """A process group without other ranks: every operation is done at once, and moves no data."""
+class DryPort(Port):
+    """A connection to no other ranks: every operation is done at once, and moves no data."""
 
-    events: ClassVar[list[Any]] = []
+    def __init__(self, events: list[Any]):
+        self.events, self._asked = events, {}
 
-    def carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
-        self.events.append(["issue", row.number, row.tag])
-        future: torch.futures.Future = torch.futures.Future()
-        future.set_result(list(into))
-        return _create_work_from_future(future)
-
-    @classmethod
-    def awaited(cls, row: Row) -> None:
-        cls.events.append(["wait", row.number])
+    def tell(self, header: dict[str, Any], payload: Sequence[Tensor] = ()) -> None:
+        if header.get("again"):
+            raise RuntimeError("on Gloo, wait() of a message returns once, and never again")
+        if header["do"] == "issue":
+            self.events.append(["issue", header["number"], header.get("tag", 0)])
+            self._take({"number": header["number"]}, 0)
+        if header["do"] == "wait" or header.get("waits"):
+            self.events.append(["wait", header["number"]])
 
 
 def dry(impl: Any, plain: dict, rank: int) -> str:
     """Run `rank`, and return its account as JSON. Needs a new process without a process group."""
     step = Step.of(plain)
-    group.join(rank, step.world, None, kind=DryGroup)
+    tally = Tally(_phase)
+    group.join(rank, step.world, DryPort(tally.events))  # one list, so that messages and kernels are in order
     torch.set_default_device("meta")
     # Optimizers keep their step count on the CPU, and read it.
     before = register_optimizer_step_pre_hook(lambda *_: torch.set_default_device("cpu"))
     after = register_optimizer_step_post_hook(lambda *_: torch.set_default_device("meta"))
     try:
-        return _account(impl, step)
+        return _account(impl, step, tally)
     except TypeError as error:
         if "meta device type tensor to numpy" not in str(error):
             raise
@@ -82,14 +82,16 @@ def real(impl: Any, plain: dict) -> str:
             return replace(route(logits, k, **options), experts=choices.view(len(logits), k))
 
         moe.route = evenly
-    return _account(impl, step, patience_s=0.3)
+    return _account(impl, step, Tally(_phase), patience_s=0.3)
 
 
-def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
+def _phase() -> str:
+    return group.ledger.now() or "forward"
+
+
+def _account(impl: Any, step: Step, tally: Tally, patience_s: float = 0.0) -> str:
     """Run the step, and return its account. patience_s: time for Gloo's threads to free the last messages."""
     ledger = group.ledger
-    tally = Tally(lambda: ledger.now() or "forward")
-    DryGroup.events = tally.events  # one list, so that messages and kernels are in order
     with tally:
         parallel = _built(impl, step)
         optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4)

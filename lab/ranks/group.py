@@ -28,7 +28,6 @@ BACKEND = "lab"
 ledger = Ledger()  # of this process; each rank of a probe is a new process
 
 _port: Port | None = None
-_kind: type[LedgerGroup]
 _plain = False  # whether "gloo" means torch's own Gloo
 _errors: dict[int, str] = {}  # by operation's number: why it failed
 _polled: dict[int, float] = {}  # by operation's number: when we last reported a poll to the switch
@@ -36,14 +35,14 @@ _POLLS_S = 1e-3  # least time between two such reports: a rank that polls in a l
 _source: Any = dist.Work._source_rank
 
 
-def join(rank: int, world: int, port: Port | None, kind: type[LedgerGroup] | None = None, gloo: str = "") -> None:
+def join(rank: int, world: int, port: Port | None, gloo: str = "") -> None:
     """Make this process one of `world` ranks.
 
-    port: connection to the switch. kind: class of process group, by default SwitchGroup. gloo: the file of a
-    FileStore; if given, ranks use torch's own Gloo, and neither the switch nor the ledger sees their messages.
+    port: connection to the switch. gloo: the file of a FileStore; if given, ranks use torch's own Gloo, and neither the
+    switch nor the ledger sees their messages.
     """
-    global _port, _kind, _plain
-    _port, ledger.rank, _kind, _plain = port, rank, kind or SwitchGroup, bool(gloo)
+    global _port, _plain
+    _port, ledger.rank, _plain = port, rank, bool(gloo)
     install()
     if gloo:
         dist.init_process_group("gloo", store=dist.FileStore(gloo, world), rank=rank, world_size=world)
@@ -58,9 +57,7 @@ def install() -> None:
     c10d = dist.distributed_c10d
     c10d._new_process_group_helper = _always_ours(c10d._new_process_group_helper)
     c10d._store_based_barrier = lambda *args, **kwargs: None  # ranks share no store; the switch checks groups
-    dist.Backend.register_backend(
-        BACKEND, lambda store, rank, size, timeout: _kind(store, rank, size, timeout), devices=["cpu", "cuda"]
-    )
+    dist.Backend.register_backend(BACKEND, Group, devices=["cpu", "cuda"])
     waits.install(_begin, _asked, _ended)
     dist.Work._source_rank = _known_source  # type: ignore[method-assign]
 
@@ -93,7 +90,6 @@ def _always_ours(make: Any) -> Any:
 def _begin(row: Row) -> None:
     """Called when a wait begins."""
     again = row.op in MESSAGES and row.returned_s >= 0
-    _kind.awaited(row)
     if _port is not None and (row.waited_s < 0 or again):
         _port.tell({"do": "wait", "number": row.number, "again": again})
         if again:
@@ -120,8 +116,8 @@ def _known_source(work: dist.Work) -> int:
     return _source(work) if row is None else row.group.index(row.peer)
 
 
-class LedgerGroup(dist.ProcessGroup):
-    """A ProcessGroup in which every operation calls `issue` once, and adds one row to the ledger."""
+class Group(dist.ProcessGroup):
+    """A ProcessGroup in which every operation calls `issue` once: adds a row to the ledger, and goes to the switch."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
@@ -150,10 +146,6 @@ class LedgerGroup(dist.ProcessGroup):
         if self.ranks_ is None:
             self.ranks_ = dist.get_process_group_ranks(self)
         return self.ranks_
-
-    @classmethod
-    def awaited(cls, row: Row) -> None:
-        """Called when the code begins to wait for a row's operation."""
 
     def issue(
         self,
@@ -190,13 +182,29 @@ class LedgerGroup(dist.ProcessGroup):
         row = ledger.write(op, counted, ranks, ranks[peer] if peer >= 0 else -1, details.get("tag", 0))
         if not getattr(opts, "asyncOp", True):  # report the wait in this frame: a second one costs time
             details["waits"], row.waited_s = True, row.issued_s
-        work = self.carry(row, sends, into, [[_name(t), t.numel()] for t in counted], details)
+        work = self._carry(row, sends, into, [[_name(t), t.numel()] for t in counted], details)
         waits.know(work, row)
         return work
 
-    def carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
-        """Carry out one operation, and return its Work."""
-        raise NotImplementedError
+    def _carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
+        assert _port is not None
+        future: torch.futures.Future = torch.futures.Future()
+        result = list(into)
+        with _disable_current_modes():
+            payload = [t if t.is_contiguous() else t.detach().contiguous() for t in sends]
+
+        def done(answer: dict[str, Any]) -> None:
+            row.started_s, row.done_s = answer.get("started_s", -1.0), answer.get("done_s", -1.0)
+            row.peer = answer.get("peer", row.peer)
+            if "error" in answer:
+                _errors[row.number] = answer["error"]
+            future.set_result((result, answer.get("error")))
+
+        _port.expect(row.number, into, done)
+        header = {"do": "issue", "number": row.number, "op": row.op, "group": self.name_, "peer": row.peer}
+        _port.tell({**header, "segments": segments, **details}, payload)
+        # C++ does not see an error set by set_exception. It does see an error raised in `then`.
+        return _create_work_from_future(future.then(_returned))
 
     # ---- collectives, called by torch: each names the tensors it sends, and those that receive the answer ----
 
@@ -318,30 +326,6 @@ class LedgerGroup(dist.ProcessGroup):
     all_to_all_single = alltoall_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
-
-
-class SwitchGroup(LedgerGroup):
-    """The group of a probe's ranks: sends its operations to the switch."""
-
-    def carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
-        assert _port is not None
-        future: torch.futures.Future = torch.futures.Future()
-        result = list(into)
-        with _disable_current_modes():
-            payload = [t if t.is_contiguous() else t.detach().contiguous() for t in sends]
-
-        def done(answer: dict[str, Any]) -> None:
-            row.started_s, row.done_s = answer.get("started_s", -1.0), answer.get("done_s", -1.0)
-            row.peer = answer.get("peer", row.peer)
-            if "error" in answer:
-                _errors[row.number] = answer["error"]
-            future.set_result((result, answer.get("error")))
-
-        _port.expect(row.number, into, done)
-        header = {"do": "issue", "number": row.number, "op": row.op, "group": self.name_, "peer": row.peer}
-        _port.tell({**header, "segments": segments, **details}, payload)
-        # C++ does not see an error set by set_exception. It does see an error raised in `then`.
-        return _create_work_from_future(future.then(_returned))
 
 
 def _returned(done: Any) -> Any:

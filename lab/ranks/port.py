@@ -1,23 +1,17 @@
 """A rank's only connection: a socket to the switch. A background thread reads the answers."""
 
 import ctypes
+import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import frames
 
-
-@dataclass
-class _Asked:
-    """An expected answer: the tensors that receive its bytes, and the function to call then."""
-
-    into: Sequence[torch.Tensor]
-    done: Callable[[dict[str, Any]], None]
+Done = Callable[[dict[str, Any]], None]
 
 
 class Port:
@@ -26,7 +20,7 @@ class Port:
     def __init__(self, fd: int):
         self._socket = socket.socket(fileno=fd)
         self._answers = self._socket.makefile("rb")
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, tuple[Sequence[torch.Tensor], Done]] = {}  # answers that we expect
         self._sending = threading.Lock()
         self._gates = 0
         threading.Thread(target=self._listen, daemon=True, name="switch").start()
@@ -39,22 +33,17 @@ class Port:
             for part in parts:
                 self._socket.sendall(part)
 
-    def expect(self, number: int, into: Sequence[torch.Tensor], done: Callable[[dict[str, Any]], None]) -> None:
+    def expect(self, number: int, into: Sequence[torch.Tensor], done: Done) -> None:
         """Write the answer to operation `number` into these tensors, one after the other, then call `done`."""
-        self._asked[number] = _Asked(into, done)
+        self._asked[number] = into, done
 
     def gate(self, name: str) -> torch.Tensor:
         """Request the numbers of a gate from the switch; 1.0 if it has none for this name."""
         self._gates -= 1  # negative numbers, because operations count upwards from 0
-        there, answer = threading.Event(), {}
-
-        def done(header: dict[str, Any]) -> None:
-            answer.update(header)
-            there.set()
-
-        self.expect(number := self._gates, [], done)
+        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.expect(number := self._gates, [], answers.put)
         self.tell({"do": "gate", "name": name, "number": number})
-        there.wait()
+        answer = answers.get()
         if "error" in answer:
             raise ConnectionError(answer["error"])
         return torch.tensor(answer["numbers"])
@@ -65,14 +54,14 @@ class Port:
                 self._take(*frames.receive(self._answers))
         except (EOFError, OSError):
             while self._asked:
-                self._asked.popitem()[1].done({"error": "Connection closed by peer: the switch is gone"})
+                self._asked.popitem()[1][1]({"error": "Connection closed by peer: the switch is gone"})
 
     def _take(self, header: dict[str, Any], size: int) -> None:
         """Handle one answer. A function of its own, so that its local variables do not keep the tensors alive."""
-        asked = self._asked.pop(header["number"])
-        for tensor in asked.into if size else ():
+        into, done = self._asked.pop(header["number"])
+        for tensor in into if size else ():
             self._fill(tensor)
-        asked.done(header)
+        done(header)
 
     def _fill(self, tensor: torch.Tensor) -> None:
         if not tensor.numel():
