@@ -15,7 +15,7 @@ from typing import Any
 from ..cluster.costs import Link
 from ..course.scoring import REASONS
 from ..ranks.child import Job
-from ..ranks.reports import groups_that_differ
+from ..ranks.reports import groups_that_differ, stands
 from ..ranks.switch import Switch
 from ..solution import framing, wire
 from .executor import Executor as Executor
@@ -295,10 +295,10 @@ def _failure(ranks: list[dict], switch: Switch, i: int, world: int) -> ProbeFail
     stacks = ""
     told = switch.mismatch
     if reason == "hung":
-        text = switch.hang or (switch.describe() if switch.ranks else text)
+        text = switch.hang or (stands(switch) if switch.ranks else text)
         stacks = "\n".join(_stack(n, r) for n, r in enumerate(ranks))
     if reason == "crashed" and world > 1:
-        text += f" ({switch.describe()})"
+        text += f" ({stands(switch)})"
     if told and told not in text and reason in ("hung", "crashed", "raised"):
         text += f"\n{told}"
     output = str(ranks[i].get("output", ""))[:16384]

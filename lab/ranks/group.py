@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import waits
-from .ledger import MESSAGES, Ledger, Row
+from .ledger import MESSAGES, Ledger, Row, _now
 from .port import Port
 
 BACKEND = "lab"
@@ -30,6 +30,7 @@ ledger = Ledger()  # of this process; each rank of a probe is a new process
 _port: Port | None = None
 _plain = False  # whether "gloo" means torch's own Gloo
 _errors: dict[int, str] = {}  # by operation's number: why it failed
+_awaited: set[int] = set()  # numbers of operations of which a wait has returned
 _polled: dict[int, float] = {}  # by operation's number: when we last reported a poll to the switch
 _POLLS_S = 1e-3  # least time between two such reports: a rank that polls in a loop would flood the switch
 _source: Any = dist.Work._source_rank
@@ -89,11 +90,12 @@ def _always_ours(make: Any) -> Any:
 
 def _begin(row: Row) -> None:
     """Called when a wait begins."""
-    again = row.op in MESSAGES and row.returned_s >= 0
+    again = row.op in MESSAGES and row.number in _awaited
     if _port is not None and (row.waited_s < 0 or again):
         _port.tell({"do": "wait", "number": row.number, "again": again})
         if again:
             threading.Event().wait()  # block for ever, as Gloo does; the switch reports the deadlock
+    row.waited_s = _now() if row.waited_s < 0 else row.waited_s
 
 
 def _asked(row: Row) -> None:
@@ -106,6 +108,7 @@ def _asked(row: Row) -> None:
 
 def _ended(row: Row) -> None:
     """Called when a wait ends. Raise the operation's error: torch's wait of a Work made from a Future does not."""
+    _awaited.add(row.number)
     if row.number in _errors:
         raise RuntimeError(_errors[row.number])
 
@@ -194,7 +197,6 @@ class Group(dist.ProcessGroup):
             payload = [t if t.is_contiguous() else t.detach().contiguous() for t in sends]
 
         def done(answer: dict[str, Any]) -> None:
-            row.started_s, row.done_s = answer.get("started_s", -1.0), answer.get("done_s", -1.0)
             row.peer = answer.get("peer", row.peer)
             if "error" in answer:
                 _errors[row.number] = answer["error"]

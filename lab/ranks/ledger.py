@@ -29,9 +29,8 @@ class Row:
     rank: int  # the rank that issued it
     issued_s: float
     waited_s: float = -1.0  # when the caller first began to wait
-    returned_s: float = -1.0  # when the last wait returned
-    started_s: float = -1.0  # when the link began to carry it; -1 without a link
-    done_s: float = -1.0  # when it was done; without a link, known only after a wait
+    started_s: float = -1.0  # when the link began to carry it; -1 without a link, and in the rank's own ledger
+    done_s: float = -1.0  # when it was done; -1 in the rank's own ledger
     peer: int = -1  # source or destination, a global rank; set on arrival for a recv from any rank
     tag: int = 0  # of a send or a recv
 

@@ -102,10 +102,6 @@ class Switch:
                 self.hang = reports.deadlock(self)
                 stop()
 
-    def describe(self) -> str:
-        """Describe in one line what every rank is doing."""
-        return reports.stands(self)
-
     # ---- receiving ----
 
     def _hear(self, rank: Rank) -> None:
@@ -276,7 +272,7 @@ class Switch:
         if not rank.again:
             rank.waits.discard(row.number)
         rank.polls.pop(row.number, None)
-        header: dict[str, Any] = {"number": row.number, "started_s": row.started_s, "done_s": row.done_s}
+        header: dict[str, Any] = {"number": row.number}
         header |= {"peer": peer} if peer >= 0 else {}
         header |= {"error": error} if error else {}
         self._send(rank, header, payload)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="method-assign,assignment,attr-defined"
-"""Records when a rank waits for, or polls, an operation that it has issued.
+"""Notices when a rank waits for, or polls, an operation that it has issued.
 
 It patches the methods of torch's Work and Future classes. The objects themselves stay torch's own.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .ledger import Row, _now
+from .ledger import Row
 
 _known: weakref.WeakKeyDictionary[Any, Sequence[Row]] = weakref.WeakKeyDictionary()  # by Work or Future
 
@@ -28,8 +28,8 @@ def known(work: dist.Work) -> Row | None:
 def install(begin: Callable[[Row], None], asked: Callable[[Row], None], ended: Callable[[Row], None]) -> None:
     """Patch torch's methods that wait for an operation, and those that poll it.
 
-    begin: called with each row when a wait begins, before its time is recorded. asked: called with each row that was
-    polled and was not done. ended: called with each row when the wait has ended; may raise the operation's error.
+    begin: called with each row when a wait begins. asked: called with each row that was polled and was not done. ended:
+    called with each row when the wait has ended; may raise the operation's error.
     """
 
     def polled(ask: Callable) -> Callable:
@@ -46,11 +46,7 @@ def install(begin: Callable[[Row], None], asked: Callable[[Row], None], ended: C
             rows = _known.get(of, ())
             for row in rows:
                 begin(row)
-                row.waited_s = _now() if row.waited_s < 0 else row.waited_s
             result = wait(of, *args, **kwargs)
-            for row in rows:
-                row.returned_s = _now()
-                row.done_s = row.returned_s if row.done_s < 0 else row.done_s
             for row in rows:
                 ended(row)
             return result

@@ -5,26 +5,11 @@ import time
 import torch
 import torch.distributed as dist
 
-from lab.ranks.group import ledger
 
-from .probes_backend import cases
-
-
-def every_case(impl, names: list[str]) -> dict:
-    """Results of these operations of the table on this rank, and the ledger's rows."""
-    first = len(ledger.rows)
-    return {"values": cases(impl, names, ["float32"]), "rows": plain_since(first)}
-
-
-def plain_since(first: int) -> list[dict]:
-    return [row.plain() for row in ledger.rows[first:]]
-
-
-def burst(impl, count: int, elements: int) -> list[dict]:
+def burst(impl, count: int, elements: int) -> None:
     """Rank 1 comes late to many collectives in two groups, with messages around the ring between them."""
     rank, world = dist.get_rank(), dist.get_world_size()
     pairs = [dist.new_group([0, 1]), dist.new_group(list(range(2, world)))]
-    first = len(ledger.rows)
     time.sleep(0.05 * (rank == 1))
     works = []
     for _ in range(count):
@@ -34,7 +19,6 @@ def burst(impl, count: int, elements: int) -> list[dict]:
         works.append(dist.all_reduce(torch.ones(elements), group=pairs[rank > 1], async_op=True))
     for work in works:
         work.wait()
-    return plain_since(first)
 
 
 def crossed(impl) -> list[float]:
@@ -73,5 +57,4 @@ def overlap(impl, count: int, compute_s: float) -> dict:
         for work in works:
             work.wait()
         took[name] = {"s": time.perf_counter() - start, "issued_s": issued, "done_early": done_early}
-        took[name]["row"] = ledger.rows[-count].plain()  # of the first, which is done long before it is waited for
     return took
