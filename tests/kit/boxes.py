@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from grader.judge import SandboxExecutor
 from grader.sandbox import Limits, Sandbox, available
+from lab.harness.runner import Runner
 
 KIT = Path(__file__).resolve().parents[2]
 
@@ -46,6 +50,18 @@ def box(kit: Path, isolation: str = "bubblewrap", student: str = "alice", python
     if isolation != "uid" and (reason := available()[isolation]):
         pytest.skip(reason)
     return Sandbox(isolation, kit / "work" / student, kit, Limits(**limits), python=python)
+
+
+@contextlib.contextmanager
+def runner_in(isolation: str, impl: Path, **options: object) -> Iterator[Runner]:
+    """A runner of this implementation in a box of the whole kit."""
+    if why := available()[isolation]:
+        pytest.skip(why)
+    with (
+        Sandbox(isolation, impl, KIT) as box,
+        contextlib.closing(Runner(SandboxExecutor(box, impl), **options)) as runner,
+    ):
+        yield runner
 
 
 def started(box: Sandbox, code: str, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:

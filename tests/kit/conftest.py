@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,20 @@ def runner(request: pytest.FixtureRequest, warm: Runner, tmp_path_factory: pytes
     warm.allowed = ()
     warm.limit_s = math.inf  # which another file may have spent
     return warm
+
+
+@pytest.fixture
+def solution(runner: Runner, tmp_path: Path) -> Callable[..., Runner]:
+    """`solution(code)`: the runner, against an implementation that has this one file."""
+
+    def write(code: str, file: str = "ddp/naive.py") -> Runner:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(code)
+        runner.executor, runner.limit_s = Executor(tmp_path), math.inf
+        runner.forget()
+        return runner
+
+    return write
 
 
 @pytest.fixture

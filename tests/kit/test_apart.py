@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from grader.judge import SandboxExecutor
-from grader.sandbox import Sandbox, available
 from lab.course.assignment import ROOT
-from lab.harness.runner import Runner
 from lab.ranks import alone
 
 from . import probes_apart as probes
+from .boxes import runner_in
 from .probes import litter
 
 IMPL = ROOT / "reference"
@@ -22,13 +20,9 @@ MAY_FAIL = {"a file in any folder that can be written", "a terminal"}
 
 @pytest.fixture(scope="module")
 def boxed():
-    if why := available()["bubblewrap"]:
-        pytest.skip(why)
-    with Sandbox("bubblewrap", IMPL, ROOT) as box:
-        runner = Runner(SandboxExecutor(box, IMPL))
+    with runner_in("bubblewrap", IMPL) as runner:
         yield runner
-        notes = list(box.notes)
-        runner.close()
+        notes = list(runner.executor.box.notes)
     assert not [note for note in notes if "ranks" in note], notes
 
 

@@ -13,15 +13,16 @@ import pytest
 from examples.cs336 import build, listed
 from grader import batch, cs336, layouts
 from grader.graded import Graded
-from grader.judge import SandboxExecutor, run_tests
+from grader.judge import run_tests
 from grader.report import exports, html
-from grader.sandbox import Sandbox, available
+from grader.sandbox import available
 from grader.submissions import Submission, SubmissionError, UnpackLimits, find, unpack
 from lab.course.assignment import ROOT, default
 from lab.course.scoring import Result, score
 from lab.harness.runner import Executor, ProbeFailed, Runner
 from lab.solution.framing import FORGED
 
+from .boxes import runner_in
 from .chosen import FirstCases
 from .classroom import ABOUT, refused
 
@@ -314,21 +315,17 @@ class Counted(cs336.Asked):
 
 @pytest.mark.parametrize("name", SOME)
 def test_an_example_earns_what_it_must(tmp_path, runner, expected, name):
-    """By what counts: one fork of each year in the box, the others in the process that is warm."""
+    """By what counts: one fork in the box, the others in the process that is warm."""
     fork, ids = FORKS[name], SOME[name]
     got = unpacked(build(fork, tmp_path / "fork"), tmp_path / "impl")
     counted: Container[str] = Counted(got.edition)
     if name not in ("subtly-wrong", "tiles-of-64"):  # whose first cases pass
         counted = FirstCases(cs336.Asked(got.edition).counts)
     asked = {"cache": expected, "only": counted, "more": [cs336.TESTS]}
-    if name.startswith("right-"):
+    if name == "right-2026":
         isolation = "process" if available()["bubblewrap"] else "bubblewrap"
-        with Sandbox(isolation, got.root, ROOT) as box:
-            boxed = Runner(SandboxExecutor(box, got.root), allowed=cs336.allowed(got.edition))
-            try:
-                results = run_tests(boxed, ids, "public", **asked)
-            finally:
-                boxed.close()
+        with runner_in(isolation, got.root, allowed=cs336.allowed(got.edition)) as boxed:
+            results = run_tests(boxed, ids, "public", **asked)
     else:
         runner.executor, runner.allowed = Executor(got.root), cs336.allowed(got.edition)
         runner.forget()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from grader.gradebook import Graded
 from grader.hostility import Outcome
 from grader.sandbox import available
 from lab.course.assignment import ROOT, default
-from lab.harness.runner import Executor, ProbeFailed, Runner
+from lab.harness.runner import Executor, ProbeFailed
 from lab.harness.test_index import marks
 from lab.ranks import operators
 from lab.solution.framing import FORGED
@@ -160,20 +159,6 @@ def step():
         file.write(b"kept")
     return Point(1, 2).x + Named(3).x + Data(4).x + Colour.RED.value + functools.reduce(int.__add__, [1, 2])
 """
-
-
-@pytest.fixture
-def solution(runner, tmp_path):
-    """Let `runner` run what has this code, by probes.call."""
-
-    def write(code: str) -> Runner:
-        (tmp_path / "ddp").mkdir(exist_ok=True)
-        (tmp_path / "ddp" / "naive.py").write_text(code)
-        runner.executor, runner.limit_s = Executor(tmp_path), math.inf
-        runner.forget()
-        return runner
-
-    return write
 
 
 def test_what_an_honest_solution_may_use_is_not_refused(solution):

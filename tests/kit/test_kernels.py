@@ -22,6 +22,7 @@ def test_loads_and_stores_by_program_and_row(runner):
     assert got["races"] == 0
 
 
+FILE = "flash_attention/weighted_sum_forward.py"
 UNMASKED = """
 import triton
 import triton.language as tl
@@ -36,26 +37,18 @@ def double(x, BLOCK: tl.constexpr):
 """
 
 
-def test_what_happens_in_a_kernel_is_told_with_its_line_there(runner, tmp_path):
-    (tmp_path / "flash_attention").mkdir()
-    (tmp_path / "flash_attention" / "weighted_sum_forward.py").write_text(UNMASKED)
-    runner.executor = Executor(tmp_path)
-    runner.forget()
+def test_what_happens_in_a_kernel_is_told_with_its_line_there(solution):
     with pytest.raises(ProbeFailed) as error:
-        runner.run(probes.solved)
+        solution(UNMASKED, FILE).run(probes.solved)
     assert error.value.text.startswith("OutOfBounds: program (1, 0, 0) of double: a load"), "not Triton's words for it"
     assert error.value.text.count("leaves the tensors") == 1
     assert error.value.where.endswith(":11 in double: tl.store(x + offs, 2 * tl.load(x + offs))")
 
 
-def test_a_kernel_that_calls_python_is_refused(runner, tmp_path):
-    (tmp_path / "flash_attention").mkdir()
+def test_a_kernel_that_calls_python_is_refused(solution):
     called = UNMASKED.replace("x + offs, 2 * tl", "x + offs, twice() * tl") + "\n\ndef twice():\n    return 2\n"
-    (tmp_path / "flash_attention" / "weighted_sum_forward.py").write_text(called)
-    runner.executor = Executor(tmp_path)
-    runner.forget()
     with pytest.raises(ProbeFailed, match="NotTriton: double calls twice, which is no function of Triton's"):
-        runner.run(probes.solved)
+        solution(called, FILE).run(probes.solved)
 
 
 def test_a_race_is_seen_though_the_interpreter_runs_programs_in_turn(runner):

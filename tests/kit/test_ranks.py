@@ -13,26 +13,12 @@ import pytest
 from lab.cluster.costs import Link
 from lab.course.assignment import ROOT
 from lab.harness.executor import PATHS
-from lab.harness.runner import Executor, ProbeFailed
+from lab.harness.runner import ProbeFailed
 from lab.ranks.switch import Switch
 from lab.solution import framing, wire
 from lab.solution.framing import FORGED
 
 from . import probes
-
-
-@pytest.fixture
-def implementation(runner, tmp_path):
-    """Write ddp/naive.py and let the runner see it."""
-
-    def write(text: str):
-        (tmp_path / "ddp").mkdir(exist_ok=True)
-        (tmp_path / "ddp" / "naive.py").write_text(text)
-        runner.executor = Executor(tmp_path)
-        runner.forget()
-        return runner
-
-    return write
 
 
 def failure(runner, *args, **options) -> ProbeFailed:
@@ -208,16 +194,16 @@ FORM = "the test could not use the value that your code returned"
         ("def other():\n    pass\n", "raised", (f"has no attribute 'step': {FORM}",)),
     ],
 )
-def test_failures_say_what_and_where(implementation, source, reason, words):
-    error = failure(implementation(source), probes.items_of, exercise="ddp.naive")
+def test_failures_say_what_and_where(solution, source, reason, words):
+    error = failure(solution(source), probes.items_of, exercise="ddp.naive")
     assert error.reason == reason
     for word in words:
         assert word in f"{error.text} {error.where}"
     assert (FORM in error.text) == (FORM in words[0])
 
 
-def test_a_file_that_does_not_load_is_told_once_and_not_run_again(implementation):
-    runner = implementation("import time\ntime.sleep(0.3)\nimport not_there\n")
+def test_a_file_that_does_not_load_is_told_once_and_not_run_again(solution):
+    runner = solution("import time\ntime.sleep(0.3)\nimport not_there\n")
     failure(runner, probes.call, exercise="ddp.naive")
     start = time.monotonic()
     assert failure(runner, probes.call, exercise="ddp.naive").reason == "import"
@@ -285,9 +271,9 @@ def test_two_ranks_that_both_receive_first_do_not_wait_until_time_is_up(runner, 
 
 
 @pytest.mark.parametrize("reach", ["import_module('lab.cluster.costs')", "sys.modules['lab.cluster.' + 'costs']"])
-def test_a_forbidden_module_of_ours_answers_nobody(implementation, reach):
+def test_a_forbidden_module_of_ours_answers_nobody(solution, reach):
     code = f"import sys\nfrom importlib import import_module\ndef step():\n    c = {reach}\n"
     for call in ("c.ring_cost('send', 8, 2, 0, 0)", "c.Link(1.0).cost_s('send', 8, 2)"):
-        runner = implementation(f"{code}    return {call}\n")
+        runner = solution(f"{code}    return {call}\n")
         assert failure(runner, probes.call, forbidden=["lab.cluster.costs"]).reason == "forbidden"
         assert runner.run(probes.call) == 1.0 * call.startswith("c.Link")
