@@ -218,16 +218,13 @@ class Group(dist.ProcessGroup):
 
     def broadcast(self, tensors: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
-        mine = root == self.rank()
-        return self.issue(
-            "broadcast", tensors if mine else (), () if mine else tensors, of=tensors, peer=root, opts=opts
-        )
+        sends, into = (tensors, []) if root == self.rank() else ([], tensors)
+        return self.issue("broadcast", sends, into, of=tensors, peer=root, opts=opts)
 
     def reduce(self, tensors: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
-        return self.issue(
-            "reduce", tensors, tensors if root == self.rank() else (), peer=root, opts=opts, **_reduction(opts)
-        )
+        into = tensors if root == self.rank() else []
+        return self.issue("reduce", tensors, into, peer=root, opts=opts, **_reduction(opts))
 
     def allgather(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         into = [parts[r] for r in range(len(outputs[0])) for parts in outputs]
@@ -252,9 +249,8 @@ class Group(dist.ProcessGroup):
 
     def scatter(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
-        return self.issue(
-            "scatter", inputs[0] if root == self.rank() else (), outputs, of=outputs, peer=root, opts=opts
-        )
+        sends = inputs[0] if root == self.rank() else []
+        return self.issue("scatter", sends, outputs, of=outputs, peer=root, opts=opts)
 
     def reduce_scatter(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         sends = [parts[r] for r in range(len(inputs[0])) for parts in inputs]
@@ -276,20 +272,12 @@ class Group(dist.ProcessGroup):
     def alltoall_base(
         self, output: Tensor, input: Tensor, output_splits: list, input_splits: list, opts: Any = None
     ) -> dist.Work:
-        return self.issue(
-            "all_to_all", [input], [output],
-            splits=self._splits(input, input_splits), expected=self._splits(output, output_splits), opts=opts,
-        )  # fmt: skip
+        splits, expected = self._splits(input, input_splits), self._splits(output, output_splits)
+        return self.issue("all_to_all", [input], [output], splits=splits, expected=expected, opts=opts)
 
     def alltoall(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
-        return self.issue(
-            "all_to_all",
-            inputs,
-            outputs,
-            splits=[t.numel() for t in inputs],
-            expected=[t.numel() for t in outputs],
-            opts=opts,
-        )
+        splits, expected = [t.numel() for t in inputs], [t.numel() for t in outputs]
+        return self.issue("all_to_all", inputs, outputs, splits=splits, expected=expected, opts=opts)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         return self.issue("barrier", opts=opts)
