@@ -27,6 +27,7 @@ from .results import table, write
 from .sweeps_2021 import sweeps
 
 DATA = Path(__file__).parent / "data"
+PUBLISHED = tomllib.loads((DATA / "published.toml").read_text(encoding="utf-8"))
 BASELINE = replace(MEGATRON_2022, sequence=False, scatter_messages=True)  # what Korthikanti et al. 2022 started from
 MICRO_BATCHES = (1, 2, 4, 8, 16)  # those that figures 7 and 8 of Narayanan et al. 2021 try
 NOTE = (
@@ -112,9 +113,8 @@ def published() -> list[Run]:
 
 def others() -> list[Run]:
     """All of data/published.toml that are whole runs."""
-    told = tomllib.loads((DATA / "published.toml").read_text(encoding="utf-8"))
     runs = []
-    for r in told["run"]:
+    for r in PUBLISHED["run"]:
         data, pipe, tensor, micro_batch, chunks = r["plan"]
         for recompute, recipe in (("full", BASELINE), ("selective", MEGATRON_2022)):
             layers, width, heads, vocabulary = r["model"]
@@ -122,7 +122,7 @@ def others() -> list[Run]:
             job = Job(gpt(layers, width, heads, vocabulary), r["sequences"], 2048, where, recipe)
             plan = Plan(data, pipe, tensor, micro_batch, chunks, recompute)
             runs.append(_timed(r["source"], f"{r['name']}, {recompute} recomputation", job, plan, r[recompute + "_s"]))
-    m = told["megascale"]
+    m = PUBLISHED["megascale"]
     for gpus, sequences, seconds in m["runs"]:
         layers, width, heads, vocabulary = m["model"]
         job = Job(gpt(layers, width, heads, vocabulary), sequences, 2048, cluster("dgx-a100", gpus), MEGATRON_2022)
@@ -133,12 +133,11 @@ def others() -> list[Run]:
 
 def llama_runs(recompute: Sequence[str]) -> list[Run]:
     """Llama 3's runs, if the plan may choose among these ways to recompute."""
-    told = tomllib.loads((DATA / "published.toml").read_text(encoding="utf-8"))["llama"]
     runs = []
-    for gpus, published in told["runs"]:
+    for gpus, published in PUBLISHED["llama"]["runs"]:
         job = Job(MODELS["405b"], 2048, 8192, cluster("grand-teton", gpus), TODAY)
         plan = best(job, Plan(gpus // 128, 16, 8, zero=2), recompute=recompute)
-        runs.append(Run(told["source"], f"405B, {gpus} GPUs", job, plan, published))
+        runs.append(Run(PUBLISHED["llama"]["source"], f"405B, {gpus} GPUs", job, plan, published))
     return runs
 
 
@@ -200,10 +199,9 @@ def worst(errors: Iterable[float]) -> str:
 
 def calibration() -> None:
     """layer_share, from single layers; and each of them predicted with what the six others say."""
-    told = tomllib.loads((DATA / "published.toml").read_text(encoding="utf-8"))["layer"]
     alone = _with_share(cluster("dgx-a100", 8), 1.0)
     shares, names = [], []
-    for entry in told:
+    for entry in PUBLISHED["layer"]:
         layers = Layers(gpt(48, 6144, 64), replace(MEGATRON_2022, sequence=entry["sequence"]), 4, 2048, range(8))
         for phase, events in (("forward", layers.forward()), ("backward", layers.backward(entry["recompute"]))):
             if phase in entry:
