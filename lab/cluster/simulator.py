@@ -24,7 +24,6 @@ class Span:
     name: str
     start_s: float
     end_s: float
-    bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in SPANS or not self.start_s <= self.end_s < float("inf"):

@@ -148,9 +148,7 @@ def step(in_bucket, early, cost=all_reduce_s):
     counts = [min(in_bucket, GRADIENTS - first) for first in range(0, GRADIENTS, in_bucket)]
     ready = [FORWARD + EACH * done if early else BACKWARD for done in accumulate(counts)]
     costs = [cost(count * SIZE) for count in counts]
-    messages = [
-        Span("message", "all_reduce", end - c, end, int(n * SIZE)) for n, c, end in zip(counts, costs, ends(ready, costs))
-    ]
+    messages = [Span("message", "all_reduce", end - c, end) for c, end in zip(costs, ends(ready, costs))]
     last = max(BACKWARD, messages[-1].end_s)
     return [
         Span("forward", "forward", 0, FORWARD), Span("backward", "backward", FORWARD, BACKWARD),
@@ -167,7 +165,7 @@ for name, how in WRAPPERS.items():
           f"{1e3 * (spans[-1].start_s - BACKWARD):5.1f} ms after backward, step ends at {1e3 * spans[-1].end_s:.1f} ms")
 
 # %% [markdown]
-# **Figure 1.** One step of each wrapper on two of the four ranks, computed from the cost model above (46 MiB are 48 MB). Look at the lower bars: in *naive* and *flat*
+# **Figure 1.** One step of each wrapper on two of the four ranks, computed from the cost model above. Look at the lower bars: in *naive* and *flat*
 # they begin where backward ends. In *overlapped* and *bucketed* they begin during backward, and only their ends stick out.
 #
 # All four spend the same time in forward and backward, because they compute the same. *Naive* pays 24 latencies behind
