@@ -52,7 +52,7 @@ def main() -> None:
 def warming() -> Iterator[Row]:
     """The first steps of a program, each by the host's clock."""
     size = "small" if gpu else "tiny"
-    step = plain_step(SIZES[size], "cuda" if gpu else "cpu", *batch_of(size, 8), torch.bfloat16)
+    step = plain_step(SIZES[size], *batch_of(size, 8), torch.bfloat16)
     times = impl.benchmarking.benchmark.benchmark(step, warmup=0, steps=8 if gpu else 2).samples
     yield "benchmarking", "first steps of small, ms", " ".join(f"{1e3 * t:.1f}" for t in times)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lab.course.assignment import ROOT
 from lab.model.transformer import SIZES, Transformer
@@ -30,7 +31,8 @@ def main() -> None:
         raise SystemExit("not run: no CUDA device (--device cpu shows that it works, on the smallest size)")
     impl = load(ROOT / "reference")
     sizes = options.sizes if options.device == "cuda" else ["tiny"]
-    rows = [row(impl, size, options) for size in sizes]
+    with torch.device(options.device):
+        rows = [row(impl, size, options) for size in sizes]
     if options.device == "cuda":
         note = f"Medians of {options.steps} steps of AdamW, batch {options.batch}. Goal: bfloat16 {GOAL}x TF32."
         print(write("mixed_precision", rows, note))
@@ -41,16 +43,14 @@ def main() -> None:
 def row(impl: Any, size: str, options: argparse.Namespace) -> dict:
     """One size: milliseconds a step in each precision, and the ratios."""
     config = SIZES[size]
-    tokens, targets = torch.randint(
-        config.vocabulary, (2, options.batch, config.context), device=options.device
-    ).unbind()
+    tokens, targets = torch.randint(config.vocabulary, (2, options.batch, config.context)).unbind()
     benchmark = impl.benchmarking.benchmark.benchmark
     seconds = {}
     for name, tf32 in (("float32", False), ("TF32", True)):
         torch.backends.cuda.matmul.allow_tf32 = tf32
-        seconds[name] = benchmark(plain_step(config, options.device, tokens, targets), steps=options.steps).median
+        seconds[name] = benchmark(plain_step(config, tokens, targets), steps=options.steps).median
     torch.backends.cuda.matmul.allow_tf32 = False
-    step = mixed_step(impl, config, options.device, tokens, targets)
+    step = mixed_step(impl, config, tokens, targets)
     seconds["bfloat16"] = benchmark(step, steps=options.steps).median
     return {
         "size": size,
@@ -60,11 +60,9 @@ def row(impl: Any, size: str, options: argparse.Namespace) -> dict:
     }
 
 
-def plain_step(
-    config: Any, device: str, tokens: torch.Tensor, targets: torch.Tensor, dtype: torch.dtype = torch.float32
-) -> Callable[[], None]:
-    with torch.device(device):
-        model = Transformer(config).to(dtype)
+def plain_step(config: Any, tokens: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Callable[[], None]:
+    """A step on the default device."""
+    model = Transformer(config).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
@@ -75,10 +73,9 @@ def plain_step(
     return step
 
 
-def mixed_step(impl: Any, config: Any, device: str, tokens: torch.Tensor, targets: torch.Tensor) -> Callable[[], None]:
+def mixed_step(impl: Any, config: Any, tokens: Tensor, targets: Tensor) -> Callable[[], None]:
     module, scaling = impl.mixed_precision.mixed_step, impl.mixed_precision.loss_scaler
-    with torch.device(device):
-        model = Transformer(config).to(torch.bfloat16)
+    model = Transformer(config).to(torch.bfloat16)
     masters = module.master_weights(model)
     optimizer, scaler = torch.optim.AdamW(masters), scaling.LossScaler(1.0)
 
