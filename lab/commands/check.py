@@ -70,39 +70,31 @@ def judging(exercise: Exercise) -> list[Path]:
 
 
 def watch(check: Callable[[Runner, list[str]], int | None]) -> None:
-    """Call `check` now, and again with the changed files whenever files in student/ are saved, until Ctrl-C.
-
-    If the kit itself changes, the process restarts.
-    """
+    """Call `check` now, and again with the changed files whenever files in student/ are saved, until Ctrl-C."""
     with warm() as runner, contextlib.suppress(KeyboardInterrupt):
-        kit, seen = _saved("lab", "tests"), _saved("student")
-        files: list[str] = []
+        seen, files = _saved(), list[str]()
         while check(runner, files) != INTERRUPTED:
-            while _settled("student") == seen:
-                if _saved("lab", "tests") != kit:
-                    runner.close()
-                    os.execv(sys.executable, [sys.executable, "-m", "lab", "watch"])
+            before = seen
+            while (seen := _settled()) == before:
                 time.sleep(LOOK_S)
-            before, seen = seen, _saved("student")
             files = sorted(file for file in {*before, *seen} if before.get(file) != seen.get(file))
 
 
-def _settled(*folders: str) -> dict[str, tuple[int, int]]:
+def _settled() -> dict[str, tuple[int, int]]:
     """Wait until no file changes any more, since editors write in several steps; then return `_saved`."""
-    now = _saved(*folders)
+    now = _saved()
     while True:
         time.sleep(LOOK_S / 5)
-        if (later := _saved(*folders)) == now:
+        if (later := _saved()) == now:
             return now
         now = later
 
 
-def _saved(*folders: str) -> dict[str, tuple[int, int]]:
-    """{file: (modification time in ns, size in bytes)} of all Python files in these folders."""
+def _saved() -> dict[str, tuple[int, int]]:
+    """{file: (modification time in ns, size in bytes)} of all Python files in student/."""
     found = {}
-    for folder in folders:
-        for file in (ROOT / folder).rglob("*.py"):
-            with contextlib.suppress(OSError):  # an editor has just renamed it
-                about = file.stat()
-                found[file.relative_to(ROOT).as_posix()] = (about.st_mtime_ns, about.st_size)
+    for file in STUDENT.rglob("*.py"):
+        with contextlib.suppress(OSError):  # an editor has just renamed it
+            about = file.stat()
+            found[file.relative_to(ROOT).as_posix()] = (about.st_mtime_ns, about.st_size)
     return found
