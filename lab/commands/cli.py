@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..course.assignment import ROOT, AssignmentError, Exercise, default, students_profile
+from ..course.assignment import ROOT, AssignmentError, Exercise, students_profile
 from ..course.listing import some
 from ..harness.progress import STUDENT, Progress, remembered
 from ..solution.unwritten import untouched
@@ -104,16 +104,10 @@ def watch(context: typer.Context) -> None:
 
 
 def _named(names: list[str], progress: Progress) -> list[Exercise]:
-    """The exercises with these names. Prints which one it chose of several, and which are not in the profile."""
+    """The exercises with these names. Prints which are not in the profile."""
     found: list[Exercise] = []
-    at_hand = progress.next()
     for name in names:
         meant = progress.named(name)
-        others = [e.id for e in default().exercises.values() if e.id.endswith(f".{name.lower()}") and e not in meant]
-        if len(meant) == 1 and others and name.lower() not in default().exercises:
-            here = at_hand is not None and meant[0].stage == at_hand.stage
-            why = "in the stage you are in" if here else f"the only one in {progress.profile}"
-            say(out, f"{name}: taken for {meant[0].id}, {why}; not {some(others)}")
         if outside := [e.id for e in meant if e.id not in progress.chosen.exercises]:
             say(out, f"{some(outside)}: not in {progress.profile}, which does not count its points")
         found += meant

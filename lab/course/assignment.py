@@ -88,11 +88,8 @@ class Assignment:
         ids = set(self.profiles[profile])
         return replace(self, exercises={id: e for id, e in self.exercises.items() if id in ids})
 
-    def named(self, name: str, stage: str = "", preferred: Collection[str] = ()) -> list[Exercise]:
-        """Find an exercise by its id, the end of its id, or its file's path; or all of a stage by the stage's name.
-
-        If ids of several stages have this end, the one in `stage` is chosen, otherwise one in `preferred`.
-        """
+    def named(self, name: str) -> list[Exercise]:
+        """Find an exercise by its id, the end of its id, or its file's path; or all of a stage by the stage's name."""
         if of_file := [e for e in self.exercises.values() if f"/{name}".endswith(f"/{e.file}")]:
             return of_file
         name = name.lower()
@@ -101,7 +98,6 @@ class Assignment:
         if of_stage := self.of_stage(name):
             return of_stage
         short = [e for id, e in self.exercises.items() if id.partition(".")[2] == name]
-        short = [e for e in short if e.stage == stage] or [e for e in short if e.id in preferred] or short
         if len(short) > 1:
             raise AssignmentError(f"{name!r} is the end of {' and of '.join(e.id for e in short)}: which of them?")
         return short or [self.exercise(name)]

@@ -74,11 +74,8 @@ class Progress:
         return next(iter(behind or here or left), None)
 
     def named(self, name: str) -> list[Exercise]:
-        """As Assignment.named, but of a stage only the profile's exercises. If several exercises have this name, the
-        one in the current stage, otherwise the only one in the profile.
-        """
-        at_hand = self.next()
-        found = self.known.named(name, at_hand.stage if at_hand else "", self.chosen.exercises)
+        """As Assignment.named, but of a stage only the profile's exercises."""
+        found = self.known.named(name)
         return [e for e in found if e.id in self.chosen.exercises] or found
 
     def to_check(self) -> list[Exercise]:

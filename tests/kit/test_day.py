@@ -259,16 +259,10 @@ def test_a_profile_is_all_that_is_counted_and_all_that_comes_next(student):
         assert CliRunner().invoke(cli.app, env=given).stdout.startswith(f"{profile} exercises")
 
 
-def test_a_name_in_several_stages_is_that_of_the_stage_one_is_in_and_a_stage_is_the_profiles(student):
+def test_a_stage_is_the_profiles(student):
     p = Progress(source=student, profile="core")
-    save(student / "ddp" / "naive.py")
-    assert [e.id for e in p.named("accounting")] == ["ddp.accounting"]
     assert [e.id for e in p.named("ddp")] == [id for id in default().profiles["core"] if id.startswith("ddp.")]
     assert [e.id for e in p.named("broadcast")] == ["ddp.broadcast"], "what is left out can be named"
-    p = Progress(profile="core")
-    assert [e.id for e in p.named("accounting")] == ["zero.accounting"], "the profile's only one"
-    with pytest.raises(AssignmentError, match="which of them"):
-        Progress(profile="full").named("accounting")
 
 
 def sections() -> dict[str, str]:
