@@ -29,13 +29,11 @@ def ddp_clip_and_count(module: ModuleType) -> Any:
 
 
 def zero_state_dict(module: ModuleType) -> type:
-    """Each rank saves its own state; only the same number of ranks can load it."""
+    """Each rank saves its own state; only the same number of ranks, on the same mesh, can load it."""
     return _ByRank
 
 
-def mesh_mesh_checkpoint(module: ModuleType) -> type:
-    """Each rank saves its own state; only the same mesh can load it."""
-    return _ByRank
+mesh_mesh_checkpoint = zero_state_dict
 
 
 def mesh_global_norm(module: ModuleType) -> Any:
