@@ -161,7 +161,7 @@ def block_messages(p: Picture) -> None:
     p.words(16, 370, "numbers: the ranks that take part; below: once a step", "soft small")
 
 
-@picture(244, "Gigabytes of a device with Llama 3 8B cut eightfold along each axis")
+@picture(290, "Gigabytes of a device with Llama 3 8B cut eightfold along each axis")
 def axis_memory(p: Picture) -> None:
     """GB of the fullest rank of Llama 3 8B, cut eightfold along one axis: by the planner's count, without buffers."""
     job = jobs.Job(jobs.MODELS["8b"], 8, 8192, cluster("dgx-h100", 8))
@@ -170,14 +170,18 @@ def axis_memory(p: Picture) -> None:
         ("tensor", jobs.Plan(tensor=8)),
     )  # fmt: skip
     p.words(16, 24, "GB per device, Llama 3 8B on 8 devices", "ink bold")
-    for y, (name, plan) in spaced(plans, 38, 46):
+    rows, kept = list[tuple[str, float, float]](), ("parameters", "gradients", "optimizer")
+    for name, plan in plans:
         kinds = steps.memory(job, plan)
-        state = sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer")) / 1e9
-        live, scale = kinds["activations"] / 1e9, 1.55
+        rows.append((name, sum(kinds[kind] for kind in kept) / 1e9, kinds["activations"] / 1e9))
+    _, state, live = rows[0]  # of data: a rank has one whole sequence
+    rows.append(("context", state, live / 8))
+    scale = 1.55
+    for y, (name, state, live) in spaced(rows, 38, 46):
         p.words(16, y + 21, name, "ink")
         p.box(104, y, scale * state, 32, BLUE, f"{state:.0f}")
         p.box(104 + scale * state + 2, y, max(scale * live, 14), 32, ORANGE, f"{live:.0f}")
-    p.words(16, 232, "blue: weights, gradients, state; orange: activations", "soft small")
+    p.words(16, 278, "blue: weights, gradients, state; orange: activations", "soft small")
 
 
 Step = tuple[str, str, int]  # F, B, or its halves X and W, as in UNITS; micro-batch; start

@@ -87,13 +87,13 @@ def accounting(work: Workload, degrees: Degrees, *, stage: int = 0, fsdp: bool =
     products. Divide by T, except for experts and router, which every tensor rank computes. Only a token's k experts
     count.
     parameters: divide attention, SwiGLU, embedding and head by T, but not norms, router and the n/E experts.
-    bytes: over all micro-batches. A is the size of this rank's activations, tokens · width, in bytes.
+    bytes: over all micro-batches. Z is the size of this rank's activations, tokens · width, in bytes.
 
-    - tensor: for attention one all-reduce of A in forward and one in backward; the same for a dense SwiGLU. One in
+    - tensor: for attention one all-reduce of Z in forward and one in backward; the same for a dense SwiGLU. One in
       forward for the embedding, one in backward for the head. The loss has two all-reduces of 4-byte numbers, with 1
       and 2 numbers per token.
-    - expert: four all-to-alls of k·A per block, and one of 8 · experts bytes of counts per micro-batch and block.
-    - pipe: A to the next stage, and A to the previous stage.
+    - expert: four all-to-alls of k·Z per block, and one of 8 · experts bytes of counts per micro-batch and block.
+    - pipe: Z to the next stage, and Z to the previous stage.
     - "data×expert": one all-reduce of all gradients except those of experts, and one of the 2 · experts + 1 numbers of
       the balancing loss per micro-batch and block with experts. "data": one all-reduce of the gradients of experts.
     - With fsdp, "data" instead carries, per micro-batch, two all-gathers of all parameters (forward and backward) and
