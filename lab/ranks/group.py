@@ -141,9 +141,7 @@ class Group(dist.ProcessGroup):
     def _set_group_name(self, name: str) -> None:
         self.name_ = name
 
-    @property
-    def pg_name(self) -> str:
-        return self.name_
+    pg_name = group_name
 
     def ranks(self) -> list[int]:
         if self.ranks_ is None:
@@ -213,8 +211,7 @@ class Group(dist.ProcessGroup):
     def allreduce(self, tensors: list, opts: Any = None) -> dist.Work:
         return self.issue("all_reduce", tensors, tensors, opts=opts, **_reduction(opts))
 
-    def allreduce_coalesced(self, tensors: list, opts: Any = None) -> dist.Work:
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
