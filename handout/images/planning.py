@@ -3,7 +3,7 @@
 from lab.cluster import steps
 from lab.cluster.costs import sent_bytes
 from lab.cluster.hardware import cluster
-from lab.cluster.jobs import MODELS, RECOMPUTE, Job, Plan
+from lab.cluster.jobs import MODELS, RECOMPUTE, Job, Plan, unfit
 from lab.cluster.prices import group_s
 from lab.model.scaling import compute_optimal
 
@@ -78,27 +78,53 @@ def rings(p: Picture) -> None:
     p.words(424, 310, f"NVLink of a device, all rings: {inside:.0f} GB/s", "soft", "end")
 
 
-@picture(320, "Tokens of a device that hide a gather, over the number of devices")
-def hidden_gathers(p: Picture) -> None:
-    """Tokens of a device that hide a gather of a layer of 70B, over devices and T; and those that a step has."""
+@picture(310, "Milliseconds of a layer's products over its tokens, and of its gather by two links")
+def roof(p: Picture) -> None:
+    """A layer of 70B in forward: products at the peak over tokens, and its gather on NVLink and on one card."""
     layer, peak = MODELS["70b"].layer_products, H100.device.peak_flops
-    devices = [2**i for i in range(6, 13)]
+    c = Chart(p, (1000, 50_000), (1, 100))
+    c.axes("tokens", "ms", {1000: "1,000", 3000: "3,000", 10_000: "10,000", 30_000: "30,000"}, (1, 3, 10, 30, 100))
+    c.curve([(n, 2e3 * layer * n / peak) for n in (1000, 50_000)], BLUE)
+    for link, words, x in ((H100.inside, "gather on NVLink", 6000), (H100.between, "gather on one card", 1000)):
+        ms, tokens = 2e3 * layer / link.bytes_per_s, peak / link.bytes_per_s
+        c.curve([(1000, ms), (50_000, ms)], ORANGE, dashed=True)
+        c.dot(tokens, ms, ORANGE, f"{tokens:,.0f}", dx=6, dy=20)
+        c.say(x, ms, f"{words}: {ms:.2g} ms", dx=6, dy=-7)
+    c.say(6000, 2e3 * layer * 6000 / peak, "products", "end", dx=-8, dy=-6)
 
-    def needed(count: int, tensor: int) -> float:
-        return group_s("all_gather", 2 * layer / count, count // 8, 8 // tensor, H100) * peak / (2 * layer)
 
-    c = Chart(p, (64, 7000), (1024, 70_000))
-    c.axes("H100s", "tokens of a device", devices, {2**i: f"{2**i // 1024}k" for i in range(10, 17)})
-    tokens = 1024 * 8192
-    c.curve([(n, tokens / n) for n in (128, 4096)], GREY, dashed=True)
-    for tensor, colour in ((1, BLUE), (2, GREEN), (4, YELLOW), (8, ORANGE)):
-        c.curve([(n, needed(n, tensor)) for n in devices], colour)
-    for tensor, colour, dx, dy, last in ((1, BLUE, 6, -10, 0), (8, ORANGE, 6, 20, 10)):
-        c.say(64, needed(64, tensor), f"T = {tensor}: {needed(64, tensor):,.0f}", dx=dx, dy=dy)
-        c.dot(4096, needed(4096, tensor), colour, f"{needed(4096, tensor):,.0f}", dx=9, dy=last)
-    for n in (1024, 4096):
-        c.dot(n, tokens / n, GREY, f"{tokens / n:,.0f}", dx=9, dy=5 if n == 4096 else -6)
-    c.say(256, tokens / 256, "a step of 8.4M tokens has", dx=12, dy=-2)
+@picture(330, "MFU of 70B over the number of devices, cut in four ways")
+def few_tokens(p: Picture) -> None:
+    """The planner's MFU of a step of 1,024 sequences of 8,192 tokens over devices, by ZeRO's stage, tensor and pipe."""
+    c = Chart(p, (64, 6000), (20, 65), log_y=False)
+    c.axes("H100s", "MFU of 70B, %", [2**i for i in range(6, 13)], range(20, 70, 10))
+
+    def mfu(plan: Plan) -> tuple[float, float]:
+        devices = plan.data * plan.pipe * plan.tensor
+        job = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", devices))
+        if why := unfit(job, plan) or ("" if steps.fits(job, plan) else "memory"):
+            raise ValueError(f"{plan}: {why}")
+        rate = steps.model_flops(job) / steps.price(job, plan).step_s / devices
+        return devices, 100 * rate / job.cluster.device.peak_flops
+
+    counts = [2**i for i in range(6, 13)]
+    kept, light = (1, 1, "none"), (2, 1, "selective")  # micro-batch, chunks and recomputation: the faster that fits
+    fours = [Plan(n // 4, 1, 4, *(kept if n in (64, 128, 4096) else light), zero=3) for n in counts]
+    eights = [Plan(n // 8, 1, 8, *light, zero=2) for n in counts]
+    piped = [Plan(n // 16, 2, 8, 2, 8, "none" if n >= 1024 else "selective", zero=1) for n in counts]
+    curves = (
+        ([Plan(n, recompute="full", zero=3) for n in counts if n <= 1024], BLUE, "ZeRO 3 alone", 16),
+        (fours, GREEN, "ZeRO 3, tensor 4", 5),
+        (eights, YELLOW, "ZeRO 2, tensor 8", 10),
+        (piped, ORANGE, "ZeRO 1, tensor 8, pipe 2", 1),
+    )
+    for y, (plans, colour, words, dy) in spaced(curves, 176, 24):
+        points = [mfu(plan) for plan in plans]
+        c.curve(points, colour)
+        devices, last = points[-1]
+        c.dot(devices, last, colour, f"{last:.0f}", dx=9, dy=dy)
+        p.box(84, y - 9, 18, 8, colour)
+        p.words(110, y, f"{words}: {last:.0f}", "ink")
 
 
 @picture(344, "One batch on four stages over time, by three schedules")
