@@ -172,6 +172,33 @@ def published(p: Picture) -> None:
     c.say(100, 260, "predicted as published", dy=20)
 
 
+@picture(300, "Gigabytes of weights, gradients and state of 70B by ZeRO's stage, on two meshes")
+def zero_memory(p: Picture) -> None:
+    """GB of weights, gradients and state of 70B on 256 devices by ZeRO's stage: data=256, and data=32 with tensor=8."""
+    p.words(16, 22, "GB of a device: 70B on 256 H100s", "ink bold")
+    left, scale, end = 66.0, 1.6, 362.0
+    room = (1 - steps.RESERVED) * H100.device.hbm_bytes / 1e9
+    for top, (data, tensor) in spaced(((256, 1), (32, 8)), 46, 120):
+        job = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", data * tensor))
+        p.words(16, top, f"data={data}" + (f", tensor={tensor}" if tensor > 1 else ""), "ink")
+        for y, zero in spaced(range(4), top + 8, 23):
+            kinds = steps.memory(job, Plan(data, tensor=tensor, zero=zero))
+            p.words(16, y + 15, f"ZeRO {zero}", "soft small")
+            x, total = left, 0.0
+            for kind, colour in (("parameters", BLUE), ("gradients", ORANGE), ("optimizer", GREEN)):
+                total += kinds[kind] / 1e9
+                wide = min(kinds[kind] / 1e9 * scale, end - x)
+                if wide > 0:
+                    p.box(x, y, wide, 19, colour)
+                    x += wide
+            if left + total * scale > end:
+                p.words(end + 6, y + 15, "…", "ink")
+            p.words(424, y + 15, f"{total:,.0f}", "ink small", "end")
+    p.line(left + scale * room, 34, left + scale * room, 266, dashed=True)
+    p.words(left + scale * room + 5, 264, f"{room:.0f} GB fit", "soft small")
+    p.words(16, 288, "blue: weights, orange: gradients, green: state; …: goes on", "soft small")
+
+
 @picture(388, "Gigabytes of the fullest stage of 405B by pipe and recomputation")
 def stage_memory(p: Picture) -> None:
     """GB of the fullest stage of 405B on 1,024 H100s, by pipe and recomputation: 1F1B, tensor 8, ZeRO 1."""
