@@ -74,7 +74,7 @@ def placed(p: Picture) -> None:
         ("A[i, j]", lambda d, t: (every, every, 0)), ("A[i/D, j]", lambda d, t: (half[d], every, d)),
         ("A[i, j/T]", lambda d, t: (every, half[t], t)), ("A[i/D, j/T]", lambda d, t: (half[d], half[t], 2 * d + t)),
         ("A[i/(D·T), j]", lambda d, t: (range(2 * d + t, 2 * d + t + 1), every, 2 * d + t)),
-        ("A[i/D, j], summands", lambda d, t: (half[d], every, 2 * d + t)),
+        ("A[i/D, j]{T}", lambda d, t: (half[d], every, 2 * d + t)),
     )  # fmt: skip
     for n, (name, cells) in enumerate(ways):
         left, top = 22 + 142 * (n % 3), 22 + 164 * (n // 3)

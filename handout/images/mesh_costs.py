@@ -3,11 +3,11 @@
 from lab.cluster import jobs, steps
 from lab.cluster.hardware import cluster
 from lab.model.transformer import MODELS
-from reference.mesh.accounting import Cost, Degrees, Device, Workload, accounting, layer_times
+from reference.mesh.accounting import Cost, Degrees, Workload, accounting
 from reference.mesh.schedule_1f1b import schedule_1f1b
 
 from .mesh import STAGES, played
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture, spaced
+from .picture import BLUE, GREEN, ORANGE, YELLOW, Bar, Picture, picture, spaced
 
 
 def costs(fsdp: bool = False) -> Cost:
@@ -31,42 +31,6 @@ def axes_bytes(p: Picture) -> None:
         p.box(136, y, max(w, 3), 34, colour, hatched="FSDP" in axis)
         p.words(144 + w, y + 22, f"{sent / 1e9:,.1f} GB", "ink small")
     p.words(16, 244, "tensor: 4 all-reduces a block; pipe: 2 messages; data: once", "soft small")
-
-
-@picture(288, "Six plans in the order of their floors; pricing stops at the fourth")
-def floors(p: Picture) -> None:
-    """Why a planner may stop: floors rise, and no price lies below its floor."""
-    plans = ((1.0, 1.9), (1.2, 1.4), (1.3, 2.0), (1.7, None), (2.1, None), (2.2, None))  # None: no price
-    bottom, unit, best = 234.0, 84.0, 1.4
-    for i, (x, (floor, price)) in enumerate(spaced(plans, 64, 60), 1):
-        if price is not None:
-            p.box(x, bottom - unit * price, 44, unit * (price - floor), ORANGE)
-            p.words(x + 22, bottom - unit * price + 14, f"{price}", "in small", "middle")
-        p.box(x, bottom - unit * floor, 44, unit * floor, GREY if price is None else BLUE, f"{floor}")
-        p.words(x + 22, bottom + 18, f"plan {i}", "soft small", "middle")
-    p.line(50, bottom - unit * best, 424, bottom - unit * best, dashed=True)
-    p.words(16, bottom - unit * best + 5, f"{best}", "ink small")
-    p.words(16, 24, "floor (blue, grey) and price (orange), s; dashed: the best", "soft")
-    p.words(16, 278, "plan 4's floor is above the best price: nothing behind can win", "ink small")
-
-
-@picture(300, "Seconds of a layer's products and messages over the tokens of a data rank")
-def limits(p: Picture) -> None:
-    """Seconds of a layer's products and messages over the tokens of a data rank: equations (9) to (11)."""
-    c = Chart(p, (125, 16_000), (3e-6, 2e-2))
-    ms = {1e-5: "0.01", 1e-4: "0.1", 1e-3: "1", 1e-2: "10"}
-    c.axes("tokens of a data rank", "ms, forward of a layer", (125, 500, 2001, 8000), ms)
-    h100 = cluster("dgx-h100", 8)
-    device = Device(h100.device.peak_flops, h100.inside.bytes_per_s)
-    tokens = [125 * 2 ** (i / 4) for i in range(29)]
-    times = [layer_times(4 * n, 8192, 28_672, data=4, tensor=2, device=device) for n in tokens]
-    for name, colour, dashed in (("compute", BLUE, False), ("data", ORANGE, True), ("tensor", GREEN, True)):
-        c.curve([(n, getattr(t, f"{name}_s")) for n, t in zip(tokens, times, strict=True)], colour, dashed)
-    c.say(4_000, times[20].compute_s, "compute", "end", dx=-8, dy=-14)
-    c.say(150, times[0].data_s, "data: weights", dy=-10)
-    c.say(1_000, times[12].tensor_s, "tensor: activations", dx=12, dy=14)
-    limit = 3 / 4 * device.flops_per_s / device.bytes_per_s
-    c.dot(limit, layer_times(round(4 * limit), 8192, 28_672, data=4, tensor=2, device=device).compute_s, GREY)
 
 
 @picture(330, "A layer's forward with tensor=8 and FSDP, and what crossing machines costs in measurements of others")
@@ -103,36 +67,6 @@ def exposed(p: Picture) -> None:
         p.box(76, y, 300 * left, 28, colour, f"{left:.0%}".replace("%", " %"))
         p.frame(76 + 300 * left + 2, y, 300 * (1 - left) - 2, 28)
         p.words(384, y + 19, f"−{1 - left:.0%}".replace("%", " %"), "ink small")
-
-
-@picture(530, "Fewest tokens of a device over tensor ranks, and the ranks with the least messages")
-def fewest(p: Picture) -> None:
-    """Tokens of a device below which messages outlast products, over tensor ranks, all on an H100's NVLink; and the
-    number of tensor ranks with the least messages, over the tokens of a device."""
-    c = Chart(p, (0.5, 11), (0, 3000), log_x=False, log_y=False)
-    c.bottom = 254.0
-    c.axes("tensor ranks T", "fewest tokens of a device", range(1, 11), range(0, 4000, 1000))
-    h100 = cluster("dgx-h100", 8)
-    intensity = 2 * h100.device.peak_flops / h100.inside.bytes_per_s
-    for hidden, colour, last, dx, dy, below in ((16_384, ORANGE, 6, 50, 4, -12), (28_672, BLUE, 10, -10, -14, 24)):
-        x = 2 * hidden / intensity
-        points = {T: hidden / (T * (x + 1 - T)) for T in range(1, last + 1)}
-        c.curve([*points.items()], colour, dashed=colour == ORANGE)
-        best = min(points, key=points.__getitem__)
-        for T, tokens in points.items():
-            if T in (1, best):
-                c.dot(T, tokens, colour)
-        c.say(best, points[best], f"{points[best]:,.0f}", "middle", dy=below)
-        c.say(last, points[last], f"h = {hidden:,}", "middle", dx=dx, dy=dy)
-    c.say(1, points[1], f"{points[1]:,.0f}: data alone", dx=10, dy=4)
-    least = Chart(p, (500, 16_384), (1, 9))
-    least.top = 340.0
-    least.axes("tokens of a device t", "", (512, 1024, 2048, 4096, 8192), (1, 2, 4, 8))
-    p.words(12, 322, "T with the least messages", "soft")
-    for hidden, colour in ((16_384, ORANGE), (28_672, BLUE)):
-        least.curve([(t, (hidden / t) ** 0.5) for t in (512, 16_384)], colour, dashed=colour == ORANGE)
-    for t in (points[6], 8192):
-        least.dot(t, (28_672 / t) ** 0.5, BLUE, f"{(28_672 / t) ** 0.5:.1f}", dx=8, dy=-8)
 
 
 @picture(376, "Messages of rank 0 in a block with experts, data=2, expert=2, tensor=2")
