@@ -140,22 +140,6 @@ def ranges(p: Picture) -> None:
     p.words(16, 244, "time", "soft small")
 
 
-@picture(248, "Self time counts each microsecond once; total time, once a caller")
-def self_time(p: Picture) -> None:
-    us = 5.0
-    p.frame(16, 30, 80 * us + 8, 110, kind="line")
-    p.words(16, 22, "range mlp: 80 µs", "ink bold")
-    p.box(20, 36, 50 * us - 2, 96, BLUE)
-    p.words(28, 54, "linear: total 50, self 5", "in")
-    p.box(40, 64, 45 * us - 2, 60, ORANGE, "addmm: total 45, self 45")
-    p.box(20 + 50 * us, 36, 30 * us - 2, 96, GREEN)
-    p.words(28 + 50 * us, 54, "silu: total 30,", "in")
-    p.words(28 + 50 * us, 74, "self 30", "in")
-    p.words(16, 168, "sum of totals: 50 + 45 + 30 = 125 µs", "ink")
-    p.words(16, 190, "sum of self:     5 + 45 + 30 =   80 µs", "ink bold")
-    p.words(16, 222, f"Share of products: 45 / 80 = {45 / 80:.0%}, not 45 / 125 = {45 / 125:.0%}.", "soft")
-
-
 @picture(300, "The share of attention's square in all FLOPs, as the context grows")
 def square(p: Picture) -> None:
     c = Chart(p, (1024, 131072), (0, 1), log_y=False)

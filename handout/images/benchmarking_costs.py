@@ -37,6 +37,26 @@ def layer(width: int, tokens: float) -> float:
     return max(ASK, device(width, tokens))
 
 
+@picture(186, "Three rates: of the host's launches, of arithmetic and of memory")
+def rates(p: Picture) -> None:
+    """Host, compute and memory of an A100, their rates, and what each does in the time of a launch."""
+    flops, moved = A100.peak_flops, A100.hbm_bytes_per_s
+    columns = (
+        ("host", BLUE, f"{1e6 * ASK:.0f} µs a launch", "1 launch"),
+        ("compute", ORANGE, f"{flops / 1e12:.0f} TFLOP/s", f"{ASK * flops / 1e9:.1f} GFLOP"),
+        ("memory", GREEN, f"{moved / 1e12:.3f} TB/s", f"{ASK * moved / 1e6:.0f} MB"),
+    )
+    for x, (name, colour, rate, amount) in spaced(columns, 16, 150):
+        p.box(x, 22, 108, 48, colour, name)
+        p.words(x + 54, 94, rate, "ink bold", "middle")
+        p.words(x + 54, 162, amount, "ink", "middle")
+    p.line(126, 46, 163, 46, arrow=True)
+    p.line(276, 46, 313, 46, arrow=True)
+    p.line(313, 46, 277, 46, arrow=True)
+    p.line(16, 112, 424, 112, dashed=True)
+    p.words(16, 136, f"in the {1e6 * ASK:.0f} µs of a launch:", "soft")
+
+
 @picture(352, "Twice the batch: only where arithmetic sets the pace does the time nearly double")
 def pace(p: Picture) -> None:
     """Three linear layers, with a batch and with twice the batch, where host, memory and arithmetic set the pace."""
