@@ -146,8 +146,9 @@ def _prepare(job: Job) -> None:
     if len(sys.modules) > before:
         watch.refusals.cache_clear()
         gc.freeze()
-    watch.refusals(tuple(job.forbidden))
-    operators.kernels(tuple(job.forbidden))
+    with warnings.catch_warnings(action="ignore"):  # torch warns when some of its names are read
+        watch.refusals(tuple(job.forbidden))
+        operators.kernels(tuple(job.forbidden))
 
 
 if __name__ == "__main__":
