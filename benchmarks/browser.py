@@ -15,7 +15,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def missing() -> str:
-    """What must be installed before a page can be opened; "" if nothing."""
+    """Name the package that must be installed before a page can be opened; "" if none."""
     if _chromium() is None:
         return "no Chromium on this machine: apt-get install chromium"
     return "" if find_spec("playwright") else "Playwright is not installed: pip install -e .[browser]"

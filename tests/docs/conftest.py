@@ -1,4 +1,4 @@
-"""What the tests of the site share: a browser, and a reader with a page of his own."""
+"""Fixtures for the tests of the site: a browser, and a reader with a page of its own."""
 
 import pytest
 

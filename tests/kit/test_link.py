@@ -1,7 +1,7 @@
 """Messages on a link: what they cost by the formula, that none is done sooner, and that all of Gloo runs on it.
 
-Times are told by the switch's clock. Asserted is what may not be sooner, which no busy core can
-break, and one ratio that sleeping makes large.
+The switch's clock gives the times. The tests assert lower bounds, which no busy core can break, and one ratio that
+sleeping makes large.
 """
 
 import itertools

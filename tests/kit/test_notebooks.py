@@ -53,7 +53,7 @@ def test_what_a_reader_writes_is_judged(name, capsys):
         exec(compile(source, name, "exec"), space)
 
     def said(written: str) -> tuple[bool, str]:
-        """What the check says where the reader wrote this."""
+        """The answer of the notebook's check to this solution."""
         for source in (written, *sources[begin + 1 : check + 1]):
             capsys.readouterr()
             exec(compile(source, name, "exec"), space)

@@ -39,7 +39,7 @@ def kit(folder: Path, light: bool = False) -> Path:
 
 
 def plan(kit: Path, what: str, *names: str) -> None:
-    """What befalls these submissions, or all, when LIGHT judges them: kill, or wait for some seconds."""
+    """An event for these submissions, or all, when LIGHT judges them: kill the worker, or wait for some seconds."""
     for folder in (kit / "class").iterdir():
         if not names or folder.name in names:
             (folder / "toys" / "plan.py").write_text(what)
