@@ -219,6 +219,13 @@ def test_a_forbidden_call_is_refused_however_it_is_written(solution, how):
     assert refused.value.reason == "forbidden", refused.value.text
 
 
+def test_a_forbidden_object_must_not_be_held_even_if_it_is_never_called(solution):
+    code = "import torch\nheld = getattr(torch.nn, 'Multihead' + 'Attention')\ndef step():\n    return 1\n"
+    with pytest.raises(ProbeFailed, match="held is the forbidden torch") as refused:
+        solution(code).run(probes.call, forbidden=["torch.nn.MultiheadAttention"])
+    assert refused.value.reason == "forbidden"
+
+
 def test_what_is_no_operator_forbids_none():
     """`torch.distributed._tensor` is a package; taken for an operator it refused scalar_tensor, which `where` needs."""
     of = {e: operators.matching(e.forbidden) for e in default().exercises.values()}
