@@ -37,6 +37,11 @@ NOTE = (
     "nothing measured: the machine does not matter."
 )
 
+ZERO_3 = (
+    "Speeds are TFLOP/s a GPU. Two predictions: hidden, if all messages of the data axis travel beside products and slow "
+    "nothing down; waited for, if each is waited for at once. All of it is computed, nothing measured."
+)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -84,8 +89,11 @@ def main() -> None:
         more = others()
         rows += (new := [row(run) for run in more])
         print(f"\n## Other published runs, the same constants\n\n{table(new)}\n\nOf these: {off(more)}.")
+    apart = sharded()
+    print(f"\n## With ZeRO 3, the same constants\n\n{table(apart)}")
     if options.keep:
         write("planner", rows, "\n\n".join(notes))
+        write("planner_zero3", apart, ZERO_3)
     print(f"\nTable 1, ten runs: {ours}")
 
 
@@ -139,6 +147,27 @@ def llama_runs(recompute: Sequence[str]) -> list[Run]:
         plan = best(job, Plan(gpus // 128, 16, 8, zero=2), recompute=recompute)
         runs.append(Run(PUBLISHED["llama"]["source"], f"405B, {gpus} GPUs", job, plan, published))
     return runs
+
+
+def sharded() -> list[dict[str, Any]]:
+    """Rows of runs with ZeRO 3: published, and predicted with messages hidden and with messages waited for."""
+    rows, of = [], PUBLISHED["sharded"]
+    for kind, name, gpus, micro_batch, count, recompute, gradient, tokens in of["runs"]:
+        layers, width, heads, vocabulary = of["model"][name]
+        recipe = replace(TODAY, gradient=gradient)
+        model = gpt(layers, width, heads, vocabulary)
+        job = Job(model, gpus * micro_batch * count, 2048, cluster(kind, gpus), recipe)
+        plan = Plan(gpus, micro_batch=micro_batch, recompute=recompute, zero=3)
+        hidden = _timed(of["source"], name, job, plan, job.sequences * job.context / tokens)
+        waited = replace(hidden, job=replace(job, recipe=replace(recipe, overlap_data=False)))
+        rows.append({
+            "GPUs": f"{gpus} {'A100' if kind == 'dgx-a100' else 'H100'}", "model": name.upper(),
+            "micro-batches": f"{count} of {micro_batch}", "recomputed": "nothing" if recompute == "none" else "layers",
+            "published": f"{hidden.published:.0f}", "hidden": f"{hidden.predicted():.0f}",
+            "error": f"{100 * hidden.error():+.1f} %", "waited for": f"{waited.predicted():.0f}",
+            "its error": f"{100 * waited.error():+.1f} %",
+        })  # fmt: skip
+    return rows
 
 
 def best(

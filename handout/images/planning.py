@@ -1,5 +1,7 @@
 """The pictures of planning and of published runs. Curves are formulas; predictions are the benchmark's table."""
 
+import json
+
 from lab.cluster import steps
 from lab.cluster.costs import sent_bytes
 from lab.cluster.hardware import cluster
@@ -11,7 +13,7 @@ from .mesh import played
 from .picture import BLUE, GREEN, GREY, HERE, ORANGE, YELLOW, Chart, Picture, picture, spaced
 
 H100 = cluster("dgx-h100", 16)
-RESULTS = HERE.parent.parent / "benchmarks" / "results" / "planner.md"
+RESULTS = HERE.parent.parent / "benchmarks" / "results"
 
 # GB/s of an all-reduce over four nodes of eight B200s, by MiB of the payload. Bekman, ml-engineering,
 # network/benchmarks/README.md, commit 0cc3de5.
@@ -163,13 +165,28 @@ def published(p: Picture) -> None:
     c.axes("published, TFLOP/s a GPU", "predicted", ticks, ticks)
     c.curve([(90, 90), (480, 480)], GREY, dashed=True)
     colours = {"Narayanan": BLUE, "Korthikanti": GREEN, "Jiang": YELLOW, "Grattafiori": ORANGE}
-    for row in RESULTS.read_text(encoding="utf-8").splitlines():
+    for row in (RESULTS / "planner.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         if len(cells) == 9 and (source := cells[0].split()[0]) in colours:
             c.dot(float(cells[6]), float(cells[7]), colours[source])
     c.say(400, 374, "Llama 3, 405B", "end", dx=44, dy=54)
     c.say(100, 260, "on the dashed line:")
     c.say(100, 260, "predicted as published", dy=20)
+
+
+@picture(408, "Nineteen runs with ZeRO 3: published speeds between two predictions")
+def sharded(p: Picture) -> None:
+    """A bar from the speed with messages waited for to that with messages hidden, and a dot at the published one."""
+    rows = json.loads((RESULTS / "planner_zero3.json").read_text(encoding="utf-8"))["rows"]
+    left, scale = 98.0, 0.53
+    for y, row in spaced(rows, 8, 19):
+        low, high, said = (float(row[name]) for name in ("waited for", "hidden", "published"))
+        p.words(16, y + 11, f"{row['model']}, {row['GPUs']}", "soft small")
+        p.box(left + scale * low, y, scale * (high - low), 14, BLUE if "A100" in row["GPUs"] else GREEN)
+        p.dot(left + scale * said, y + 7, ORANGE)
+    for value in (0, 200, 400, 600):
+        p.words(left + scale * value, 382, f"{value}", "soft small", "middle")
+    p.words(16, 402, "TFLOP/s of a GPU; dot: published, bar: waited for to hidden", "soft small")
 
 
 @picture(300, "Gigabytes of weights, gradients and state of 70B by ZeRO's stage, on two meshes")
