@@ -38,7 +38,7 @@ NOTE = (
 )
 
 ZERO_3 = (
-    "Speeds are TFLOP/s a GPU. Two predictions: hidden, if all messages of the data axis travel beside products and slow "
+    "Speeds are TFLOP/s a GPU. Two predictions: hidden, if messages of the data axis travel beside products and slow "
     "nothing down; waited for, if each is waited for at once. All of it is computed, nothing measured."
 )
 

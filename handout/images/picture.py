@@ -82,6 +82,9 @@ class Picture:
         if words:
             self.words(x + w / 2, y + h / 2 + 5, words, "soft", "middle")
 
+    def disc(self, x: float, y: float, colour: str) -> None:
+        self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}" class="rim"/>')
+
     def words(self, x: float, y: float, said: str, kind: str = "ink", anchor: str = "start") -> None:
         self.parts.append(f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{escape(said)}</text>')
 
@@ -181,8 +184,7 @@ class Chart:
         self, x: float, y: float, colour: str, said: str = "", anchor: str = "start", dx: float = 0, dy: float = 0
     ) -> None:
         """Draw a dot with a label beside it."""
-        at_x, at_y = self.at(x, y)
-        self.p.parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5" fill="{colour}" class="rim"/>')
+        self.p.disc(*self.at(x, y), colour)
         if said:
             self.say(x, y, said, anchor, dx, dy)
 

@@ -183,7 +183,7 @@ def sharded(p: Picture) -> None:
         low, high, said = (float(row[name]) for name in ("waited for", "hidden", "published"))
         p.words(16, y + 11, f"{row['model']}, {row['GPUs']}", "soft small")
         p.box(left + scale * low, y, scale * (high - low), 14, BLUE if "A100" in row["GPUs"] else GREEN)
-        p.dot(left + scale * said, y + 7, ORANGE)
+        p.disc(left + scale * said, y + 7, ORANGE)
     for value in (0, 200, 400, 600):
         p.words(left + scale * value, 382, f"{value}", "soft small", "middle")
     p.words(16, 402, "TFLOP/s of a GPU; dot: published, bar: waited for to hidden", "soft small")
