@@ -14,7 +14,7 @@ def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: dist.
 
     Use sends and receives only, in W − 1 steps. In step i every rank sends to the rank i places to its right and
     receives from the rank i places to its left (or, on all ranks, the other way round), so no rank receives two
-    messages in one step. The tensor for the rank itself is copied. Do not copy all inputs: you need no extra memory.
+    messages in one step. The tensor for the rank itself is copied. Extra memory: at most one part, not a copy of all.
     Source: Thakur et al. 2005, section 3.2.
     """
     raise NotImplementedError(
