@@ -1,6 +1,6 @@
-"""Training in mixed precision is float32 training, nearly; naive float16 is not.
+"""Training in mixed precision is float64 training, nearly; naive float16 is not.
 
-What must be true: masters after some steps are those of float32 training within what a plain mixed-precision run loses
+What must be true: masters after some steps are those of float64 training within what a plain mixed-precision run loses
 (written out below: float32 masters, 16-bit forward and backward, a constant scale that fits). How it would be faked:
 computing in float32 (outputs of the layers are looked at); an optimizer on the 16-bit parameters (small updates
 vanish); no scaling (small gradients vanish: losses are weighted so that they do); clipping what is still scaled;
@@ -22,7 +22,7 @@ from . import probes_precision as probes
 STEP = "mixed_precision.mixed_step"
 SCALER = "mixed_precision.loss_scaler"
 CAUSE = (
-    "float32 training differs by more than 16-bit arithmetic explains: are gradients scaled before backward, then "
+    "float64 training differs by more than 16-bit arithmetic explains: are gradients scaled before backward, then "
     "converted, unscaled once and clipped, in this order, and do masters stay in float32?"
 )
 OPTIONS = {"dtype": "float16", "optimizer": "sgd", "lr": 0.5, "max_norm": 1e9, "scale": 2.0**14, "interval": 1000}
