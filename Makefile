@@ -64,11 +64,12 @@ test-docs: env sandbox
 	$(PY) -m pytest tests/docs
 
 # The chapters and notebooks as a site that needs no network, in build/handout; EDITION=solutions shows the reference.
-# PROFILE=core keeps the exercises of that profile; `make pdf` prints the book beside the site, with Chromium.
+# PROFILE=core keeps the exercises of that profile. With Chromium the book is printed beside the site; `make pdf` wants it.
+handout pdf: BROWSER = $(shell command -v chromium chromium-browser google-chrome)
 handout pdf: env
 	@$(PY) -c 'import furo, latex2mathml, myst_nb' 2>/dev/null || \
 	  $(PY) -m pip install --no-compile --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs]"
-	@$(PY) -m handout.site --edition $(or $(EDITION),student) --profile $(or $(PROFILE),full) $(if $(filter pdf,$@),--pdf)
+	@$(PY) -m handout.site --edition $(or $(EDITION),student) --profile $(or $(PROFILE),full) $(if $(or $(filter pdf,$@),$(BROWSER)),--pdf)
 
 lint: env
 	@$(PY) -m ruff check .

@@ -31,7 +31,7 @@ LONG_AGO = (2026, 1, 1, 0, 0, 0)  # fixed time of all files, so that archives ar
 _WHOLE = ("assignment.toml", "questions.toml", "constraints.txt", "LICENSE", ".gitignore")
 # Suffixes of text files, which are searched for solutions.
 _TEXT = ("", ".py", ".md", ".toml", ".json", ".txt", ".tsv", ".yaml", ".sh", ".sbatch", ".ipynb", ".css", ".js")
-_KINDS = (*_TEXT, ".svg", ".png")  # and pictures
+_KINDS = (*_TEXT, ".html", ".svg", ".png")  # and pictures
 _NOT_THEIRS = ("kit", "docs", "cs336")  # below tests/
 _INSTRUCTORS = ("instructors.md",)
 _TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "handout pdf:", "clean:")  # paragraphs of the Makefile

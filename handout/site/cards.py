@@ -38,14 +38,11 @@ def judged(e: Exercise) -> dict[str, tuple[float, list[str]]]:
     return {kind: (e.points * (split[kind] / whole if whole else 1), names) for kind, names in of_kind.items() if names}
 
 
-def forbidden(e: Exercise) -> tuple[str, list[str]]:
-    """What an exercise forbids, said once a group: (the first of its stage that forbids most of it, what it adds)."""
-    before = [o for o in default().of_stage(e.stage)[: default().of_stage(e.stage).index(e)] if o.forbidden]
-    like = [o for o in before if set(o.forbidden) <= set(e.forbidden) and not forbidden(o)[0]]
-    if not like:
-        return "", list(e.forbidden)
-    first = max(like, key=lambda o: len(o.forbidden))
-    return first.id, [name for name in e.forbidden if name not in first.forbidden]
+def lists_forbidden(e: Exercise) -> bool:
+    """Whether the exercise's own section lists what is forbidden; a group's list stands in one section alone."""
+    chapter = (ROOT / "handout" / f"{e.stage}.md").read_text(encoding="utf-8")
+    section = chapter.partition(f"\n## Exercise `{e.id}`\n")[2].partition("\n## ")[0]
+    return "<summary>Forbidden calls" in section
 
 
 def counted(number: float, word: str) -> str:

@@ -16,6 +16,7 @@ nb_render_markdown_format = "myst"
 nb_render_image_options = {"alt": "what the cell above drew; the text below it says the same"}
 highlight_language = "none"
 
+templates_path = ["templates"]
 html_theme = "furo"
 html_title = project
 html_static_path = ["static"]

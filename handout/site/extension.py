@@ -42,6 +42,9 @@ class Card(SphinxDirective):
         box += self.parse_text_to_nodes(_facts(e, set(default().of_profile(self.config.profile).exercises)))
         more = nodes.container(classes=["exercise-more"])
         more += _folded("What judges it", self.parse_text_to_nodes(_judged(e)))
+        if e.forbidden and not cards.lists_forbidden(e):
+            names = ", ".join(f"`{name}`" for name in e.forbidden)
+            more += _folded("Forbidden calls", self.parse_text_to_nodes(names))
         title = "Solution" if edition == "solutions" else "Interface"
         code = nodes.literal_block(text := code_of(e.file, edition), text, language="python")
         shown = nodes.container(ids=[anchor(e.id)], names=[anchor(e.id)])
@@ -60,12 +63,8 @@ def _facts(e: Exercise, kept: set[str]) -> str:
         f"{cards.counted(e.points, 'point')} · {cards.counted(e.hours, 'hour')} · "
         f"difficulty {stars} ({e.difficulty} of 5) · on {where}",
         f"Builds on: {', '.join(needs) or 'no other exercise'}.",
+        f"Hand in: `student/{e.file}` with `{e.name}`. `lab check {e.id}` says whether it is done.",
     ]
-    first, more = cards.forbidden(e)
-    if first:  # the first of a group says in its text what all forbid
-        like = [f"what [`{first}`]({heading(first)}) forbids"] if first in kept else []
-        names = [f"`{name}`" for name in (more if like else e.forbidden)]
-        rows.append(f"Forbidden: {', '.join(like + names)}.")
     return "\n\n".join(rows)
 
 

@@ -11,7 +11,7 @@ from .conjugates import Conjugate, copy_to, reduce_from
 
 
 class ColumnParallelLinear(nn.Module):
-    """A linear layer sharded by output: y_r = x W_rᵀ + b_r, where W = [W_0; W_1; …] is split by rows.
+    """A linear layer sharded by output: y_r = x A_rᵀ + b_r, where A = [A_0; A_1; …] is split by rows.
 
     torch keeps weights as (out, in): the columns of the papers' A in X A are the rows here. `weight` is
     (out / T, in), `bias` (out / T) or None. Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
@@ -37,7 +37,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """A linear layer sharded by input: y = Σ_r x_r W_rᵀ + b, where W is split by columns.
+    """A linear layer sharded by input: y = Σ_r x_r A_rᵀ + b, where A is split by columns.
 
     `weight` is (out, in / T); `bias`, (out) or None, is whole on every rank. Source: Shoeybi et al. 2019, section 3.
     """

@@ -22,7 +22,7 @@ from .oracles import ALLOWED, WHERE, attention, draw, gradients, needs_triton
 COMPILES = "flash_attention.compiles_for_hopper"
 COMPILE_S = 240.0  # three kernels, one to three seconds each on an idle core
 REGISTERS = 255  # that a thread can have
-SPILLED = 64  # bytes a thread; on an H200 a kernel that spilled 48 was the fastest (benchmarks/results/sweep.md)
+SPILLED = 64  # bytes a thread; on an H200 a kernel that spilled 48 was the fastest
 TENSOR_CORES = {80: "mma", 90: "wgmma", 100: "tcgen05"}
 pytestmark = needs_triton
 

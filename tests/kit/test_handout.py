@@ -111,6 +111,7 @@ def test_figures_are_numbered_as_they_appear_and_each_has_a_caption(chapter):
     captioned = re.findall(r"!\[[^\]]+\]\(images/\w+\.svg\)\n\n\*\*Figure \d", text)
     assert len(captioned) == len(numbers) == text.count("](images/")
     assert {int(n) for n in re.findall(r"Figure (\d+)", text)} == set(numbers)
+    assert not re.search(r"(?m)^%", text), "the site drops a line that begins with %, as a comment"
 
 
 @pytest.mark.parametrize("chapter", [c for c, text in CHAPTER_TEXTS.items() if "```pycon" in text])
