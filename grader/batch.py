@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -162,16 +162,23 @@ def _flags(results: list, edition: str = "") -> Iterator[Flag]:
 
     edition: set for a CS336 fork. It was written for other tests, so it is flagged for forged answers only.
     """
-    flagged = set()
-    for r in [r for r in results if r.kind in KINDS]:  # advisory tests ask more than the fork's course does
+    flagged, results = set(), [r for r in results if r.kind in KINDS]  # advisory tests ask more than the fork's course
+    right = Counter(r.exercise for r in results if r.outcome == "passed")
+    fits = Counter(r.exercise for r in results if _fits_public(r))
+    for r in results:
         kind = _KINDS_OF_FLAGS.get(r.reason, "")
         if r.reason == "refused" and FORGED in r.message:
             kind = "forged answer"
-        elif not kind and r.outcome == "failed" and r.public == "passed" and r.reason != "hung":
+        elif not kind and _fits_public(r) and fits[r.exercise] >= right[r.exercise]:  # fewer may be luck
             kind = "fits the public inputs only"
         if kind and (kind, r.exercise) not in flagged and (kind == "forged answer" or not edition):
             flagged.add((kind, r.exercise))
             yield Flag(kind, f"{r.id}: {r.message}")
+
+
+def _fits_public(r: Result) -> bool:
+    """Whether a test passes on the public seed, and fails on the secret one."""
+    return r.outcome == "failed" and r.public == "passed" and r.reason != "hung"
 
 
 _KINDS_OF_FLAGS = {"forbidden": "forbidden call", "crashed": "ended its process"}  # by the reason of a failure

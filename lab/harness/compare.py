@@ -92,16 +92,16 @@ def interleaved(
     draw = random.Random(seed)
     taken: tuple[list[float], list[float], list[float]] = ([], [], [])
     a(), b()
-    for _ in range(pairs):
+    for pair in range(pairs):
         for which in draw.sample((0, 1), 2):
             ready()
             _wait_for_the_device()
-            gates.mark(f"{'ab'[which]} begins")
+            gates.mark(f"{'ab'[which]} begins {pair}")
             starved_s, begin = clock.starved_s(), clock.perf_counter()
             (a, b)[which]()
             _wait_for_the_device()
             taken[which].append(clock.perf_counter() - begin)
-            gates.mark(f"{'ab'[which]} ends")
+            gates.mark(f"{'ab'[which]} ends {pair}")
             if which == 1:
                 taken[2].append(max(0.0, clock.starved_s() - starved_s))
             check(which)

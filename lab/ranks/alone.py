@@ -18,8 +18,8 @@ from typing import NoReturn
 from .processes import dumpable
 
 SHARED = "/tmp/shared"  # where ranks see the folder of a probe that asks for one
-_FOLDERS = 0x00020000 | 0x10000000  # mount and user namespaces
-_ALL = _FOLDERS | 0x08000000 | 0x20000000 | 0x40000000  # IPC, PID and network, too
+_ALONE = 0x00020000 | 0x10000000 | 0x40000000  # mount, user and network namespaces
+_ALL = _ALONE | 0x08000000 | 0x20000000  # IPC and PID, too
 _PRIVATE, _BIND, _PLAIN = 0x44000, 0x5000, 0x6  # MS_REC with MS_PRIVATE, with MS_BIND; MS_NOSUID | MS_NODEV
 _SEEN_OF_PROC = ("cpuinfo", "devices", "driver", "sys")  # entries of /proc with the same content for all processes
 ROOM, MORE_ROOM = "4m", "256m"  # bytes for files; MORE_ROOM for probes that write checkpoints or compile
@@ -49,7 +49,7 @@ def enter(room: str, shared: str, tell: socket.socket | None) -> None:
     rank. Otherwise the function forks: only the child, PID 1 of a new namespace, returns. The parent sends the child's
     PID to `tell`, waits, and ends as the child ended.
     """
-    _unshare(_ALL if tell else _FOLDERS)
+    _unshare(_ALL if tell else _ALONE)
     if tell:
         if pid := os.fork():
             tell.send(pid.to_bytes(4, "little"))

@@ -196,7 +196,13 @@ class Switch:
             self.mismatch = self.mismatch or why
             self._fail(parts, why)
             return
-        answers = [(p, a, -1) for p, a in zip(parts, results(parts, members), strict=True)]
+        try:
+            answers = [(p, a, -1) for p, a in zip(parts, results(parts, members), strict=True)]
+        except (RuntimeError, ValueError) as error:  # torch cannot add, say, 8-bit floats, or AND floats
+            self._fail(
+                parts, f"{parts[0].row.op} of {parts[0].row.dtype} is not possible: {str(error).splitlines()[0]}"
+            )
+            return
         self._at(self._carry([p.row for p in parts]) if len(parts) > 1 else 0.0, answers)
 
     def _message(self, name: str, part: Part) -> None:
@@ -295,6 +301,8 @@ class Switch:
     # ---- gates ----
 
     def _open(self, rank: Rank, name: str, number: int) -> None:
+        if self.hold and any(gate.name == name for gate in rank.gates):  # a forged one would let held answers go
+            raise Refused(f"a second request for the gate {name!r}")
         ran_s, _ = time_on_cores(rank.reader.pid)
         rank.gates.append(Gate(name, len(rank.rows), time.perf_counter(), ran_s))
         rank.polls.clear()

@@ -179,7 +179,10 @@ def test_who_waits_for_a_core_is_not_called_slow():
 
 
 def test_where_there_is_a_switch_its_clock_counts():
-    gates = [Gate(name, 0, at) for name, at in (("b begins", 1.0), ("b ends", 1.5), ("a begins", 3.0), ("a ends", 5.0))]
+    gates = [
+        Gate(name, 0, at)
+        for name, at in (("b begins 0", 1.0), ("b ends 0", 1.5), ("a begins 0", 3.0), ("a ends 0", 5.0))
+    ]
     assert timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates)], least_s=0.1)[:2] == ([2.0], [0.5])
     with pytest.raises(AssertionError, match="lies in another"):
         timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates[1:3])], least_s=0.1)

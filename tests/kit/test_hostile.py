@@ -114,6 +114,9 @@ def test_what_passes_raises_no_flag_and_so_no_variant_does():
     for reason, message in (("forbidden", "x"), ("crashed", "x"), ("refused", FORGED)):
         assert len([*batch._flags([result(outcome="failed", reason=reason, message=message)])]) == 1
     assert not [*batch._flags([result(outcome="failed")])], "wrong is not dishonest"
+    lucky = result(outcome="failed", public="passed")
+    assert len([*batch._flags([lucky])]) == 1
+    assert not [*batch._flags([lucky, result(), result()])], "right by luck on the public seed is not dishonest"
 
 
 HONEST = """

@@ -172,6 +172,11 @@ def test_keys_travel_while_the_first_product_is_computed(run, rng):
     traces = run.trace(probes.ring, [case], [], True, world=world, hold=before)
     judge(*case, [trace.values[0] for trace in traces], [*range(world)], 12)
     for rank, trace in enumerate(traces):
+        asked = [gate.name for gate in trace.gates]
+        products = [f"{probes.PARTS[1]} {i}".removesuffix(" 0") for i in range(len(asked) - len(probes.PARTS) + 1)]
+        assert asked == [probes.PARTS[0], *products, *probes.PARTS[2:]], (
+            f"rank {rank}: a gate that no product asked for"
+        )
         assert not trace.stood_still, (
             f"rank {rank} of {world} waited for {trace.stood_still[0].op} before its next product of matrices: in each "
             "step start the messages, attend to the keys that are there, and only then wait"

@@ -333,9 +333,9 @@ def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> di
     return told
 
 
-def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, ballast: int) -> dict:
-    """A step of SGD, and the process at its largest at one moment of it: in the last block's "forward", in the first
-    block's "backward", or after the step, with "gradients".
+def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, ballast: int, steps: int) -> dict:
+    """Steps of SGD, and the process at its largest at one moment of the last: in the last block's "forward", in the
+    first block's "backward", or after the step, with "gradients".
 
     tokens: of each rank. Returns the loss, and the sums over rows of each tensor of the state.
     """
@@ -344,16 +344,19 @@ def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, b
     wrapped, stepper = sharded(impl, kind, m, ["sgd", 0.1])
 
     def at(now: str) -> None:
-        if now == moment:
+        if now == moment and last:
             weigh(ballast)
 
     m.blocks[-1].down.register_forward_pre_hook(lambda *_: at("forward"))
     m.blocks[0].down.register_forward_pre_hook(lambda _, x: x[0].register_hook(lambda _: at("backward")) and None)
-    out = loss(wrapped(tokens[dist.get_rank()], list(range(len(plan["hidden"])))), torch.zeros(()))
-    value = float(out.detach())
-    out.backward()
-    wrapped.finish_gradient_synchronization()
-    stepper.step()
-    del out
+    for step in range(steps):
+        last = step == steps - 1
+        stepper.zero_grad()
+        out = loss(wrapped(tokens[dist.get_rank()], list(range(len(plan["hidden"])))), torch.zeros(()))
+        value = float(out.detach())
+        out.backward()
+        wrapped.finish_gradient_synchronization()
+        stepper.step()
+        del out
     at("gradients")
     return {"loss": value, "sums": {n: t.double().sum(0) for n, t in wrapped.full_state().items()}}

@@ -22,6 +22,7 @@ from lab.harness.pytest_plugin import exercise
 from . import oracles_fsdp as oracles
 from .messages_fsdp import messages, parts, sends_exactly
 from .oracles_fsdp import BLOCK, draw_plan, natural, steps_of, trains_as_one
+from .weighed_fsdp import holds_a_part
 
 PREFETCH = "zero.fsdp_prefetch"
 
@@ -176,3 +177,9 @@ def test_one_layer_is_whole_and_one_on_its_way_never_more(run, rng):
                 f"{(got[moment] - base[moment]) / BLOCK:.1f} layers more, expected {layers}: is each freed as soon as "
                 "it has computed, and only the next one on its way?"
             )
+
+
+@exercise(PREFETCH, kind="property")
+@pytest.mark.parametrize("moment", ["forward", "backward"])
+def test_layers_that_have_computed_are_gone(run, rng, moment):
+    holds_a_part(run, rng, "prefetch", moment)

@@ -18,7 +18,12 @@ MOMENTS = {  # by kind: a W-th of all parameters may be there so often at each, 
         "backward": (2, "all layers or their whole gradients: free each layer's when it is done,"),
         "gradients": (2, "whole gradients, all layers, or copies, in torch or not: keep this rank's part alone,"),
     },
+    "prefetch": {
+        "forward": (1, "all layers whole, or many at once: fetch the next one alone, and free each,"),
+        "backward": (3, "all layers or their whole gradients: fetch the next one alone, and free each,"),
+    },
     "zero2": {
+        "backward": (WORLD + 1, "whole gradients: start each reduce-scatter in its hook, and wait for all but one,"),
         "gradients": (WORLD + 2, "whole gradients, in torch or not: drop each when it has been reduce-scattered,"),
     },
 }
@@ -27,26 +32,27 @@ MOMENTS = {  # by kind: a W-th of all parameters may be there so often at each, 
 def holds_a_part(run, rng, kind, moment) -> None:
     """Assert that a rank then holds only its part and the layers in use, by the kernel's high-water mark."""
     world, seed, width, blocks = WORLD, rng.integers(0, 10**6), 256, 16
+    steps = 1 + (kind == "prefetch")  # its first step learns the order
     plan = {"width": width, "hidden": [rng.integers(1300, 1350)] * blocks, "vocabulary": 128}
     tokens = [rng.tokens(1, vocabulary=128) for _ in range(world)]
     whole = 4 * parts(plan, world)[2]
     small = {"width": 8, "hidden": [16] * blocks, "vocabulary": 128}
     ballast = 3 * whole // 2  # the net is whole only while it is created
-    traces = run.trace(probes_fsdp.weighed, kind, plan, seed, tokens, moment, ballast, world=world)
-    (little,) = run.trace(probes_fsdp.weighed, kind, small, seed, tokens, moment, 1 << 12, world=1)
+    traces = run.trace(probes_fsdp.weighed, kind, plan, seed, tokens, moment, ballast, steps, world=world)
+    (little,) = run.trace(probes_fsdp.weighed, kind, small, seed, tokens, moment, 1 << 12, steps, world=1)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         state = Net(plan).state_dict()
-    batches = [[[[own, torch.zeros(1, 128), list(range(blocks))]]] for own in tokens]
+    batches = [[[[own, torch.zeros(1, 128), list(range(blocks))]]] * steps for own in tokens]
     want = oracles.whole_batch(plan, state, batches, ["sgd", 0.1], "", {})
     shares, what = MOMENTS[kind][moment]
     for rank, trace in enumerate(traces):
-        who, (loss,) = f"rank {rank} of {world}", want["losses"][rank]
+        who, loss = f"rank {rank} of {world}", want["losses"][rank][-1]
         assert abs(trace.values["loss"] - loss) <= 1e-4 * loss, (
             f"{who}: the loss is {trace.values['loss']:.7g}, expected {loss:.7g}"
         )
         for name, tensor in want["state"].items():
             off = (trace.values["sums"][name] - tensor.double().sum(0)).abs().max()
-            assert off <= 1e-3, f"{who}: {name} after a step of SGD is off by {float(off):.3g}, summed over its rows"
+            assert off <= 1e-3, f"{who}: {name} after SGD is off by {float(off):.3g}, summed over its rows"
         needs_bytes = ballast + shares * whole // world
         never_holds(trace, little, what, whole, needs_bytes)
