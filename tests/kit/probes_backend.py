@@ -12,6 +12,8 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from lab.harness.raising import raised
+
 WORLD = 4
 PAIRS = [[0, 2], [1, 3]]  # groups of two whose ranks are no neighbours
 UNEVEN = [[(r + 2 * s) % 3 for r in range(WORLD)] for s in range(WORLD)]  # rows from s to r, some of them none
@@ -47,6 +49,11 @@ def reduced(impl: Any, how: str, dtypes: list[str]) -> dict[str, list[Tensor]]:
         dist.reduce_scatter_tensor(share, x, op)
         told[dtype] = crossing([every, last, share])
     return told
+
+
+def impossible(impl: Any) -> str:
+    """The error of a reduction that torch does not have for this dtype."""
+    return raised(lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND), text=True)
 
 
 def _wide(x: Tensor) -> Tensor:

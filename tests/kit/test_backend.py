@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from .probes_backend import CASES, WORLD, cases, crossing, given, reduced
+from .probes_backend import CASES, WORLD, cases, crossing, given, impossible, reduced
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("uint8", "int8", "int16", "int32", "int64")
@@ -55,3 +55,8 @@ def test_every_operation_reduces_every_dtype(runner, how):
             last = whole if rank == WORLD - 1 else inputs(dtype)[rank]
             want = crossing([whole, last, whole.chunk(WORLD)[rank]])
             assert same(got, want), f"{dtype}, rank {rank}: {got}, expected {want}"
+
+
+def test_a_reduction_that_torch_does_not_have_fails_on_its_ranks_alone(runner):
+    assert all("all_reduce of float32 is not possible" in error for error in runner.run(impossible, world=WORLD))
+    assert runner.run(reduced, "SUM", ["float32"], world=WORLD), "the next probe has its own answer"
