@@ -73,8 +73,8 @@ def compare(
 
 
 def interleaved(
-    a: Callable[[], object],
-    b: Callable[[], object],
+    a: Callable[[], object] | None,
+    b: Callable[[], object] | None,
     pairs: int,
     seed: int = 0,
     ready: Callable[[], object] = lambda: None,
@@ -83,7 +83,7 @@ def interleaved(
     """Measure a and b in pairs, one after the other, in a random order for each pair. Called in a probe.
 
     Returns the seconds of a, the seconds of b, and the seconds in which this process's threads waited for a core
-    during b. Both run once before, unmeasured.
+    during b. Both run once before, unmeasured. One of them may be None, and is measured in a process of its own.
 
     seed: gives the order, so all ranks of a world measure in the same order. ready: called before each measurement, to
     make new inputs or for a barrier. check: called after each, with 0 for a and 1 for b, to check its result. A GPU is
@@ -91,14 +91,16 @@ def interleaved(
     """
     draw = random.Random(seed)
     taken: tuple[list[float], list[float], list[float]] = ([], [], [])
-    a(), b()
+    calls = {which: call for which, call in enumerate((a, b)) if call is not None}
+    for call in calls.values():
+        call()
     for pair in range(pairs):
-        for which in draw.sample((0, 1), 2):
+        for which in [which for which in draw.sample((0, 1), 2) if which in calls]:
             ready()
             _wait_for_the_device()
             gates.mark(f"{'ab'[which]} begins {pair}")
             starved_s, begin = clock.starved_s(), clock.perf_counter()
-            (a, b)[which]()
+            calls[which]()
             _wait_for_the_device()
             taken[which].append(clock.perf_counter() - begin)
             gates.mark(f"{'ab'[which]} ends {pair}")

@@ -144,18 +144,20 @@ DECIDED: list[str] = []  # messages of the running test's timed comparisons; sho
 
 
 def timed(
-    traces: Sequence[Trace], least_s: float, allowed: float = 1e-5
+    traces: Sequence[Trace], least_s: float, allowed: float = 1e-5, baseline: Sequence[Trace] = ()
 ) -> tuple[list[float], list[float], list[float]]:
     """Combine the ranks' times for `compare`: the slowest rank's time in each pair, and b's waits for a core.
 
     traces: of ranks that returned the three lists of `interleaved`, and the worst error of any repeat. With a switch,
     times are measured by the judge's clock. Asserts that every repeat gave the right result, and that b never took less
-    than `least_s`, the least time that is possible.
+    than `least_s`, the least time that is possible. baseline: ranks that measured a, if `traces` measured b alone.
     """
-    for rank, trace in enumerate(traces):
+    for rank, trace in enumerate([*traces, *baseline]):
         worst = trace.values[-1]
         assert worst <= allowed, f"rank {rank}: a repeat that was timed came to a wrong result: off by {worst:.3g}"
     a_s, b_s, starved_s = slowest([_taken(trace) for trace in traces])
+    if baseline:
+        a_s, _, _ = slowest([_taken(trace) for trace in baseline])
     assert min(b_s) >= 0.99 * least_s, (
         f"a repeat took {1e3 * min(b_s):.2f} ms; what it is made of sleeps for {1e3 * least_s:.2f} ms"
     )

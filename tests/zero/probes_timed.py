@@ -25,16 +25,17 @@ class Slow(torch.optim.SGD):
         return super().step(closure)
 
 
-def against_whole(impl: Any, sizes: list, seconds_each: float, pairs: int, seed: int) -> tuple:
-    """Seconds of an unsharded step (every rank updates everything, then a blocking broadcast per tensor) and of a
-    sharded step; and the worst error of a parameter after a sharded step.
+def step_seconds(impl: Any, whole: bool, sizes: list, seconds_each: float, pairs: int, seed: int) -> tuple:
+    """Seconds of an unsharded step (every rank updates everything, then a blocking broadcast per tensor), or of a
+    sharded one; and the worst error of a parameter.
 
-    Gradients differ between steps, and are equal on all ranks.
+    whole: the unsharded step. It never loads the code under test. Gradients differ between steps, and are equal on all
+    ranks.
     """
     ranks, ps = dist.get_world_size(), [nn.Parameter(torch.zeros(size)) for size in sizes]
     draw, wanted, worst = torch.Generator().manual_seed(seed), list[torch.Tensor](), [0.0]
-    whole = Slow(ps, seconds_each=seconds_each)
-    sharded = impl.zero.zero1.ShardedOptimizer(ps, Slow, seconds_each=seconds_each)
+    made = Slow if whole else impl.zero.zero1.ShardedOptimizer
+    optimizer = made(ps, *[Slow] * (not whole), seconds_each=seconds_each)
 
     def ready() -> None:
         for p in ps:
@@ -43,13 +44,13 @@ def against_whole(impl: Any, sizes: list, seconds_each: float, pairs: int, seed:
         dist.barrier()
 
     def everything() -> None:
-        whole.step()
+        optimizer.step()
         for i, p in enumerate(ps):
             dist.broadcast(p.detach(), group_src=i % ranks)
 
     def check(which: int) -> None:
-        if which == 1:
-            worst.extend(float((p.detach() - want).abs().max()) for p, want in zip(ps, wanted, strict=True))
+        worst.extend(float((p.detach() - want).abs().max()) for p, want in zip(ps, wanted, strict=True))
 
     ready()
-    return (*interleaved(everything, sharded.step, pairs, seed, ready, check), float(torch.tensor(worst).max()))
+    a, b = (everything, None) if whole else (None, optimizer.step)
+    return (*interleaved(a, b, pairs, seed, ready, check), float(torch.tensor(worst).max()))

@@ -272,7 +272,10 @@ def test_on_a_link_a_step_takes_a_share_of_the_update(run, rng):
 
     def more():
         arguments = (sizes, seconds / sum(sizes), 12, rng.integers(0, 10**6))
-        return timed(run.trace(probes_timed.against_whole, *arguments, world=world, link=link), seconds / world)
+        whole, sharded = (
+            run.trace(probes_timed.step_seconds, which, *arguments, world=world, link=link) for which in (True, False)
+        )
+        return timed(sharded, seconds / world, baseline=whole)
 
     decide(
         compare(more, predicted**0.5),
