@@ -21,7 +21,7 @@ NOISE_BYTES = 8 << 20  # upper bound for the difference of two runs; tests forbi
 
 @dataclass(frozen=True)
 class Trace:
-    """One rank of one probe. The switch and the kernel record all but `values`, from outside the rank's process."""
+    """One rank of one probe. The switch and the kernel record all but `values` and when waits began, from outside."""
 
     values: Any  # what the probe returned
     peak_bytes: int  # growth of the process above its size at the fork, by the kernel; -1: not known

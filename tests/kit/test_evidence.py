@@ -1,7 +1,4 @@
-"""Instruments that are moved are found out: attacks earn when their cross-check is off, and do not when it is on.
-
-Honest code raises no flag: the reference here, all variants in `grader hostile` and the soak.
-"""
+"""The kernel's evidence about a sandbox: its locks, memory and descriptors hold what ranks could use as a way around."""
 
 from __future__ import annotations
 
