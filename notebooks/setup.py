@@ -7,13 +7,18 @@ from typing import Any
 import torch
 from matplotlib import pyplot as plt
 
-from lab.plots import COLOURS
+from lab.plots import COLOURS, INK
 
-__all__ = ["BLUE", "GREEN", "ORANGE", "PURPLE", "check", "math", "plt", "torch"]
+__all__ = ["BLUE", "GREEN", "INK", "ORANGE", "PURPLE", "check", "math", "plt", "torch"]
 
 BLUE, ORANGE, GREEN, PURPLE = (COLOURS[name] for name in ("blue", "orange", "green", "purple"))
-plt.rcParams.update({"figure.constrained_layout.use": True, "figure.figsize": (6.4, 3.4)})
-plt.rcParams.update({"axes.grid": True, "axes.axisbelow": True, "grid.color": "0.88"})
+plt.rcParams.update({"figure.constrained_layout.use": True, "figure.figsize": (5.4, 3.4), "font.size": 11})
+plt.rcParams.update({"axes.titlesize": 11, "legend.fontsize": 10, "xtick.labelsize": 10, "ytick.labelsize": 10})
+plt.rcParams.update({"axes.grid": True, "axes.axisbelow": True, "grid.color": INK, "grid.alpha": 0.25})
+# A figure has no background, so that it fits a light page and a dark one.
+plt.rcParams.update(dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"))
+inked = ("text.color", "axes.labelcolor", "axes.titlecolor", "axes.edgecolor", "xtick.color", "ytick.color")
+plt.rcParams.update(dict.fromkeys(inked, INK))
 
 
 def check(function: Callable, cases: Iterable[tuple[tuple, Any]], hint: str) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 COLOURS = {"blue": "#0072B2", "orange": "#D55E00", "green": "#009E73", "yellow": "#E69F00", "purple": "#CC79A7"}
+INK = "#767676"  # text and lines: as easy to read on white as on black
 HATCHES = ("", "///", "...", "\\\\\\", "xxx")
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..measure.memory import Memory
-from . import COLOURS, HATCHES
+from . import COLOURS, HATCHES, INK
 
 MIB = 2.0**20
 
@@ -20,6 +20,6 @@ def memory_timeline(axes: Any, memory: Memory, title: str) -> None:
     for stack, hatch in zip(stacks, HATCHES, strict=False):
         stack.set(hatch=hatch, edgecolor="white", linewidth=0)
     peak = memory.peak_bytes / MIB
-    axes.axhline(peak, color="black", linewidth=0.8, linestyle="--")
+    axes.axhline(peak, color=INK, linewidth=0.8, linestyle="--")
     axes.set(title=f"{title}: peak {peak:.1f} MiB", xlabel="allocations and frees, in order", ylabel="MiB")
     axes.legend(loc="upper left")

@@ -18,7 +18,7 @@ def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: s
         axes.barh(y, 0.96, left=x - 0.48, height=0.96, color=COLOURS["blue"], alpha=0.15 + 0.7 * speed / most)
         best = {"fontweight": "bold"} if speed == most else {}
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-        axes.text(x, y, f"{speed:.0f}", ha="center", va="center", fontsize=8, bbox=box, **best)
+        axes.text(x, y, f"{speed:.0f}", ha="center", va="center", color="black", fontsize=10, bbox=box, **best)
     axes.set(
         title=title, xlabel="pipe", ylabel="tensor", xlim=(-0.5, len(pipes) - 0.5), ylim=(-0.5, len(tensors) - 0.5)
     )

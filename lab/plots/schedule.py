@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..cluster.schedule import KINDS, Simulation
-from . import COLOURS, HATCHES, handles
+from . import COLOURS, HATCHES, INK, handles
 
 _NAMES = ("blue", "orange", "green", "yellow")  # forward and backward of chunk 0, 1; then again
 _LOOKS = [(COLOURS[name], hatch) for name, hatch in zip(_NAMES, HATCHES, strict=False)]
@@ -19,10 +19,9 @@ def schedule(axes: Any, simulation: Simulation, title: str, end: float | None = 
             colour, hatch = _look(action.kind, action.chunk)
             axes.barh(rank, stop - start, left=start, height=0.8, color=colour, hatch=hatch, edgecolor="white")
             if numbered:
-                box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-                axes.text(
-                    (start + stop) / 2, rank, str(action.micro_batch), ha="center", va="center", fontsize=7, bbox=box
-                )
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+                look = {"ha": "center", "va": "center", "color": "black", "fontsize": 9, "bbox": box}
+                axes.text((start + stop) / 2, rank, str(action.micro_batch), **look)
     axes.set(
         title=f"{title}: idle / busy {simulation.bubble:.3g}, at most {max(simulation.live)} activations",
         xlabel="time, in forwards",
@@ -30,11 +29,11 @@ def schedule(axes: Any, simulation: Simulation, title: str, end: float | None = 
         ylim=(len(ranks) - 0.4, -0.6),
     )
     axes.set_yticks(range(len(ranks)), [f"rank {r}" for r in range(len(ranks))])
-    axes.axvline(length, color="black", linewidth=0.8, linestyle="--")
+    axes.axvline(length, color=INK, linewidth=0.8, linestyle="--")
     chunks = 1 + max(action.chunk for actions in ranks for action in actions)
     each = [(kind, chunk) for chunk in range(chunks) for kind in KINDS]
     looks = {kind + (f", chunk {chunk}" if chunks > 1 else ""): _look(kind, chunk) for kind, chunk in each}
-    axes.legend(handles=handles(looks), loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+    axes.legend(handles=handles(looks), loc="lower right", bbox_to_anchor=(1, 1.15), ncols=len(looks), frameon=False)
 
 
 def _look(kind: str, chunk: int) -> tuple[str, str]:

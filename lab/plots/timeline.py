@@ -9,7 +9,7 @@ from typing import Any
 
 from ..cluster.simulator import SPANS as KINDS
 from ..cluster.simulator import Span
-from . import COLOURS, HATCHES, handles
+from . import COLOURS, HATCHES, INK, handles
 
 *_, MESSAGE = KINDS
 _LOOKS = dict(zip(KINDS, zip(COLOURS.values(), HATCHES, strict=True), strict=False))
@@ -19,14 +19,14 @@ _PIXELS = 2  # spans with a smaller gap are drawn as one bar, with a tick where 
 Ranks = Sequence[Sequence[Span]]
 
 
-def timelines(panels: Mapping[str, Ranks], unit_s: float = 1e-3) -> Any:
-    """Draw a figure with a panel per timeline, one below the other on the same time axis. Return the figure."""
+def timelines(panels: Mapping[str, Ranks], unit_s: float = 1e-3, width: float = 9) -> Any:
+    """Draw a figure, `width` inches wide, with a panel per timeline, one below the other on the same time axis."""
     from matplotlib import pyplot
 
     spans = [s for ranks in panels.values() for rank in ranks for s in rank]
     rows = [max(len(ranks), 1) for ranks in panels.values()]
     tall = max(0.3, 0.55 - 0.03 * max(rows, default=1))  # inches per rank
-    size = (9, 0.6 + sum(0.45 + tall * n for n in rows))
+    size = (width, 0.6 + sum(0.45 + tall * n for n in rows))
     figure, all_axes = pyplot.subplots(
         len(rows), 1, figsize=size, dpi=100, sharex=True, squeeze=False, height_ratios=rows, layout="constrained"
     )
@@ -52,7 +52,7 @@ def _timeline(axes: Any, ranks: Ranks, title: str, width_s: float, unit_s: float
         for kind in KINDS:
             top, height = (y + 0.06, 0.34) if kind == MESSAGE else (y - 0.4, 0.44)
             _draw(axes, kind, [s for s in rank if s.kind == kind], (top, height), a_pixel, unit_s)
-    axes.axvline(last_s / unit_s, color="black", linewidth=0.8, linestyle="--")
+    axes.axvline(last_s / unit_s, color=INK, linewidth=0.8, linestyle="--")
 
 
 def _draw(

@@ -4,7 +4,7 @@
 # with the clock. In this notebook you build the queue that fools it, then a timer that is not fooled. At the end you
 # ask how fast a layer could be at best.
 #
-# You write one function of about six lines, `timed`. Chapter: [Benchmarking](../handout/benchmarking.md).
+# You write one function of about ten lines, `timed`. Chapter: [Benchmarking](../handout/benchmarking.md).
 
 # %% [markdown]
 # ## A device that works behind your back
@@ -44,7 +44,7 @@ for wait in (False, True):
 
 # %% [markdown]
 # Without waiting, the clock sees the time to *ask*. It is 5 µs whatever the work is. That is why a model twice as large
-# seemed to cost nothing. `torch.cuda.synchronize()` is the waiting; reading a value, as `loss.item()` does, waits too.
+# seemed to cost nothing. With waiting, the clock shows 10.005 ms: 5 µs to ask, then 10 ms of work. `torch.cuda.synchronize()` is the waiting; reading a value, as `loss.item()` does, waits too.
 #
 # ## The first sample has a past
 # Waiting afterwards is not enough. Before you measure, warm-up steps have run, and the device may still be busy with them.
@@ -62,7 +62,10 @@ device.synchronize()
 print(f"{1e3 * (device.clock() - start):.3f} ms for a step of 10 ms")
 
 # %% [markdown]
-# The device first had to finish the warm-up. **Your turn.** Write a timer that gets both ends right. `step` is a function
+# The clock shows four steps, not one: the device first had to finish the warm-up. The 10 µs that are missing from 40 ms
+# passed before the first reading. The device was already at work then, while the host launched two more steps.
+#
+# **Your turn.** Write a timer that gets both ends right. `step` is a function
 # that launches some work, and `device` is as above. Run the warm-up, then return a list of seconds, one for each of the steps.
 
 # %%
@@ -138,7 +141,7 @@ def samples_of(warmup):
 # **Predict.** Which number suffers most from the three slow steps: mean, median or standard deviation?
 
 # %%
-figure, panels = plt.subplots(1, 2, figsize=(9, 2.8), sharey=True)
+figure, panels = plt.subplots(1, 2, figsize=(5.6, 3), sharey=True)
 for panel, warmup, colour, hatch in zip(panels, (0, 3), (ORANGE, BLUE), ("xx", "//")):
     ms = [1e3 * s for s in samples_of(warmup)]
     panel.hist(ms, bins=[10 ** (0.9 + i / 16) for i in range(25)], color=colour, hatch=hatch, edgecolor="white")
@@ -200,6 +203,9 @@ print(f"99 % interval for the median: {ratios[48]:.2f} to {ratios[-49]:.2f}")  #
 #
 # The *intensity* is FLOPs for each byte moved. Where it is below peak / bandwidth, the *ridge*, memory sets the pace.
 #
+# A product of (m, k) and (k, n) takes 2·m·k·n FLOPs. It reads both matrices and writes the result, so it moves at least
+# m·k + k·n + m·n numbers of 2 bytes.
+#
 # **Predict.** The four products below are from a layer of GPT-2's size, batch 8 and context 1,024. One is far below the ridge
 # of an A100. Which?
 
@@ -211,7 +217,8 @@ products = {  # how many products of (m, k) and (k, n)
     "scores": (8 * 12, 1024, 64, 1024),
 }
 ridge = PEAK / BANDWIDTH
-plt.plot([8, ridge, 2000], [8 * BANDWIDTH / 1e12, PEAK / 1e12, PEAK / 1e12], color="black")
+print(f"the ridge is at {ridge:.0f} FLOPs a byte")
+plt.plot([8, ridge, 2000], [8 * BANDWIDTH / 1e12, PEAK / 1e12, PEAK / 1e12], color=INK)
 for (name, (count, m, k, n)), mark, colour, below in zip(
     products.items(), "osD^", (BLUE, GREEN, PURPLE, ORANGE), (0.86, 1.4, 0.86, 0.86)
 ):
@@ -227,9 +234,11 @@ plt.xlabel("FLOPs a byte"), plt.ylabel("TFLOP/s, at most")
 plt.show()
 
 # %% [markdown]
-# **Figure 2.** The roof of an A100 and four products under it (computed). Look at `scores`: it has a third more FLOPs
-# than `q_proj` and takes 3.6 times as long, because its output is a matrix of 1,024 × 1,024 for each of 96 heads. Notebook 3 is about not writing
-# that matrix. (Without a mask; a causal mask leaves half of its FLOPs.)
+# **Figure 2.** The roof of an A100 and four products on it (computed). The slope is the bandwidth, the flat part is the
+# peak, and they meet at the ridge. Three marks are on the flat part. `scores` alone is on the slope, because its k is only
+# 64: each number of the result takes 2·64 FLOPs and 2 bytes to write. So its intensity stays below 64, however large m and n
+# are. Compare times, too: `scores` has a third more FLOPs than `q_proj` and takes 3.6 times as
+# long, because its output is a matrix of 1,024 × 1,024 for each of 96 heads. Notebook 3 is about not writing that matrix. (Without a mask; a causal mask leaves half of its FLOPs.)
 #
 # **Change.** Use float32 on an A100 without tensor cores: 19.5 TFLOP/s and 4 bytes instead of 2. Where is the ridge then, and
 # which products are left of it?

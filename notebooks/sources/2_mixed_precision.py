@@ -4,7 +4,7 @@
 # simply casts everything to 16 bits fails, sometimes without an error. In this notebook you see the three ways in which it
 # fails, and build the cure for each.
 #
-# You write one function of about eight lines, `careful_sum`. Chapter: [Mixed precision](../handout/mixed_precision.md).
+# You write one function of about seven lines, `careful_sum`. Chapter: [Mixed precision](../handout/mixed_precision.md).
 
 # %% [markdown]
 # ## Two ways to spend 16 bits
@@ -20,8 +20,9 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
           f"{torch.tensor(1e5).to(dtype).item():10g} {torch.tensor(1.001).to(dtype).item():8g}")
 
 # %% [markdown]
-# float16 has fine steps and a short range. bfloat16 has the range of float32 and coarse steps. Each of them fails in its own
-# way.
+# float16 has fine steps and a short range. bfloat16 has the range of float32 and coarse steps. Look at the last two columns:
+# 100,000 is above float16's largest number and becomes infinite, while bfloat16 rounds it to 99,840. Around 1, bfloat16 moves
+# in steps of 2⁻⁷ ≈ 0.0078, so 1.001 is rounded to 1. Each of the two fails in its own way.
 #
 # ## Failure 1: a sum that stands still
 # **Predict.** We add 0.01 ten thousand times. Where does the sum stop in bfloat16? In float16? Would it stop at all in
@@ -41,10 +42,12 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 
 # %% [markdown]
 # No error, no warning. At 4, the neighbours of a bfloat16 number are 1/32 apart. Adding 0.01 moves less than half of that,
-# so the sum is rounded back to where it was. Tensor cores therefore multiply in 16 bits and *accumulate* in 32.
+# so the sum is rounded back to where it was. float16 has three more bits of fraction. Its gap grows to the same 1/32 at a sum
+# eight times as large, so it stops at 32. float32 does not stop here, but its many small roundings add up to 0.003. Tensor cores therefore multiply in 16 bits and *accumulate* in 32.
 #
 # **What if there is no wider type?** Then keep what each addition loses. If `total + x` was rounded to `new`, then
-# `(new − total) − x` is what was added too much. Subtract it from the next number. This is Kahan's compensated sum, and some
+# `(new − total) − x` is what was added too much. Subtract it from the next number. Try it at 4 in bfloat16: the first 0.01 is
+# lost, so the excess is −0.01. The next number then counts as 0.02. That is more than half of the gap, and the sum moves. This is Kahan's compensated sum, and some
 # optimizers use it to keep parameters in bfloat16.
 #
 # **Your turn.** Keep two numbers of the given dtype, the total and what is too much so far. All operations stay in that dtype.
@@ -135,6 +138,7 @@ def lost(scale):
 for power in (0, 6, 12, 18, 24):
     zero, infinite = lost(2.0**power)
     print(f"times 2^{power:<2}: {zero:7.2%} are zero, {infinite:7.2%} are infinite")
+print(f"the largest is 2^{gradients.abs().max().log2():.1f}")
 
 # %%
 exponents = gradients.abs().log2()
@@ -143,15 +147,17 @@ plt.hist(exponents.clamp(min=-40).numpy(), bins=bins, color=BLUE, hatch="//", ed
 plt.hist((exponents + 12).numpy(), bins=bins, histtype="step", color=ORANGE, linewidth=2, label="times 2¹²")
 top = 1.3 * plt.ylim()[1]
 for x, name in ((-24, "smallest "), (-14, "smallest normal "), (16, "largest ")):
-    plt.axvline(x, color="black", linestyle="--")
-    plt.text(x, 0.97 * top, name, ha="right", va="top", rotation=90, fontsize=8)
-plt.ylim(0, top), plt.xlabel("log₂ |gradient|"), plt.ylabel("how many"), plt.legend(loc="upper left")
+    plt.axvline(x, color=INK, linestyle="--")
+    plt.text(x, 0.97 * top, name, ha="right", va="top", rotation=90, fontsize=10)
+plt.ylim(0, top), plt.xlabel("log₂ |gradient|"), plt.ylabel("how many")
+plt.gcf().legend(loc="outside upper center", ncols=2, frameon=False)
 plt.show()
 
 # %% [markdown]
 # **Figure 2.** Gradients by power of two, and the same times 2¹² (measured on the small model). Look at the dashed lines, the
-# ends of float16: a part of the filled histogram lies left of "smallest". The outline has moved twelve steps to the right and
-# fits between "smallest" and "largest".
+# ends of float16, and compare the table above it: a part of the filled histogram lies left of "smallest". The outline has moved twelve steps to the right and
+# fits between "smallest" and "largest". Scaling moves every gradient by the same number of powers of two, because a product
+# by a power of two changes the exponent alone. No bit of the fraction is lost.
 #
 # So multiply the loss by a scale, and divide the gradients by it in float32. Which scale? The largest that does not overflow.
 # Nobody knows it before, and it changes. So it is searched for all the time: halve it when a gradient is infinite, and double
@@ -184,7 +190,8 @@ plt.show()
 
 # %% [markdown]
 # **Figure 3.** The scale over 240 steps (computed). Look at the dots: each is a step that was skipped. A short interval stays
-# near the limit and pays with more skipped steps. Libraries double after 2,000 steps. bfloat16 needs no scale at all, and
+# near the limit and pays with more skipped steps. At step 120 the solid curve falls from 2¹⁵ to 2¹¹: four
+# halvings, and each costs a step. The dashed curve was still at 2¹³, so two are enough. Libraries double after 2,000 steps. bfloat16 needs no scale at all, and
 # that is why it has won.
 #
 # ## What takes the memory, then?
@@ -215,7 +222,7 @@ def step_memory(checkpointed, context=CONTEXT):
         del loss
     return memory
 
-figure, both = plt.subplots(2, 1, figsize=(7, 5), sharey=True)
+figure, both = plt.subplots(2, 1, figsize=(5.4, 5.4), sharey=True)
 for axes, checkpointed in zip(both, (False, True)):
     memory = step_memory(checkpointed)
     memory_timeline(axes, memory, "each block checkpointed" if checkpointed else "plain")

@@ -4,7 +4,7 @@
 # GPUs run attention at this length every day. In this notebook you build the trick: a softmax over scores that arrive in
 # pieces, of which none is kept.
 #
-# You write one function of about five lines, `fold`. Chapter: [FlashAttention-2](../handout/flash_attention.md).
+# You write one function of about eight lines, `fold`. Chapter: [FlashAttention-2](../handout/flash_attention.md).
 
 # %% [markdown]
 # ## The matrix is what costs
@@ -60,12 +60,19 @@ print("exp(s − max) / sum:  ", (s - s.max()).exp() / (s - s.max()).exp().sum()
 # By hand: the scores ln 1, ln 4 give m = ln 4 and l = 1/4 + 1 = 5/4. Now ln 2, ln 8 arrive. The new maximum is ln 8, so
 # α = 4/8, and l = 1/2 · 5/4 + 2/8 + 1 = 15/8.
 #
-# **Your turn.** Write `fold`. It takes m and l of all scores so far and a list of new scores, and returns both, up to date.
-# Before the first scores m is −∞ and l is 0; `math.exp(-math.inf)` is 0.
+# ## Carry the output along
+# The output of a query is an average of the values v, weighted by softmax. It needs a third running number: acc, the sum of
+# exp(s − m) · v. When m rises, acc shrinks by the same α as l. At the end, the output is acc / l.
+#
+# By hand: let the first two scores have the values 1 and 2. Then acc = 1/4 · 1 + 1 · 2 = 9/4. The next two have the values
+# 3 and 1, so acc = 1/2 · 9/4 + 2/8 · 3 + 1 · 1 = 23/8. The output is 23/8 divided by 15/8.
+#
+# **Your turn.** Write `fold`. It takes m, l and acc of all scores so far, a list of new scores and a list of their values. It
+# returns all three, up to date. Before the first scores m is −∞, l and acc are 0; `math.exp(-math.inf)` is 0.
 
 # %%
-def fold(m, l, scores):
-    """Maximum and sum after some more scores, as (m, l)."""
+def fold(m, l, acc, scores, values):
+    """Maximum, sum and weighted sum of values after some more scores, as (m, l, acc)."""
     ...
 
 # %%
@@ -73,38 +80,46 @@ ln = math.log
 written = check(
     fold,
     [
-        ((-math.inf, 0.0, [ln(1), ln(4)]), (ln(4), 5 / 4)),
-        ((ln(4), 5 / 4, [ln(2), ln(8)]), (ln(8), 15 / 8)),
-        ((ln(8), 15 / 8, [ln(4)]), (ln(8), 19 / 8)),
-        ((-math.inf, 0.0, [1000.0, 1000.0]), (1000.0, 2.0)),
+        ((-math.inf, 0.0, 0.0, [ln(1), ln(4)], [1.0, 2.0]), (ln(4), 5 / 4, 9 / 4)),
+        ((ln(4), 5 / 4, 9 / 4, [ln(2), ln(8)], [3.0, 1.0]), (ln(8), 15 / 8, 23 / 8)),
+        ((ln(8), 15 / 8, 23 / 8, [ln(4)], [2.0]), (ln(8), 19 / 8, 31 / 8)),
+        ((-math.inf, 0.0, 0.0, [1000.0, 1000.0], [1.0, 3.0]), (1000.0, 2.0, 4.0)),
     ],
-    "Find the new maximum first. Then every exponent, the old sum's too, is taken relative to it.",
+    "Find the new maximum first. Then every exponent, those of the old sums too, is taken relative to it.",
 )
 
 # %% [markdown]
 # <details><summary>Solution</summary>
 #
 # ```python
-# def fold(m, l, scores):
-#     """Maximum and sum after some more scores, as (m, l)."""
+# def fold(m, l, acc, scores, values):
+#     """Maximum, sum and weighted sum of values after some more scores, as (m, l, acc)."""
 #     larger = max(m, *scores)
 #     shrink = math.exp(m - larger)
-#     return larger, shrink * l + sum(math.exp(s - larger) for s in scores)
+#     l, acc = shrink * l, shrink * acc
+#     for score, value in zip(scores, values):
+#         weight = math.exp(score - larger)
+#         l += weight
+#         acc += weight * value
+#     return larger, l, acc
 # ```
 # </details>
 #
 # If yours is not right yet, the notebook goes on with the logarithm of the sum, which is another way to the same numbers.
 
 # %%
-def slowly(m, l, scores):
-    lse = torch.tensor([*([m + ln(l)] if l else []), *scores], dtype=torch.float64).logsumexp(0).item()
-    return max(m, *scores), math.exp(lse - max(m, *scores))
+def slowly(m, l, acc, scores, values):
+    old = [(m + ln(l), acc / l)] if l else []  # all that came before, as one score with one value
+    s, v = torch.tensor([*old, *zip(scores, values)], dtype=torch.float64).T
+    top = max(m, *scores)
+    l = math.exp(s.logsumexp(0).item() - top)
+    return top, l, l * (s.softmax(0) @ v).item()
 
 step = fold if written else slowly
 
 # %% [markdown]
 # ## Watch m and l
-# One query against 512 keys, 64 at a time.
+# One query against 512 keys, 64 at a time. A value is a vector; `fold` carries its first number.
 #
 # **Predict.** m can only rise. Can l fall?
 
@@ -114,28 +129,27 @@ q, k, v = torch.randn(3, 512, DIM, dtype=torch.float64)
 q = 2 * q  # so that scores spread out
 tiles = (k @ q[0] / math.sqrt(DIM)).split(64)
 
-m, l, ms, ls = -math.inf, 0.0, [], []
-for tile in tiles:
-    m, l = step(m, l, tile.tolist())
+m, l, acc, ms, ls = -math.inf, 0.0, 0.0, [], []
+for tile, values in zip(tiles, v[:, 0].split(64)):
+    m, l, acc = step(m, l, acc, tile.tolist(), values.tolist())
     ms.append(m), ls.append(l)
 seen = range(1, len(tiles) + 1)
-figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
+figure, (left, right) = plt.subplots(1, 2, figsize=(5.6, 2.8))
 left.step(seen, ms, where="post", marker="o", color=BLUE), left.set(title="maximum m", xlabel="tiles seen")
 right.plot(seen, ls, "s-", color=ORANGE), right.set(title="sum l", xlabel="tiles seen", ylim=(0, None))
 plt.show()
 print("m:", *(f"{x:6.2f}" for x in ms))
 print("l:", *(f"{x:6.2f}" for x in ls))
 print(f"m + ln l = {m + ln(l):.12f}, torch.logsumexp = {torch.cat(tiles).logsumexp(0):.12f}")
+print(f"acc / l  = {acc / l:.12f}, plain attention = {plain(q[:1], k, v)[0, 0]:.12f}")
 
 # %% [markdown]
 # **Figure 1.** m and l of one query. Look at where the left curve takes a step up: there the right one falls, or grows
 # less, because all older terms shrink.
 #
-# ## Carry the output along
-# The output of a query is an average of the values v, weighted by softmax. It needs a third running number, or rather a
-# vector: acc, the sum of exp(s − m) · v. When m rises, acc shrinks by the same α as l. At the end, the output is acc / l.
-#
-# Here is one query at a time, with its three running numbers and one tile of scores.
+# ## From numbers to vectors
+# Values are vectors, so acc is a vector too. The next cell has one query at a time, with m, l and acc and one tile of
+# scores. It is your loop, written with products of tensors.
 
 # %%
 def one_query(q, k, v, tile=64, rescale=True):
@@ -224,7 +238,7 @@ moved = {
 }
 print(f"the ridge is at {PEAK / BANDWIDTH:.0f} FLOPs a byte")
 xs = [20, PEAK / BANDWIDTH, 8000]
-plt.plot(xs, [min(PEAK, x * BANDWIDTH) / 1e12 for x in xs], color="black")
+plt.plot(xs, [min(PEAK, x * BANDWIDTH) / 1e12 for x in xs], color=INK)
 for (name, size), mark, colour in zip(moved.items(), "soD", (ORANGE, BLUE, GREEN)):
     x = flops / size
     roof = min(PEAK, x * BANDWIDTH)

@@ -156,7 +156,7 @@ def step(in_bucket, early, cost=all_reduce_s):
     ]
 
 WRAPPERS = {"naive": (1, False), "flat": (24, False), "overlapped": (1, True), "bucketed": (6, True)}
-figure = timelines({name: [step(*how)] * 2 for name, how in WRAPPERS.items()})
+figure = timelines({name: [step(*how)] * 2 for name, how in WRAPPERS.items()}, width=5.6)
 plt.show()
 for name, how in WRAPPERS.items():
     spans = step(*how)
@@ -178,11 +178,12 @@ for name, how in WRAPPERS.items():
 # step's time over the size of a bucket, in your head. Where is its lowest point if latency grows ten times?
 
 # %%
+ranks = W
 counts = [1, 2, 3, 4, 6, 8, 12, 24]
 sizes = [n * SIZE / 1e6 for n in counts]
 links = {"200 µs, 10 GB/s": (alpha, beta), "2 ms, 10 GB/s": (10 * alpha, beta), "200 µs, 1 GB/s": (alpha, 10 * beta)}
 for (name, (a, b)), style, colour in zip(links.items(), ("o-", "s--", "^:"), (BLUE, ORANGE, GREEN)):
-    cost = lambda size: all_reduce_s(size, W, a, b)
+    cost = lambda size: all_reduce_s(size, ranks, a, b)
     times = [1e3 * step(n, True, cost)[-1].end_s for n in counts]
     plt.plot(sizes, times, style, color=colour, label=name)
     best = min(range(len(counts)), key=times.__getitem__)
@@ -196,8 +197,10 @@ plt.show()
 # With ten times the latency it moves to the right: fewer, larger messages. With a tenth of the bandwidth the network needs
 # 72 ms for the bytes alone, three times as long as backward: the size of a bucket matters little.
 #
-# **Change.** Set `W` in the cell of the cost to 64. Each message is then smaller and there are 126 of them, so a larger
-# bucket wins. Or give backward 96 ms: with enough arithmetic, everything but the last bucket hides.
+# **Change.** Set `ranks` in the first line of the cell above to 64. Each all-reduce then has 126 messages, which are smaller, so
+# latency dominates: one bucket of 48 MB is best on all three links. Or set `EACH` to `4e-3` in the cell of Figure 1 and run
+# both cells again. Backward then takes 96 ms. With that much arithmetic, small buckets hide all but the last message on the
+# first link.
 
 # %% [markdown]
 # ## Does the order of a sum matter?

@@ -178,12 +178,12 @@ def changing(keep):
 
 alone = train(1, 180, torch.zeros(24), [fresh(24)])[1]
 kept, forgot = changing(keep=True), changing(keep=False)
-plt.plot(alone, color="black", linewidth=1, label="one rank, never interrupted")
+plt.plot(alone, color=INK, linewidth=1, label="one rank, never interrupted")
 for first, W, mark, colour in ((0, 2, "o", BLUE), (60, 4, "s", ORANGE), (120, 3, "^", GREEN)):
     plt.plot(range(first, first + 60, 3), kept[first : first + 60 : 3], mark, color=colour, markersize=5, label=f"{W} ranks")
 plt.plot(forgot, ":", color=PURPLE, linewidth=2, label="state forgotten at each change")
 plt.axvline(59.5, color="0.6", linestyle="--"), plt.axvline(119.5, color="0.6", linestyle="--")
-plt.xlabel("step"), plt.ylabel("loss"), plt.ylim(0.028, 0.06), plt.legend(fontsize=8)
+plt.xlabel("step"), plt.ylabel("loss"), plt.ylim(0.028, 0.06), plt.legend()
 plt.show()
 print(f"after 180 steps: {alone[-1]:.6f} uninterrupted, {kept[-1]:.6f} with the state, {forgot[-1]:.6f} without it")
 
@@ -222,17 +222,17 @@ def held_bytes(stage, W):
     return 4 / (W if stage >= 3 else 1), 4 / (W if stage >= 2 else 1), 8 / (W if stage >= 1 else 1)
 
 worlds, stages = (1, 2, 4, 8), ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-figure, panels = plt.subplots(1, 4, figsize=(9, 2.8), sharey=True)
+figure, panels = plt.subplots(2, 2, figsize=(5.4, 4.8), sharex=True, sharey=True)
 looks = (("parameters", BLUE, ""), ("gradients", ORANGE, "///"), ("state", GREEN, "..."))
-for stage, panel in enumerate(panels):
+for stage, panel in enumerate(panels.flat):
     below = [0.0] * len(worlds)
     for kind, (name, colour, hatch) in enumerate(looks):
         high = [held_bytes(stage, W)[kind] for W in worlds]
         panel.bar(range(4), high, bottom=below, color=colour, hatch=hatch, edgecolor="white", label=name)
         below = [b + h for b, h in zip(below, high)]
-    panel.set(title=stages[stage], xlabel="ranks", xticks=range(4), xticklabels=worlds)
-panels[0].set(ylabel="bytes a parameter")
-figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    panel.set(title=stages[stage], xticks=range(4), xticklabels=worlds)
+figure.supxlabel("ranks"), figure.supylabel("bytes a parameter")
+figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
 plt.show()
 for stage, name in enumerate(stages):
     print(f"{name:13}", *(f"W = {W:<5}{sum(held_bytes(stage, W)):6.2f}" for W in (*worlds, 1024)))
@@ -253,7 +253,8 @@ print(f"all-reduce of gradients:            {sent_bytes('all_reduce', S, W) / 1e
 print(f"reduce-scatter, then all-gather:    {(sent_bytes('reduce_scatter', S / W, W) + sent_bytes('all_gather', S / W, W)) / 1e6:.0f} MB")
 
 # %% [markdown]
-# Memory for free, then? Nearly: the all-gather comes after the step and cannot hide behind backward. Prefetching it into the
-# next forward is one of the chapter's exercises.
+# Memory for free, then? Nearly: the all-gather comes after the step and cannot hide behind backward. It can hide behind the
+# next forward, as Megatron's distributed optimizer does. In the chapter, `fsdp_prefetch` hides the all-gathers of ZeRO-3 in
+# a similar way, one layer ahead.
 #
 # **Next:** the same on real ranks, with whole tensors as pieces: `lab check zero.zero1`.

@@ -37,11 +37,11 @@ def draw(axes, axis, columns=4):
             colour, hatch = looks[number]
             axes.barh(y, 0.92, left=x - 0.46, height=0.9, color=colour, hatch=hatch, edgecolor="white")
             box = {"facecolor": "white", "edgecolor": "none", "pad": 2}
-            axes.text(x, y, str(rank), ha="center", va="center", bbox=box)
+            axes.text(x, y, str(rank), ha="center", va="center", color="black", bbox=box)
     axes.set(title=axis, xticks=[], yticks=[], ylim=(1.5, -0.5)), axes.grid(False)
 
-figure, panels = plt.subplots(1, 4, figsize=(9, 1.8))
-for panel, axis in zip(panels, AXES):
+figure, panels = plt.subplots(2, 2, figsize=(5.4, 3.4))
+for panel, axis in zip(panels.flat, AXES):
     draw(panel, axis)
 plt.show()
 
@@ -163,7 +163,7 @@ def turns(stages, m, ahead=None):
     return ranks
 
 runs = {"GPipe": play(gpipe(4, 6), 6), "1F1B": play(turns(4, 6), 6)}
-figure, panels = plt.subplots(2, 1, figsize=(8.5, 4.4), dpi=80)
+figure, panels = plt.subplots(2, 1, figsize=(5.6, 5))
 for panel, (name, run) in zip(panels, runs.items()):
     schedule(panel, run, name, end=28)
     panel.grid(False)
@@ -172,9 +172,10 @@ for name, run in runs.items():
     print(f"{name:6} {run.length:.0f} units, {run.busy:.0f} busy, idle / busy {run.bubble:.2f}, activations kept {run.live}")
 
 # %% [markdown]
-# **Figure 2.** Two schedules of the same work (played on logical clocks). Look at the white: it is equally large in both, 9
-# units a rank. It comes from filling and emptying the pipeline, and no order of the work avoids that. But a forward leaves
-# activations until its backward. GPipe keeps six on every rank. 1F1B keeps 4 − r on rank r.
+# **Figure 2.** Two schedules of the same work (played on logical clocks). Look at the gaps: a rank waits 9 units in
+# both. The waiting comes from filling and emptying the pipeline: three forwards of 1 unit pass before the last rank can
+# start, and three backwards of 2 units after its last one. No order of the work avoids these 3 + 6 units. But a forward
+# leaves activations until its backward. GPipe keeps six on every rank. 1F1B keeps 4 − r on rank r.
 #
 # ## How much of a head start?
 # **Predict.** What if every rank warms up with no forward at all? With 3? With 5? Guess the length and the activations.
@@ -191,6 +192,8 @@ print(f"3 − r ahead on rank r:  {runs['1F1B'].length:3.0f} units, activations 
 # activations everywhere. Exactly as many forwards as stages follow are enough.
 #
 # ## More micro-batches, smaller bubble
+# **Predict.** The 9 units do not depend on the number of micro-batches. What share of the work are they with four stages and
+# 32 micro-batches of 3 units each?
 
 # %%
 ms = (4, 8, 16, 32)

@@ -25,6 +25,8 @@ flops = 6 * P * SEQUENCES * CONTEXT
 print(f"{flops:.2g} FLOPs: {flops / GPUS / RATE:.2f} s on {GPUS:,} GPUs, if nobody ever waits")
 
 # %% [markdown]
+# This is the floor. No plan can be faster, and the rest of the notebook is about what a plan adds to it.
+#
 # ## What fits
 # A plan has three degrees: data · pipe · tensor = 1,024. Pipe and tensor divide the parameters; data alone does not. A
 # parameter takes 18 bytes with AdamW in mixed precision: 2 for itself, 4 for its gradient, 12 for the state. ZeRO-1 shards the
@@ -43,6 +45,10 @@ for pipe, tensor in ((1, 1), (1, 8), (2, 8), (4, 8), (8, 8)):
           f"with ZeRO-1 {held_gb(data, pipe, tensor):6.1f} GB")
 
 # %% [markdown]
+# Tensor alone leaves each GPU an eighth of the parameters. At 18 bytes each that is 158.8 GB, twice as much as a GPU has.
+# With ZeRO-1 a parameter takes 6 bytes and its share of the 12, one part in 128, so 53.8 GB fit. The last rows show that a
+# deeper pipe makes room as well. But room is not free, as the next cells show.
+#
 # ## What each axis costs
 # Three things make a step longer than its arithmetic.
 #
@@ -78,20 +84,27 @@ for plan in ((1024 // 64, 8, 8), (1024 // 16, 2, 8), (1024 // 16, 16, 1)):
     print(f"{plan}: arithmetic {arithmetic:.2f} s, tensor {messages:.2f} s, data {reduction:.2f} s, {m} micro-batches")
 
 # %% [markdown]
+# The arithmetic is the same in all three, since each uses all GPUs. The second plan has four times as many data ranks as the
+# first. Each of its GPUs holds four times as many parameters, so the reduction takes four times as long. Without tensor
+# parallelism (the third plan) no activations travel, but 16 stages share only 8 micro-batches: the bubble will be large.
+#
 # **Your turn.** Put them together. While a rank is busy it computes and waits for tensor messages. The bubble makes this
 # longer, by the factor 1 + (pipe − 1) / m. The gradients come after it. Return the seconds of the step.
+#
+# Some plans are impossible. A plan with more data ranks than sequences leaves ranks without work, and m would be 0. A plan
+# that holds more than 60 GB does not fit. Return `math.inf` for both, so that no search will ever choose them.
 
 # %%
 def step_s(data, pipe, tensor):
-    """Seconds of a step of this plan."""
+    """Seconds of a step of this plan; infinitely many if it is impossible."""
     ...
 
 # %%
 written = check(
     step_s,
-    [((512, 1, 2), sum(parts(512, 1, 2)[:3])), ((128, 1, 8), sum(parts(128, 1, 8)[:3])),
-     ((16, 8, 8), sum(parts(16, 8, 8)[:2]) * (1 + 7 / 32) + parts(16, 8, 8)[2])],
-    "Add arithmetic and tensor messages, multiply by 1 + (pipe − 1) / m, and add the gradients' time.",
+    [((128, 1, 8), sum(parts(128, 1, 8)[:3])), ((16, 8, 8), sum(parts(16, 8, 8)[:2]) * (1 + 7 / 32) + parts(16, 8, 8)[2]),
+     ((512, 1, 2), math.inf), ((1024, 2, 8), math.inf)],  # does not fit; twice as many data ranks as sequences
+    "First sort out plans that are impossible. Then add arithmetic and tensor messages, multiply by 1 + (pipe − 1) / m, and add the gradients' time.",
 )
 
 # %% [markdown]
@@ -99,7 +112,9 @@ written = check(
 #
 # ```python
 # def step_s(data, pipe, tensor):
-#     """Seconds of a step of this plan."""
+#     """Seconds of a step of this plan; infinitely many if it is impossible."""
+#     if data > SEQUENCES or held_gb(data, pipe, tensor) > 60:
+#         return math.inf
 #     arithmetic, messages, reduction, m = parts(data, pipe, tensor)
 #     busy = arithmetic + messages
 #     bubble = busy * (pipe - 1) / m
@@ -112,7 +127,8 @@ written = check(
 # %%
 def in_one(data, pipe, tensor):
     *busy, reduction, m = parts(data, pipe, tensor)
-    return sum(busy) * (m + pipe - 1) / m + reduction
+    possible = m > 0 and held_gb(data, pipe, tensor) <= 60
+    return sum(busy) * (m + pipe - 1) / m + reduction if possible else math.inf
 
 price = step_s if written else in_one
 
@@ -129,10 +145,9 @@ degrees = (1, 2, 4, 8, 16)
 speeds = {}
 for pipe in degrees:
     for tensor in degrees:
-        data = GPUS // (pipe * tensor)
-        possible = data <= SEQUENCES and held_gb(data, pipe, tensor) <= 60
-        speeds[pipe, tensor] = flops / price(data, pipe, tensor) / GPUS / 1e12 if possible else None
-figure, axes = plt.subplots(figsize=(6, 3.2))
+        seconds = price(GPUS // (pipe * tensor), pipe, tensor)
+        speeds[pipe, tensor] = flops / seconds / GPUS / 1e12 if seconds < math.inf else None
+figure, axes = plt.subplots(figsize=(5.4, 3.2))
 mesh_map(axes, speeds, "70B on 1,024 H100s, TFLOP/s a GPU"), axes.grid(False)
 plt.show()
 best = sorted((speed, key) for key, speed in speeds.items() if speed)[::-1]
@@ -190,12 +205,12 @@ from lab.plots.timeline import timelines
 small = Job(MODELS["8b"], 8, 4096, cluster("dgx-h100", 32))
 slow = replace(small, cluster=small.cluster.faster("links between nodes", 1 / 50))
 plan = Plan(1, 4, 8, 1, 1, "full", 0)
-figure = timelines({name: [*steps.price(j, plan, timeline=True).timeline.values()] for name, j in (("InfiniBand", small), ("a fiftieth", slow))})
-figure.set_dpi(70)
+wires = {"InfiniBand": small, "a fiftieth": slow}
+played = {name: steps.price(j, plan, timeline=True) for name, j in wires.items()}
+figure = timelines({name: [*step.timeline.values()] for name, step in played.items()}, width=5.6)
 plt.show()
-for name, j in (("InfiniBand", small), ("a fiftieth", slow)):
-    played = steps.price(j, plan)
-    print(f"{name:10}  {1e3 * played.step_s:5.0f} ms:", named(played))
+for name, step in played.items():
+    print(f"{name:10}  {1e3 * step.step_s:5.0f} ms:", named(step))
 
 # %% [markdown]
 # **Figure 2.** One step on both wires (simulated). Look at the gaps between the upper bars: below, forwards and backwards stand
@@ -207,12 +222,12 @@ for name, j in (("InfiniBand", small), ("a fiftieth", slow)):
 # %%
 counts, best_speeds = (256, 512, 1024, 2048, 4096), []
 for count in counts:
-    fitting = [
+    plans = [
         (price(data, pipe, tensor), (data, pipe, tensor))
         for pipe in degrees for tensor in degrees
-        if (data := count // (pipe * tensor)) and data <= SEQUENCES and held_gb(data, pipe, tensor) <= 60
+        if (data := count // (pipe * tensor))
     ]
-    seconds, plan = min(fitting)
+    seconds, plan = min(plans)
     best_speeds.append(flops / seconds / count / 1e12)
     print(f"{count:5,} GPUs: {seconds:6.2f} s, data {plan[0]}, pipe {plan[1]}, tensor {plan[2]}, {best_speeds[-1]:.0f} TFLOP/s each")
 plt.plot(counts, best_speeds, "o-", color=BLUE)
@@ -222,6 +237,7 @@ plt.show()
 
 # %% [markdown]
 # **Figure 3.** Strong scaling by your cost model (computed). Look at the fall: arithmetic shrinks with each doubling, and the
-# messages and bubbles do not. A larger batch would help, up to the point where more tokens a step teach the model no more.
+# messages and bubbles do not. At 4,096 GPUs each one works at less than half of the speed that it has at 256, so sixteen
+# times the GPUs shorten the step only sevenfold. A larger batch would help, up to the point where more tokens a step teach the model no more.
 #
 # **Next:** a planner over all of this: `lab check mesh.planner`.

@@ -1,16 +1,12 @@
 # %%
-# Set-up: finds the kit in this folder, above it or below it. On a machine without the kit (Colab), put the address of
-# your copy between the quotes: it is cloned then. Nothing is installed.
+# Set-up: run this cell as it is. On Colab the notebook is alone, so the cell must fetch the kit before it can import it:
+# there, put the address of your copy between the quotes. Nothing is installed.
 ADDRESS = ""
-import pathlib, subprocess, sys
-
-def kit():
-    here = pathlib.Path.cwd()
-    return next((p for p in (here, *here.parents, *here.glob("*/")) if (p / "assignment.toml").exists()), None)
-
-if kit() is None and ADDRESS:
-    subprocess.run(["git", "clone", "--quiet", "--depth", "1", ADDRESS, "kit"], check=True)
-if kit() is None:
-    raise SystemExit(f"no kit in {pathlib.Path.cwd()}: set ADDRESS above, or unzip the archive here; then run this again")
-sys.path.insert(0, str(kit()))
+import glob, os, sys
+if ADDRESS and not os.path.exists("kit"):
+    os.system(f"git clone --quiet --depth 1 {ADDRESS} kit")
+kits = [os.path.abspath(folder) for folder in (".", "..", *glob.glob("*/")) if os.path.exists(f"{folder}/assignment.toml")]
+if not kits:
+    raise SystemExit(f"no kit in {os.getcwd()}: set ADDRESS above, or unzip the archive here; then run this cell again")
+sys.path.insert(0, kits[0])
 from notebooks.setup import *

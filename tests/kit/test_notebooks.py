@@ -40,6 +40,14 @@ def test_a_committed_notebook_is_whole_and_holds_nothing_of_a_machine(name):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_has_800_to_1500_words(name):
+    """Counted in Markdown, apart from solutions, code and addresses: all between spaces that has a letter."""
+    text = "\n".join(c.source for c in make(name).cells if c.cell_type == "markdown")
+    text = re.sub(r"<details>.*?</details>|`[^`]*`|\]\([^)]*\)", " ", text, flags=re.DOTALL)
+    assert 800 <= sum(bool(re.search(r"[^\W\d_]", word)) for word in text.split()) <= 1500
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_what_a_reader_writes_is_judged(name, capsys):
     matplotlib.use("agg")
     cells = make(name).cells
