@@ -288,7 +288,7 @@ NAMES = st.lists(
 ).map("/".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(NAMES, st.binary(max_size=20), max_size=8), st.sampled_from(["zip", "tar"]))
 def test_whatever_the_names_only_stage_code_lands_and_only_inside(tmp_path_factory, members: dict, kind: str) -> None:
     tmp_path = tmp_path_factory.mktemp("any")
@@ -315,7 +315,7 @@ def attempted(path: Path, tmp_path: Path) -> dict[str, bytes]:
 STAGES = ("benchmarking", "mixed_precision", "flash_attention", "ddp", "zero", "mesh")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), st.sampled_from(["zip", "tar"]))
 def test_a_damaged_archive_never_raises_anything_else(tmp_path_factory, data, kind: str) -> None:
     tmp_path = tmp_path_factory.mktemp("damaged")
