@@ -151,6 +151,7 @@ def test_what_spreadsheets_do_to_a_sheet_does_no_harm(out):
         ({"name": "mallory", "points": "1"}, "row 2: name: expected one of the latest run, as exported, got 'mallory'"),
         ({"question": "ddp.overhead", "points": "1"}, "row 2: question: expected one that this submission answered"),
         ({"points": "1.5"}, "row 2: points: expected 0 to 1, got '1.5'"),
+        ({"points": "-1"}, "got '-1'"),
         ({"points": "nan"}, "got 'nan'"),
         ({"comment": "well done"}, "row 2: points: expected a number beside the comment"),
         ({"name": "ada", "criterion": "hidden", "points": "1"}, "row 6: the same as row 2; leave one"),

@@ -179,7 +179,9 @@ def test_a_unit_of_another_kind_is_refused(unit, asked):
         (b"[ddp.ring_bytes\nvalue = 1", "not TOML"),
         (b"\xff\xfe", "expected text in UTF-8"),
         (b"# \n" * 40_000, "at most 64 KiB"),
+        (b"a" + b".a" * 20_000 + b" = 1", "lines of at most 1000 characters"),
         (b"a = " + b"[\n" * 20_000, "not TOML"),
+        (b"a = 1" + b"\n[a]" * 9000, "not TOML"),
         (b"a = " + b"9" * 990, ""),
     ],
 )
