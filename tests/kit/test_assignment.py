@@ -25,19 +25,14 @@ def test_the_real_one_loads_with_its_six_stages():
     ("old", "new", "words"),
     [
         ("points = 10", "points = -1", "benchmarking.benchmark: points: expected a number of at least 0, got -1"),
-        ("points = 10", "points = true", "got True"),
         ("difficulty = 1", "difficulty = 6", "difficulty: expected 1 to 5, got 6"),
         ('track = "cpu"', 'track = "tpu"', "track: expected"),
-        ("needs = []", 'needs = ["ddp.nope"]', "needs: expected ids among"),
         ("needs = []", 'needs = ["benchmarking.benchmark"]', "no circle"),
         ('id = "benchmarking.benchmark"', 'id = "cooking.benchmark"', 'id: expected "stage.name"'),
         ("benchmarking/benchmark.py:benchmark", "benchmark", 'object: expected "benchmarking/file.py:Name"'),
         ("numerics = 60", "numerics = -60", "split"),
-        ("split = { numerics = 10", "split = { numeric = 10", "overlap: split.numeric: expected one of"),
-        ("title = ", "titel = ", "titel"),
         ("core = [", 'core = ["nope", ', "profiles.core"),
         ('name = "zero"', 'name = "mesh"', "distinct names"),
-        ("points = 10\n", "", "points: expected a number of at least 0, got nothing"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_key_and_what_came(tmp_path, old, new, words):

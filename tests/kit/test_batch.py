@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import time
@@ -16,12 +15,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from rich.console import Console
 
-from grader import batch, cli, console, fingerprint, regrade
+from grader import batch, cli, fingerprint, regrade
 from grader.gradebook import Gradebook, Graded
 from grader.graded import Answer
-from grader.policy import Decision
 from grader.sandbox import SandboxError, available
 from grader.submissions import Submission
 from lab.course.assignment import default
@@ -168,18 +165,6 @@ def test_what_builds_on_a_verdict_that_turned_is_judged_again():
     assert kept.judged == dict.fromkeys(set(IDS) - {"ddp.naive", *builds}, 1)
 
 
-def test_a_log_says_how_far_it_is_and_how_long_it_will_take(monkeypatch):
-    said, clock = io.StringIO(), [0.0]
-    monkeypatch.setattr(console, "err", Console(file=said, get_time=lambda: clock[0]))
-    grading = console.Grading(9, 1, quiet=False)
-    for name in ("ada\x1b[2J", "bob", "cyd"):
-        clock[0] += 600
-        grading.tell(name)
-    first, _, third = said.getvalue().splitlines()
-    assert first.startswith("2 of 9: ada"), "what a name holds is no order to the terminal"
-    assert third == "4 of 9: cyd; about 0:50:00 left"
-
-
 def test_a_regrade_that_was_killed_goes_on_with_what_it_had_not_done(tmp_path):
     ids, now = default().profiles["tour"], fingerprint.whole()
     ada, bob, cyd = (Graded(name, results=[result()]) for name in ("ada", "bob", "cyd"))
@@ -196,30 +181,6 @@ def test_a_regrade_that_was_killed_goes_on_with_what_it_had_not_done(tmp_path):
     worse = replace(better, results=[result(outcome="failed")], answers=[Answer("ddp.ring_bytes", "1 MB", "wrong")])
     told = [*regrade.differences({"ada": better, "bob": bob}, {"ada": worse, "bob": bob}, default(), ids)]
     assert told == ["ada: ddp.naive: 10 of 10 → 0 of 10", "ada: written answers: 1 of 1 → 0 of 1"]
-
-
-@pytest.mark.parametrize(("width", "by_exercise"), [(80, False), (2000, True)])
-def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypatch, capsys, width, by_exercise):
-    terminal = Console(file=io.StringIO(), width=width)
-    monkeypatch.setattr(cli, "out", terminal)
-    assignment, ids, name = default(), default().profiles["full"], "a-long-name-" * 5
-    results = [result(id, test=f"{i % 3}") for i, id in enumerate(ids)]
-    results += [result(id, "failed", "property", f"p{i % 3}") for i, id in enumerate(ids)]
-    bad = Graded("zed", status="refused", message="zed: expected a stage folder; zip it anew")
-    bonus = Decision(1, "2026-02-16 09:00:00", "tess", "adjust", name, "", 2.5, "a bonus")
-    graded = {name: Graded(name, results=results, decisions=[bonus]), "zed": bad}
-    cli._show({**graded, "yan": bad}, assignment, ids, {name, "zed"})
-    table = terminal.file.getvalue()
-    assert max(map(len, table.splitlines())) <= width
-    assert "…" not in table
-    rows = [line.split()[0] for line in table.splitlines() if "long" in line or "name" in line]
-    assert "".join(rows).startswith(name)
-    grade = graded[name].grade(assignment, ids)
-    assert f"{grade.final:.2f}".rstrip("0").rstrip(".") + f"/{grade.possible:g}" in table
-    assert ("naive" in table) == by_exercise
-    assert " +2.5 " in table
-    told = "refused: zed: expected a stage folder; zip it anew\nrefused by earlier calls: yan\n"
-    assert capsys.readouterr().out == told
 
 
 TOUR = ("--profile", "tour", "--isolation", ISOLATION)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from grader import cli, schedulers
 from grader import cluster as c
-from grader.graded import Flag, Graded, Run
+from grader.graded import Flag, Graded
 from grader.schedulers import Cluster, ClusterError
 from lab.course.scoring import Result
 from lab.harness.files import sweep_halves, write_whole
@@ -55,27 +54,12 @@ def test_nothing_from_a_submission_is_lost_or_breaks_an_answer(tmp_path, text):
     assert c.read(tmp_path / "a") == g
 
 
-def test_a_run_has_a_folder_of_its_own(tmp_path):
-    def at(id: int, started: str) -> Path:
-        return Cluster("local", tmp_path).of_run(Run(id, "s", "full", "process", "", started, {}, "")).folder
-
-    one = at(1, "2026-01-31 23:59:59")
-    assert one == tmp_path / "1-2026-01-31T235959"
-    assert len({one, at(2, "2026-01-31 23:59:59"), at(1, "2026-02-01 00:00:00")}) == 3
-
-
 def test_options_reach_their_track(tmp_path):
     on = Cluster("slurm", tmp_path, 2, ("gpu.partition=h100", "partition=teaching", "exclusive", "mem=4G"))
     cpu, gpu = on.asked("cpu"), on.asked("gpu")
     assert (cpu["partition"], cpu["mem"], cpu["exclusive"], "gres" in cpu) == ("teaching", "4G", True, False)
     assert (gpu["partition"], gpu["mem"], gpu["exclusive"], gpu["gres"]) == ("h100", "4G", True, "gpu:2")
     assert cpu["requeue"] is gpu["requeue"] is True
-
-
-@pytest.mark.parametrize("option", ["", "-p=x", "partition=", "a b=c", "--partition=x", "tpu.partition=x"])
-def test_an_option_that_is_none_is_refused(tmp_path, option):
-    with pytest.raises(ClusterError, match="expected an option of sbatch"):
-        Cluster("slurm", tmp_path, 0, (option,))
 
 
 @pytest.mark.parametrize(

@@ -100,14 +100,10 @@ def test_a_fork_is_found_by_its_adapters_and_a_layout_can_be_insisted_on(tmp_pat
         (["new"], "cs336", "full", "cs336-2026"),
         (["new"], "auto", "cs336-2025", "cs336-2025"),
         (["ours"], "auto", "full", "full"),
-        (["broken"], "auto", "tour", "tour"),
         (["old"], "stages", "core", "core"),
         (["old", "old2", "new"], "auto", "full", "cs336-2025"),
-        (["old", "ours", "ours2"], "auto", "full", "full"),
         (["old", "old2", "ours"], "auto", "full", "cs336-2025"),
-        (["old", "ours"], "auto", "core", "core"),
         (["old"], "auto", "core", "expected a profile of that course"),
-        (["old", "broken", "empty"], "auto", "full", "cs336-2025"),
         (["old", "ours"], "cs336", "full", "cs336-2025"),
     ],
 )
@@ -198,13 +194,9 @@ def test_what_asks_more_is_shown_and_worth_nothing():
     ("message", "reason", "says"),
     [
         ("AssertionError: Torch not compiled with CUDA enabled\nat x.py:3", "raised", "needs CUDA"),
-        ("RuntimeError: 0 active drivers ([]). There should only be one.", "raised", "needs CUDA"),
         ("ddp/overlapped.py does not load: ModuleNotFoundError: No module named 'einx.op'", "import", "package einx"),
-        ("rank 1: ModuleNotFoundError: No module named 'cs336_systems.ddp'", "import", ""),
         ("does not load: ModuleNotFoundError: No module named 'cs336_basics'", "import", "package cs336_basics"),
         ("ModuleNotFoundError: No module named 'cs336_basics.layers'", "raised", ""),
-        ("AssertionError: expected CUDA tensors", "raised", "needs CUDA"),
-        ("RuntimeError: Tried to instantiate dummy base class _CudaStreamBase", "raised", "needs CUDA"),
         ("AttributeError: module 'torch._C' has no attribute '_cuda_memorySnapshot'", "raised", "needs CUDA"),
         ("ValueError: only float32 is supported", "raised", ""),
         ("o is not close: Torch not compiled with CUDA enabled", "assertion", ""),
@@ -293,12 +285,10 @@ def test_every_pattern_names_a_test_and_every_profile_its_exercises(runner, tmp_
 
 # By fork, exercises that tell it from others.
 SOME = {
-    "right-2025": ["ddp.bucketed"],
     "right-2026": ["zero.fsdp_mixed"],
     "subtly-wrong": ["ddp.overlapped", "zero.zero1"],
-    "implements-nothing": ["flash_attention.tiled_forward", "flash_attention.triton_forward", "ddp.overlapped",
-                           "ddp.bucketed", "zero.zero1"],
-    "odd": ["flash_attention.triton_forward", "ddp.overlapped", "zero.zero1", "zero.fsdp_gather", "zero.fsdp_mixed"],
+    "implements-nothing": ["flash_attention.triton_forward", "ddp.overlapped", "zero.zero1"],
+    "odd": ["flash_attention.triton_forward", "ddp.overlapped", "zero.fsdp_gather"],
     "needs-more": ["flash_attention.triton_forward", "flash_attention.tiled_backward", "zero.fsdp_gather"],
     "for-a-gpu": ["flash_attention.triton_forward"],
     "tiles-of-64": ["flash_attention.tiled_forward", "flash_attention.triton_forward"],

@@ -70,10 +70,8 @@ def test_an_import_that_fails_costs_what_uses_it_and_no_more(tmp_path):
     [
         ("cs336_basics", ""),
         ("lib", '[tool.setuptools.package-dir]\ncs336_basics = "lib"'),
-        ("lib", '[tool.hatch.build.targets.wheel.sources]\nlib = "cs336_basics"'),
         ("lib", '[tool.hatch.build.targets.wheel.force-include]\n"lib" = "cs336_basics"'),
         ("python/cs336_basics", '[tool.hatch.build.targets.wheel]\npackages = ["python/cs336_basics"]'),
-        ("python/cs336_basics", '[tool.uv.build-backend]\nmodule-name = "cs336_basics"\nmodule-root = "python"'),
     ],
 )
 def test_cs336_basics_is_found_where_a_pyproject_maps_it(tmp_path, monkeypatch, package, pyproject):

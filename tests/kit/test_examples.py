@@ -18,7 +18,7 @@ from .chosen import one_of_each_kind
 
 CANARY = "a-secret-of-the-graders-environment"
 EXPECTED = json.loads((ROOT / "examples" / "expected.json").read_text(encoding="utf-8"))
-GRADED = ("complete", "hostile-forged-results", "hostile-spy", "not-an-archive")
+GRADED = ("data-parallel-only", "hostile-forged-results", "hostile-spy", "not-an-archive")
 
 
 @pytest.fixture(scope="module")

@@ -54,17 +54,12 @@ def changed(place: tuple, by: float) -> torch.Tensor:
     ("got", "want", "words"),
     [
         (4 * WANT, WANT, "all of them are 4 times what is expected: the mean"),
-        (-WANT, WANT, "all of them are -1 times"),
-        (0 * WANT, WANT, "all of them are 0"),
         (changed((1, 2, 0), torch.nan), WANT, "1 of them are not finite"),
         (WANT.mT, WANT, "expected shape (2, 9, 5), got (2, 5, 9): the mean"),
         (changed(numpy.s_[:, 7:], 1), WANT, "; all of these at query 7 … 8 of 9"),
-        (changed(numpy.s_[0, 7:], 1), WANT, "; all of these at batch 0 of 2, query 7 … 8 of 9"),
         (changed(numpy.s_[:, 1::2], 1), WANT, "; all of these at one query in 2, from 1 on"),
         (WANT.half().float(), WANT, "each is a number of float16"),
-        (WANT.bfloat16().float(), WANT, "each is a number of bfloat16"),
         (torch.tensor(36 * 1.37), torch.tensor(1.37), "that is 36 times what is expected"),
-        (torch.tensor(1.37 / 4), torch.tensor(1.37), "that is 0.25 times what is expected"),
     ],
 )
 def test_a_message_says_what_all_values_together_show_and_where_they_lie(got, want, words):
@@ -75,12 +70,8 @@ def test_a_message_says_what_all_values_together_show_and_where_they_lie(got, wa
     ("got", "words"),
     [
         (torch.cat([3 * WANT[:1], WANT[1:]]), "those that are off are all 3 times what is expected"),
-        (torch.cat([0 * WANT[:1], WANT[1:]]), "those that are off are all 0"),
         (changed(numpy.s_[:, 7:], 1), "those that are off are all 1 above what is expected"),
-        (WANT.roll(2, 1), "the expected numbers, shifted along query by 2"),
         (WANT.flip(0), "the expected numbers, shifted along batch by 1"),
-        (WANT.flip(2), "the expected numbers, in reverse order along dim"),
-        (WANT.mT.reshape(WANT.shape), "the expected numbers, transposed in memory"),
         (WANT.flatten()[torch.arange(90) * 7 % 90].view(WANT.shape), "the expected numbers, in another order"),
     ],
 )
@@ -110,7 +101,6 @@ def test_a_count_that_is_off_by_a_part_names_the_part(got, words):
     ("got", "want", "words"),
     [
         (WANT.sin(), WANT, "Looks like"),
-        (WANT.sin(), WANT, "times what"),
         (WANT + 1, WANT, "all of these"),
         (torch.ones(30), torch.linspace(-2, 2, 30), "each is"),
         (torch.tensor(4.34), torch.tensor(1.37), "times"),

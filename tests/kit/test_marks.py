@@ -19,7 +19,7 @@ from lab.course.assignment import default
 from lab.harness.runner import ExecutorLost
 
 from .classroom import ABOUT, latest, reading, recorded, refused, result
-from .test_written import KNOWN, PROSE, handed_in
+from .test_written import KNOWN, handed_in
 
 
 def graded(name: str = "ada", text: str = "Because it is so.", **more) -> Graded:
@@ -66,14 +66,6 @@ def test_every_export_says_the_same_points_and_what_is_written_changes_none_of_t
     got, counts, worth = exports.standing(g, default(), ids)
     assert got == pytest.approx(told["earned"] + 4) == sum(t.get("score", 0) for t in results["tests"])
     assert results["score"] == pytest.approx(got / counts * worth)
-
-
-@pytest.mark.parametrize("letter", ["<", "\U0001f600"])
-def test_a_page_full_of_prose_stays_small(letter):
-    text = letter * 20_000
-    comments = [Mark(q.id, c.name, 1, text, "bob", "", "") for q in PROSE for c in q.criteria]
-    g = Graded("ada", answers=[Answer(q.id, text, "prose") for q in PROSE], marks=comments)
-    assert len(submission_page(g, default(), ABOUT, list(default().exercises)).encode()) <= 300_000
 
 
 # ---- the sheet ----
@@ -146,13 +138,6 @@ def test_the_latest_mark_counts_earlier_ones_stay_in_the_book_and_one_of_an_earl
     assert "An earlier text was marked." in submission_page(g, default(), ABOUT, list(default().profiles["tour"]))
 
 
-def test_a_sheet_is_sorted_by_question(tmp_path):
-    answers = [Answer(id, "Because.", "prose") for id in ("zero.choose", "ddp.timeline")]
-    recorded(tmp_path, *(replace(graded(name), answers=answers) for name in ("ada", "bob")))
-    asked = list(dict.fromkeys((row["question"], row["name"]) for row in sheet(tmp_path)))
-    assert asked == [(q, name) for q in ("ddp.timeline", "zero.choose") for name in ("ada", "bob")]
-
-
 def test_what_spreadsheets_do_to_a_sheet_does_no_harm(out):
     rows = sheet(out)
     rows[0] |= {"name": "=cmd|bob", "points": "0,5"}  # the apostrophe swallowed, a comma for the point
@@ -165,14 +150,9 @@ def test_what_spreadsheets_do_to_a_sheet_does_no_harm(out):
     [
         ({"name": "mallory", "points": "1"}, "row 2: name: expected one of the latest run, as exported, got 'mallory'"),
         ({"question": "ddp.overhead", "points": "1"}, "row 2: question: expected one that this submission answered"),
-        (
-            {"criterion": "beauty", "points": "1"},
-            "row 2: criterion: expected one of pictures, hidden, links, got 'beauty'",
-        ),
         ({"points": "1.5"}, "row 2: points: expected 0 to 1, got '1.5'"),
         ({"points": "-1"}, "got '-1'"),
         ({"points": "nan"}, "got 'nan'"),
-        ({"points": "good"}, "got 'good'"),
         ({"comment": "well done"}, "row 2: points: expected a number beside the comment"),
         ({"name": "ada", "criterion": "hidden", "points": "1"}, "row 6: the same as row 2; leave one"),
     ],
@@ -191,8 +171,6 @@ def test_one_bad_row_and_nothing_is_taken(out, row, words):
     ("content", "words"),
     [
         (b"", "'name' is missing"),
-        (b"name,points\nada,1\n", "'question' is missing"),
-        (b"\xff\xfen\x00a\x00", "expected CSV in UTF-8"),
         (b'name,question,criterion,points possible,points,comment\n"ada', "expected CSV"),
         (None, "expected a CSV of `grader rubric export`"),
     ],

@@ -37,8 +37,6 @@ def known(tmp_path, monkeypatch):
     [
         ("rank 1: got 0.51701, expected 1,000", True),
         ("rank 1: got 0.53, expected 1,000", False),
-        ("rank 1: got 0.517, expected 1,001", False),
-        ("rank 1: got 0.517, expected 1,000 or so", False),
         ("rank 1: got 0.517, expected 1,000, not 3", False),
     ],
 )
@@ -53,7 +51,6 @@ def test_the_same_words_and_nearly_the_same_numbers_are_one_mistake(known, messa
     ("message", "is_told"),
     [
         ("2 ranks: the process grew by 110 MB, expected at most 55: outputs take 47 MB", True),
-        ("2 ranks: the process grew by 160 MB, expected at most 55: outputs take 47 MB", False),
         ("3 ranks: the process grew by 124 MB, expected at most 55: outputs take 47 MB", False),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grader import mutants, operators, parts
+from grader import mutants, operators
 from grader.mutants import Edited, MutantError, read, texts
 from lab.course.assignment import default
 
@@ -90,14 +90,3 @@ def test_each_rule_changes_its_place_and_nothing_that_is_provided_or_said(tmp_pa
         ]
         assert differ == [line]
         compile(after, "toy.py", "exec")
-
-
-def test_an_exercise_names_its_files_and_all_that_mentions_it():
-    found = dict(parts.of(default().exercise("flash_attention.weighted_sum_forward")))
-    whole = {file for file, what in found.items() if what == "the whole file"}
-    assert {"reference/flash_attention/weighted_sum_forward.py", "student/flash_attention/weighted_sum_forward.py",
-            "tests/flash_attention/test_weighted_sum_forward.py"} <= whole  # fmt: skip
-    for file in ("assignment.toml", "handout/flash_attention.md", "lab/explanations/flash_attention.md"):
-        assert found[file].startswith("line"), f"{file}: {found[file]}"
-    assert found["grader/mutants/flash_attention.toml"].startswith("tables at line")
-    assert "tests/flash_attention/probes_kernels.py" not in whole, "other exercises use it"

@@ -178,8 +178,6 @@ def test_a_second_list_is_added_to_the_first(out: Path) -> None:
     ("name", "text", "says"),
     [
         ("x.yml", "just words", "expected Gradescope's list with :submitters"),
-        ("x.yml", "{", "expected Gradescope's list with :submitters"),
-        ("x.yml", "submission_1: {}", "expected Gradescope's list with :submitters of each submission: ':submitters'"),
         ("x.yml", "{}", "expected submissions, it lists none"),
         ("x.csv", "a,b\n1,2\n", "GitHub Classroom's grades.csv: expected columns student_repository_name, "),
     ],

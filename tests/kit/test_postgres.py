@@ -109,16 +109,6 @@ def test_a_new_run_carries_over_and_decisions_keep_their_kind(path: Path):
     assert not path.exists(), "the class is not in a file"
 
 
-def test_a_text_that_looks_like_our_own_mark_comes_back_as_it_was(path: Path):
-    text = "\ue000bytes:zz"
-    with Gradebook(path) as book:
-        run = book.start_run(**RUN)
-        book.record(run, Graded("ada", results=[result(message=text)]))
-        book.decide("adjust", "ada", "", 1, text, "tess")
-        (said,) = book.graded(run)["ada"].results
-        assert (said.message, book.decisions()[0].why) == (text, text)
-
-
 def test_a_second_grader_is_refused_and_nothing_is_changed_behind(path: Path):
     with Gradebook(path) as book:
         book.decide("adjust", "ada", "", 1, "x", "tess")
@@ -129,11 +119,6 @@ def test_a_second_grader_is_refused_and_nothing_is_changed_behind(path: Path):
         with Gradebook(path, write=False) as reader, pytest.raises(GradebookError, match="read-only"):
             reader.decide("adjust", "ada", "", 1, "x", "tess")
     Gradebook(path).close()
-
-
-def test_the_next_grader_need_not_wait_for_the_server(path: Path):
-    for _ in range(20):
-        Gradebook(path).close()
 
 
 def test_an_address_that_is_wrong_is_one_line(path: Path):

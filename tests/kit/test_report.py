@@ -158,15 +158,6 @@ def test_the_students_page_says_what_to_do() -> None:
     assert A.exercises["benchmarking.benchmark"].hints[0] not in text, "no hint where nothing was lost"
 
 
-def test_tests_that_failed_alike_are_told_once() -> None:
-    results = [
-        result("ddp.naive", "failed", test=f"{n}", reason="import", message="SyntaxError: line 3") for n in range(20)
-    ]
-    page = submission_page(Graded("ada", results=results), A, ABOUT, IDS)
-    assert page.count("SyntaxError: line 3") == 1
-    assert "and 17 more" in visible(page)
-
-
 def small_class() -> dict[str, Graded]:
     def of(outcome: str, **more) -> list[Result]:
         return [*passed(IDS[:2]), result(IDS[2], outcome, test="means", **more)]
@@ -295,17 +286,6 @@ def test_what_people_decided_is_exported() -> None:
     assert (excluded["name"], {"score", "status"} & set(excluded)) == ("ddp.naive (excluded)", set())
     graded["dan"].decisions = graded["ada"].decisions = graded["cyd"].decisions = graded["bob"].decisions
     assert "ddp. naive – excluded" in visible(class_page(graded, A, ABOUT, IDS))
-
-
-def test_five_hundred_submissions_are_quick_and_small() -> None:
-    """Of the whole assignment: a cell a stage, not one an exercise, or a browser takes seconds."""
-    ids = list(A.profiles["full"])
-    results = [result(id, "failed" if n % 5 == 0 else "passed") for n, id in enumerate(ids)]
-    page = class_page({f"s{i}": Graded(f"s{i}", results=results) for i in range(50)}, A, ABOUT, ids)
-    empty = class_page({}, A, ABOUT, ids)
-    assert "graded 0 median –" in visible(empty)
-    assert 10 * (len(page) - len(empty)) < 1_800_000
-    assert 10 * (len(Page(page).tags) - len(Page(empty).tags)) < 25_000
 
 
 def test_names_never_share_a_page_or_a_label() -> None:

@@ -224,7 +224,6 @@ def test_a_decision_counts_and_says_who(app, out):
         ({"kind": "adjust", "value": "abc"}, "points or days: expected a number, got &#39;abc&#39;"),
         ({"kind": "adjust", "value": "1", "why": " "}, ">why: expected a reason"),
         ({"kind": "extend", "value": "-1"}, "expected a number of 0 to 365"),
-        ({"kind": "policy"}, "expected one of adjust, exclude, extend"),
     ],
 )
 def test_what_a_command_would_refuse_is_refused(app, out, form, words):

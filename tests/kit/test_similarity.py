@@ -103,18 +103,6 @@ def test_earlier_years_are_beside_the_class_and_not_beside_each_other(compared):
     assert not [names for names in compared if set(names) == {"2025/fay", "2025/gus"}]
 
 
-def test_lines_that_are_alike_are_marked_and_those_of_the_stub_are_not(compared):
-    pair = compared["ada", "bob"].files[0]
-    lines = pair.one.text.splitlines()
-    marked, _ = pair.lines()
-    stub = {line.strip() for line in (ROOT / "student" / FILE).read_text(encoding="utf-8").splitlines()}
-    given = {i for i, line in enumerate(lines, 1) if line.strip() in stub}
-    last = next(i for i, line in enumerate(lines, 1) if line.strip().startswith("return"))
-    assert last in marked
-    assert not marked & given
-    assert len(marked) > 0.8 * len(set(range(1, len(lines) + 1)) - given)
-
-
 def test_what_comes_from_submissions_is_escaped_everywhere(compared, tmp_path):
     ada, bob = compared["ada", "bob"].one, compared["ada", "bob"].other
     names = ("=HYPERLINK(1)", "<script>alert(1)</script>\u202e")

@@ -161,17 +161,6 @@ def test_a_link_is_named(tmp_path: Path) -> None:
     assert "ddp/link.py: a symbolic link" in notes
 
 
-def test_a_header_of_megabytes_is_refused(tmp_path: Path) -> None:
-    """The module itself would hold all of it."""
-    info = tarfile.TarInfo("ddp/pax.py")
-    info.pax_headers = {"comment": "x" * (40 << 20)}
-    refused(a_tar(tmp_path / "p.tgz", {}, more=(info,)), tmp_path, "p.tgz", "unpacks to over")
-
-
-def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
-    refused(a_tar(tmp_path / "c.tgz", CODE | {"ddp/naive.py/x.py": b""}), tmp_path, "ddp/naive.py", "as a file")
-
-
 @pytest.mark.parametrize("kind", MAKERS)
 def test_limits_refuse_and_name_the_member(tmp_path: Path, kind: str) -> None:
     made = packed(kind, tmp_path, CODE | {"ddp/large.py": os.urandom(5000), "ddp/" + "d/" * 13 + "x.py": b""})
@@ -182,6 +171,10 @@ def test_limits_refuse_and_name_the_member(tmp_path: Path, kind: str) -> None:
 
 
 def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("ddp/pax.py")  # the module itself would hold all of its header
+    info.pax_headers = {"comment": "x" * (40 << 20)}
+    refused(a_tar(tmp_path / "p.tgz", {}, more=(info,)), tmp_path, "p.tgz", "unpacks to over")
+    refused(a_tar(tmp_path / "c.tgz", CODE | {"ddp/naive.py/x.py": b""}), tmp_path, "ddp/naive.py", "as a file")
     with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("ddp/x.py", "x = 1")
     refused(tmp_path / "in.zip", tmp_path, "ddp/x.py", "deflated")
@@ -288,7 +281,7 @@ NAMES = st.lists(
 ).map("/".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(NAMES, st.binary(max_size=20), max_size=8), st.sampled_from(["zip", "tar"]))
 def test_whatever_the_names_only_stage_code_lands_and_only_inside(tmp_path_factory, members: dict, kind: str) -> None:
     tmp_path = tmp_path_factory.mktemp("any")
@@ -315,7 +308,7 @@ def attempted(path: Path, tmp_path: Path) -> dict[str, bytes]:
 STAGES = ("benchmarking", "mixed_precision", "flash_attention", "ddp", "zero", "mesh")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), st.sampled_from(["zip", "tar"]))
 def test_a_damaged_archive_never_raises_anything_else(tmp_path_factory, data, kind: str) -> None:
     tmp_path = tmp_path_factory.mktemp("damaged")

@@ -64,18 +64,12 @@ def test_every_stage_asks_two_to_four_one_in_prose_and_a_profile_of_stages_that_
     ("old", "new", "words"),
     [
         ('id = "ddp.ring_bytes"', 'id = "ddp.naive"', "an id that no question and no exercise has"),
-        ('id = "ddp.ring_bytes"', 'id = "cooking.bytes"', 'id: expected "stage.name"'),
-        ('kind = "number"', 'kind = "riddle"', "kind: expected one of number, choice, prediction, prose"),
         ("points = 1", "points = 0", "points: expected a number above 0, got 0"),
         ('unit = "MB"', 'unit = "Mb/s"', "unit: expected a unit of bytes"),
-        ("tolerance = 0.02", "tolerance = -1", "tolerance"),
         ("bands = [0.05, 0.25]", "bands = [0.25, 0.05]", "bands: expected 2 numbers, the smaller first"),
-        ("{kernels}", "{kernel}", "names of `given` in braces"),
         ("tolerance = 0.02\n", "", "tolerance: expected a number above 0, got nothing"),
         ('name = "table"', 'name = "synchronize"', "a name not used before"),
         ("core = [", 'core = ["ddp.nope", ', "profiles.core"),
-        ("core = [", "bore = [", "profiles of assignment.toml"),
-        ("options = {", "option = {", "expected one of"),
     ],
 )
 def test_a_bad_question_is_refused_with_its_key_and_what_came(tmp_path, old, new, words):
@@ -155,13 +149,10 @@ def test_a_likely_slip_is_named_and_the_truth_is_not_told(tmp_path):
     [
         (1.5, "MB", "MB", 1.5e6),
         (1.5, "MiB", "MB", 1572864.0),
-        (3, "KB", "kB", 3000.0),
         (12, "ms", "s", 0.012),
         (7, "\u03bcs", "ms", 7e-6),
         (7, "\u00b5s", "ms", 7e-6),
         (312, "TFLOP/s", "FLOP/s", 3.12e14),
-        (2, "GFLOPs", "FLOP", 2e9),
-        (35, "%", "x", 0.35),
         (5, "", "ranks", 5),
         (5, "ranks", "ranks", 5),
     ],
@@ -190,8 +181,8 @@ def test_a_unit_of_another_kind_is_refused(unit, asked):
         (b"# \n" * 40_000, "at most 64 KiB"),
         (b"a" + b".a" * 20_000 + b" = 1", "lines of at most 1000 characters"),
         (b"a = " + b"[\n" * 20_000, "not TOML"),
-        (b"a = " + b"9" * 990, ""),
         (b"a = 1" + b"\n[a]" * 9000, "not TOML"),
+        (b"a = " + b"9" * 990, ""),
     ],
 )
 def test_a_bad_file_is_one_line_and_costs_its_answers_alone(tmp_path, content, words):
@@ -210,12 +201,9 @@ def test_a_bad_file_is_one_line_and_costs_its_answers_alone(tmp_path, content, w
         ("value = true", "value: expected a number, the unit beside it, got True"),
         ('value = "868 MB"\nunit = "MB"', "got 868 MB"),
         ('value = nan\nunit = "MB"', "got nan"),
-        ('value = inf\nunit = "MB"', "got inf"),
         (f'value = 1{"0" * 400}\nunit = "MB"', "expected a number"),
         ("value = [1]", "got [1]"),
-        ("value = 2026-01-31", "expected a number"),
         ("value = 868", "unit: expected a unit of bytes (B, kB, MB, GB"),
-        ("value = 868\nunit = 8", "unit: expected a string such as 'MB', got 8"),
         ('value = 868\nunit = "Mb"', "got 'Mb'"),
     ],
 )
