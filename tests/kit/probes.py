@@ -132,7 +132,7 @@ def mismatch(impl):
 
 
 def make_groups(impl, how: str):
-    """Make groups of even and of odd ranks, on their members only, and use them rightly or wrongly."""
+    """Use messages, splits or groups wrongly."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if how == "not contiguous":
         works = dist.batch_isend_irecv([dist.P2POp((dist.isend, dist.irecv)[rank], torch.ones(3, 2).T, 1 - rank)])
@@ -143,11 +143,6 @@ def make_groups(impl, how: str):
         odd = [dist.new_group(list(range(first, world, 2))) for first in range(2)][1]
         if rank % 2:
             dist.broadcast(torch.ones(2), src=0, group=odd)
-        return
-    group = dist.new_group(list(range(rank % 2, world, 2)), use_local_synchronization=how == "locally")
-    dist.all_reduce(torch.ones(8), group=group)
-    if how == "locally":
-        raise ValueError("something else")
 
 
 def futures(impl) -> dict[str, list]:

@@ -31,7 +31,6 @@ from lab.cluster.jobs import (
     of_config,
     unfit,
 )
-from lab.cluster.layers import Layers
 from lab.cluster.prices import collective_s, compute_s, group_s, matmul_s
 from lab.cluster.simulator import SimulationError, play
 from lab.model.transformer import Config
@@ -217,7 +216,6 @@ def test_a_parameter_takes_18_bytes_and_zero_divides_them(model):
     ("plan", "alive"),
     [
         (Plan(1, 8, 1, 1), 8),  # 1F1B: as many as there are stages
-        (Plan(2, 4, 1, 1), 4),
         (Plan(1, 8, 1, 8), 4),  # no more than micro-batches
         (Plan(1, 8, 1, 1, 2), 2 * 7 + 8 + 1),
         (Plan(1, 8, 1, 1, 4, "full"), 2 * 7 + 3 * 8 + 1),
@@ -253,20 +251,6 @@ def test_activations_are_those_of_korthikanti():
         assert steps.activation_bytes(job, t, b, "full")[1] == pytest.approx(full)
         core = 5 * a * s * s * b / t
         assert steps.activation_bytes(job, t, b, "selective")[1] == pytest.approx(whole - core)
-
-
-def test_selective_recomputation_beside_fused_attention_makes_norms_and_activation_again():
-    """Their outputs leave memory; backward makes them again, by what they read and write."""
-    job, t = Job(MODELS["405b"], 2048, 8192, cluster("grand-teton", 8192)), 8
-    m, stream = job.model, 2 * 8192 * job.model.width
-    whole, kept = steps.activation_bytes(job, t, 1, "selective")
-    product = 2 * 8192 * m.hidden / t
-    assert whole - kept == pytest.approx(2 * stream / t + product)
-    layer = Layers(m, job.recipe, 1, 8192, range(t))
-    more = sum(e.bytes for e in layer.backward("selective") if isinstance(e, Compute)) - sum(
-        e.bytes for e in layer.backward("none") if isinstance(e, Compute)
-    )
-    assert more == pytest.approx(2 * 2 * stream / t + 3 * product)
 
 
 @pytest.mark.parametrize("zero", range(4))

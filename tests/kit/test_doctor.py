@@ -1,11 +1,9 @@
 """On a bad machine each check says what to do; only what stops grading is fatal."""
 
 import json
-import os
 import re
 import shutil
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 from packaging.version import Version
@@ -37,30 +35,21 @@ def one(findings, what: str) -> Finding:
     return found
 
 
-def test_what_ci_uses_needs_nothing(machine):
-    machine(**(pins := {name: str(doctor._pinned(name)) for name in GOOD}))
-    assert not [f for f in doctor.versions() if f.do or f.fatal]
-    assert pins["torch"] == "2.13.0"
-    machine(triton="3.6.0", numpy="2.3.9")
-    assert not [f for f in doctor.versions() if f.do or f.fatal]
-
-
 @pytest.mark.parametrize(
     ("has", "what", "found", "do", "fatal"),
     [
         ({"torch": "2.9.1"}, "torch", "2.9.1", "pip install 'torch>=2.11'", True),
         ({"torch": "2.99.0"}, "torch", "2.99.0, newer than 2.13.0, which was tried", "torch==2.13.0", False),
+        ({"torch": "2.13.0"}, "torch", "2.13.0", "", False),
         ({"numpy": None}, "numpy", "not installed", "pip install 'numpy'", True),
-        ({"python": "3.10.14"}, "python", "3.10.14", ">=3.11", True),
     ],
 )
-def test_a_version_out_of_range_says_which_to_install(machine, monkeypatch, has, what, found, do, fatal):
+def test_a_version_out_of_range_says_which_to_install(machine, has, what, found, do, fatal):
     machine(**has)
-    if "python" in has:
-        monkeypatch.setattr(doctor.platform, "python_version", lambda: has["python"])
     finding = one(doctor.versions(), what)
     assert (finding.found.startswith(found), finding.fatal) == (True, fatal)
     assert do in finding.do
+    assert bool(finding.do) == bool(do)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +81,9 @@ ROW = ("NVIDIA H200", "580.65.06", "Disabled")
         ([], {"built": None, "devices": []}, "GPU", "none", "not run"),
         ([ROW] * 2, {"built": "13.0", "devices": [H200] * 2}, "GPU in torch", "2 × NVIDIA H200, sm_90, 150 GiB", ""),
         ([ROW], {"built": None, "devices": []}, "GPU in torch", "built without CUDA", "a CUDA build"),
-        ([ROW], {"built": "13.0", "devices": []}, "GPU in torch", "though there is one", "compare the driver"),
         ([("A100", "580", "Enabled")], {"built": "13.0", "devices": [H200]}, "GPU 0", "A100, driver 580", "MIG is on"),
         ([("T4", "580", "[N/A]")], {"built": "13.0", "devices": [{**H200, "capability": [7, 5]}]}, "GPU in torch",
          "sm_75", "sm_80"),
-        ([ROW], {"error": "libcudart.so not found"}, "torch", "libcudart.so not found", "reinstall"),
     ],
 )  # fmt: skip
 def test_a_gpu_is_seen_by_the_driver_and_by_torch_or_it_says_why(monkeypatch, rows, torch, what, found, do):
@@ -106,12 +93,6 @@ def test_a_gpu_is_seen_by_the_driver_and_by_torch_or_it_says_why(monkeypatch, ro
     assert found in finding.found
     assert do in finding.do
     assert bool(finding.do) == bool(do)
-
-
-def test_the_driver_is_read_line_by_line(monkeypatch):
-    text = "NVIDIA H200, 580.65.06, Disabled\nNVIDIA H200, 580.65.06, [N/A]\nNVIDIA-SMI has failed\n"
-    monkeypatch.setattr(doctor, "output", lambda command: text)
-    assert doctor.driver() == [ROW, ("NVIDIA H200", "580.65.06", "[N/A]")]
 
 
 NO_BWRAP = "bubblewrap is not installed; run: apt-get install bubblewrap"
@@ -136,73 +117,31 @@ def test_only_a_machine_without_any_box_cannot_grade(monkeypatch, bubblewrap, ui
         assert bool(finding.do) == (kind in do)
 
 
-@pytest.mark.parametrize(
-    ("said", "starts", "words"),
-    [
-        ({"sum": 3.0}, None, {}),
-        ({"error": "Connection refused"}, None, {"Gloo on loopback": "127.0.0.1"}),
-        ({"sum": 3.0}, ValueError("it ended"), {"processes for tests": "lab.ranks.zygote"}),
-    ],
-)
-def test_two_ranks_meet_and_a_process_starts_or_it_says_why(machine, monkeypatch, said, starts, words):
-    zygote = Mock()
-    zygote.return_value.wait.side_effect = starts
-    monkeypatch.setattr("lab.harness.executor.Zygote", zygote)
-    monkeypatch.setattr(doctor, "ask", lambda code, env=None: said)
-    wrong = {f.what: f for f in doctor.ranks() if f.do or f.fatal}
-    assert wrong.keys() == words.keys()
-    for what, do in words.items():
-        assert wrong[what].fatal
-        assert do in wrong[what].do
-        assert (str(starts) if starts else said["error"]) in wrong[what].found
-    machine(torch=None)
-    assert not [*doctor.ranks()], "without torch it is told once, and not again as a broken loopback"
-
-
-SINFO = "class*|up|3|idle|gpu:h100:8\nold|up|1|down*|(null)\noff|inact|2|mixed|(null)\n"
+def test_a_small_or_full_machine_says_how_much_to_free(monkeypatch):
+    memory, disk = SimpleNamespace(total=14 << 30, available=300 << 20), SimpleNamespace(free=64 << 20)
+    monkeypatch.setattr(grader_doctor.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
+    assert [f.what for f in doctor.room() if f.fatal] == ["free memory"]
+    rooms = [f for f in grader_doctor.room() if f.what.startswith("room in")]
+    assert all(f.do.startswith("free ") for f in rooms)
+    assert [f.fatal for f in rooms] == ["shm" not in f.what for f in rooms], "/dev/shm alone stops nothing"
 
 
 def test_slurm_is_told_piece_by_piece(monkeypatch):
     there = {"sbatch", "squeue", "scancel", "scontrol", "srun"}
     monkeypatch.setattr(shutil, "which", lambda name: name if name in there else None)
     monkeypatch.setattr(schedulers, "answers", lambda: True)
+    sinfo = "class*|up|3|idle|gpu:h100:8\nold|up|1|down*|(null)\n"
     outputs = {"--version": "slurm 22.05.8\n"}
-    monkeypatch.setattr(grader_doctor, "output", lambda command: outputs.get(command[-1], SINFO))
-    monkeypatch.setattr(schedulers.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(grader_doctor, "output", lambda command: outputs.get(command[-1], sinfo))
     found = list(grader_doctor.slurm())
-    assert one(found, "Slurm") == Finding("Slurm", "22.05.8")
+    assert one(found, "Slurm").found == "22.05.8"
     assert one(found, "partition class*") == Finding("partition class*", "up, 3 nodes idle, gpu:h100:8")
     assert "sinfo -R" in one(found, "partition old").do
-    assert "sinfo -R" in one(found, "partition off").do
-    monkeypatch.setattr(grader_doctor, "output", lambda command: "class*|up|3|idle|(null)\n")
-    assert "--gpus" in one(grader_doctor.slurm(), "GPUs in Slurm").do
     monkeypatch.setattr(schedulers, "answers", lambda: False)
     assert "scontrol ping" in one(grader_doctor.slurm(), "Slurm").do
-    there.remove("sbatch")
-    assert one(grader_doctor.slurm(), "Slurm").found == "sbatch not found"
     there.clear()
     assert "only" in one(grader_doctor.slurm(), "Slurm").do
-
-
-def test_a_small_or_full_machine_says_how_many_jobs_and_how_much_to_free(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    monkeypatch.setattr(
-        grader_doctor.psutil, "virtual_memory", lambda: SimpleNamespace(total=14 << 30, available=300 << 20)
-    )
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20))
-    found = {f.what: f for f in doctor.room()}
-    assert all(f.do for f in found.values())
-    assert [what for what, f in found.items() if f.fatal] == ["free memory"]
-    found = list(grader_doctor.room())
-    assert "inconclusive" in one(found, "cores").do
-    assert one(found, "memory").do == ""
-    rooms = [f for f in found if f.what.startswith("room in")]
-    assert all(f.do.startswith("free ") for f in rooms)
-    assert [f.fatal for f in rooms] == ["shm" not in f.what for f in rooms], "/dev/shm alone stops nothing"
-    assert "--shm-size" in one(found, "room in /dev/shm").do
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    found = list(grader_doctor.room())
-    assert one(found, "memory").do == "--jobs 2 at most: a box may hold 6 GiB"
 
 
 @pytest.mark.parametrize(("module", "command"), [(doctor, lab_cli), (grader_doctor, cli)])

@@ -25,7 +25,7 @@ from lab.dryrun.accounts import Account, Step
 from lab.dryrun.matching import matched
 from lab.dryrun.rank import dry, real
 from lab.harness.runner import Executor, ProbeFailed, Runner
-from lab.model.transformer import MODELS, Config, Transformer
+from lab.model.transformer import Config
 from reference.mesh.accounting import Degrees, Workload, accounting
 
 IMPL = ROOT / "reference"
@@ -46,9 +46,7 @@ def facts(told: Account) -> list[list]:
 
 
 MESHES = {
-    "data": ({"data": 2}, {"fsdp": True, "micro_batches": 2}),
     "pipe": ({"pipe": 2}, {"micro_batches": 4, "schedule": "interleaved", "chunks": 2}),
-    "expert": ({"expert": 2}, {"experts": 4, "sequences": 4}),
     "data x tensor": ({"data": 2, "tensor": 2}, {"fused": False, "sequence": True}),
     "all four": ({"data": 2, "pipe": 2, "expert": 2, "tensor": 2}, {"experts": 4, "micro_batches": 2, "fsdp": True}),
 }
@@ -224,9 +222,7 @@ def test_a_device_is_as_large_for_a_dry_run_as_for_the_planner():
         ({"data": 2}, {"sequences": 3}, "sequences: expected a multiple of 2"),
         ({}, {"context": 64}, "context: expected at most the model's 16 tokens"),
         ({"data": 0}, {}, "data: expected at least 1, got 0"),
-        ({}, {"micro_batches": 0}, "micro-batches: expected at least 1"),
         ({"pipe": 2}, {"schedule": "foo"}, "schedule: expected gpipe, 1f1b or interleaved with 1 chunks, got foo"),
-        ({"pipe": 2}, {"chunks": 2}, "schedule: expected interleaved with 2 chunks, got 1f1b"),
         ({"pipe": 2}, {"chunks": 2, "schedule": "interleaved", "micro_batches": 3}, "expected a multiple of pipe=2"),
         ({"expert": 2}, {"experts": 4, "k": 8}, "k: expected 1 to 4, the number of experts, got 8"),
     ],
@@ -234,13 +230,6 @@ def test_a_device_is_as_large_for_a_dry_run_as_for_the_planner():
 def test_a_mesh_that_does_not_divide_says_what_would(mesh, options, told):
     with pytest.raises(ValueError, match=told):
         Step(CONFIG, mesh, **options)
-
-
-def test_models_have_the_parameters_they_are_named_for():
-    named = {"7b": 6.7e9, "8b": 8.0e9, "70b": 70.6e9, "405b": 405.9e9}
-    for name, count in named.items():
-        assert of_config(MODELS[name]).parameters == pytest.approx(count, rel=0.01)
-    assert of_config(CONFIG).parameters == sum(p.numel() for p in Transformer(CONFIG).parameters())
 
 
 @pytest.mark.parametrize(

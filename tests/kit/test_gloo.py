@@ -42,10 +42,9 @@ MOVES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["overlapped", "bucketed"])
-def test_data_parallelism(runner, kind):
+def test_data_parallelism(runner):
     model, batches = draw_data_parallel(RNG, 3)
-    args = kind, {}, *model, batches, 0.1, True
+    args = "bucketed", {}, *model, batches, 0.1, True
     for gloo, switch in zip(*on_both(runner, ddp.steps, *args, world=3), strict=True):
         for name, value in switch["state"].items():
             torch.testing.assert_close(gloo["state"][name], value, rtol=1e-5, atol=1e-6)

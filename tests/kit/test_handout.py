@@ -37,12 +37,15 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
-def test_every_relative_link_resolves_and_its_anchor_is_a_heading(chapter):
+def test_links_resolve_to_headings_and_the_exercises_and_questions_that_are_named_exist(chapter):
     for target in (target for target in links(chapter) if not target.startswith("http")):
         path, hash, heading = target.partition("#")
         there = (chapter.parent / path).resolve() if path else chapter
         assert there.exists(), f"{chapter.name}: {target} is not there"
         assert not hash or heading in anchors(there), f"{chapter.name}: {target}"
+    stages, known = "|".join(s.name for s in default().stages), default().exercises | questions().questions
+    for id in re.findall(rf"`((?:{stages})\.[a-z_0-9]+)`", chapter.read_text(encoding="utf-8")):
+        assert id in known, f"{chapter.name} names {id}"
 
 
 def test_the_glossary_is_what_terms_tsv_says_and_has_each_term_once_in_sentences():
@@ -52,14 +55,6 @@ def test_the_glossary_is_what_terms_tsv_says_and_has_each_term_once_in_sentences
     for term in terms():
         assert len(re.findall(r"[.!?:](?= |$)", term.text)) >= (2 if term.depth == "told" else 1), term.term
         assert term.depth != "told" or re.fullmatch(r"https://arxiv\.org/abs/\d{4}\.\d{5}", term.link), term.term
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
-def test_every_exercise_and_question_that_is_named_exists(chapter):
-    known = default()
-    stages = "|".join(s.name for s in known.stages)
-    for id in re.findall(rf"`((?:{stages})\.[a-z_0-9]+)`", chapter.read_text(encoding="utf-8")):
-        assert id in known.exercises or id in questions().questions, f"{chapter.name} names {id}"
 
 
 def test_the_shorter_ways_are_the_profiles():

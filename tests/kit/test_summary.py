@@ -98,13 +98,6 @@ def test_what_was_stopped_half_run_has_no_points():
     assert not any(line.startswith("next: ") for line in lines)
 
 
-def test_what_was_printed_is_shown_without_warnings():
-    output = "a\n/x/y.py:3: UserWarning: hm\nb\n" + "".join(f"{i}\n" for i in range(4))
-    assert summary.printed(output) == ["… 1 line before", "b", "0", "1", "2", "3"]
-    assert summary.printed("rank 1: x.py:3: UserWarning: hm\nrank 1: b\n") == ["rank 1: b"]
-    assert summary.printed("") == []
-
-
 def test_what_was_given_ends_a_message_in_a_line_of_its_own_and_can_be_read_back():
     """As Python has it, with six digits of what is no whole number; whole numbers keep theirs."""
     case = {"bytes": 781468467, "options": {"backward_s": 0.0032831605701630576, "sizes": [1.0, 2]}, "overlap": True}

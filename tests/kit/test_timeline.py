@@ -1,7 +1,5 @@
 """Timelines: the plot shows what the ranks did."""
 
-import math
-
 import pytest
 
 from lab.plots.timeline import Span, timelines
@@ -19,21 +17,6 @@ def two_ranks() -> list[list[Span]]:
         Span("step", "optimizer", 0.007, 0.008),
     ]  # fmt: skip
     return [first, second]
-
-
-# ---- spans ----
-
-
-@pytest.mark.parametrize(
-    "wrong", [("sleep", 0.0, 1.0), ("step", 1.0, 0.0), ("step", 0.0, math.inf), ("step", math.nan, 1.0)]
-)
-def test_a_span_that_is_none_is_refused(wrong):
-    kind, start_s, end_s = wrong
-    with pytest.raises(ValueError, match="expected a kind among forward, backward, step, message"):
-        Span(kind, "x", start_s, end_s)
-
-
-# ---- the picture ----
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """`lab train` and `lab.train`: the same losses on any mesh and after a rank was killed; refusals and stand-ins."""
 
-import itertools
 import json
 import os
 import signal
@@ -19,10 +18,10 @@ from lab.commands import capstone
 from lab.course.assignment import ROOT
 from lab.harness.progress import Progress
 from lab.measure.throughput import step_flops
-from lab.model.data import batch, packed, sampler, texts
+from lab.model.data import sampler
 from lab.model.transformer import SIZES
 from lab.train import loop as train
-from lab.train.loop import learning_rate, main
+from lab.train.loop import main
 from lab.train.stack import pieces
 
 STEPS, SAVED = 40, 5
@@ -111,7 +110,6 @@ def test_a_killed_rank_costs_no_more_than_the_last_interval_and_another_mesh_goe
         (["--impl", "nowhere"], "a folder, got 'nowhere'"),
         (["--micro-batches", "0"], "--micro-batches of at least 1, got 0"),
         (["--folder", "/dev/null/here"], "/dev/null/here"),
-        (["--experts", "3", "--k", "4"], "k=4"),
         (["--schedule", "zero bubble"], "expected a schedule"),
         (["--sequences", "6", "--micro-batches", "4"], "micro-batches"),
     ],
@@ -122,29 +120,6 @@ def test_bad_input_gets_one_line(tmp_path, here, arguments, words):
     line = told.strip().splitlines()[-1]  # behind the bar of progress
     assert line.startswith("lab.train: ")
     assert words in line
-
-
-def test_the_learning_rate_warms_up_and_falls_to_a_tenth():
-    rates = [learning_rate(step, 100, 10, 1.0) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1)
-    assert max(rates) == rates[9] == 1.0
-    assert rates[-1] == pytest.approx(0.1)
-    assert all(a > b for a, b in itertools.pairwise(rates[9:]))
-
-
-def test_batches_depend_on_seed_and_step_alone(tmp_path):
-    (tmp_path / "b.md").write_bytes(b"second")
-    (tmp_path / "a.md").write_bytes(b"first")
-    corpus = packed(texts(tmp_path.glob("*.md")))
-    assert bytes(corpus.tolist()) == b"first\0second"
-    tokens, targets = batch(corpus, 5, 4, seed=1, step=7)
-    again, _ = batch(corpus, 5, 4, seed=1, step=7)
-    other, _ = batch(corpus, 5, 4, seed=1, step=8)
-    assert tokens.equal(again)
-    assert not tokens.equal(other)
-    assert tokens[:, 1:].equal(targets[:, :-1])
-    with pytest.raises(ValueError, match="more than 12 bytes"):
-        batch(corpus, 1, 12, seed=0, step=0)
 
 
 @pytest.mark.parametrize("world", [1, 3, 4])
@@ -165,12 +140,10 @@ def nothing_passes(monkeypatch):
     [
         (["--compare", "nowhere"], "expected --compare reference, a folder or stand-ins, got 'nowhere'"),
         (["--mesh", "data=2,tensor=2"], "expected mesh.compose to pass"),
-        (["--steps", "0"], "--steps of at least 1, got 0"),
         (["--mesh", "date=2"], "'date=2'"),
         (["--mesh", "data=2,tensor=0"], "of 1 or more each, got 'tensor=0'"),
         (["--replace", "nope"], "ids of exercises, got 'nope'"),
         (["--stack", "data", "--mesh", "pipe=2"], "expected --mesh data=… alone with --stack data"),
-        (["--nonsense"], "--nonsense"),
     ],
 )
 def test_train_refuses_in_one_line_before_any_rank_starts(nothing_passes, monkeypatch, capfd, arguments, words):
@@ -181,13 +154,6 @@ def test_train_refuses_in_one_line_before_any_rank_starts(nothing_passes, monkey
     assert ended.value.code == 2
     assert words in err
     assert len(err.strip().splitlines()) == 1, err
-
-
-def test_a_restarted_rank_does_not_say_the_same_again(monkeypatch, capfd):
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    with pytest.raises(SystemExit):
-        train.parse(["--steps", "0"])
-    assert not capfd.readouterr().err
 
 
 def test_what_is_unsolved_has_a_stand_in_and_is_told(nothing_passes):
@@ -202,13 +168,6 @@ def test_what_is_unsolved_has_a_stand_in_and_is_told(nothing_passes):
     assert capstone.lacking(whole) == []
     some = capstone.parse(["--impl", "reference", "--replace", "mesh.route"])
     assert capstone.lacking(some) == ["mesh.route"]
-
-
-def test_what_a_rank_is_told_is_what_was_asked(nothing_passes):
-    asked = capstone.parse(["--impl", "reference", "--experts", "4", "--fsdp", "--lr", "0.01", "--seed", "7"])
-    told = train.parse(capstone.said(asked, ["mesh.route"]), train.make_parser())
-    assert told.replace == ["mesh.route"]
-    assert {k: v for k, v in vars(asked).items() if k in vars(told)} | {"replace": ["mesh.route"]} == vars(told)
 
 
 def test_without_a_reference_stand_ins_are_compared(nothing_passes, monkeypatch):
