@@ -145,6 +145,14 @@ def make_groups(impl, how: str):
             dist.broadcast(torch.ones(2), src=0, group=odd)
 
 
+def local_groups(impl) -> float:
+    """The sum over a group that only its own members make."""
+    rank = dist.get_rank()
+    group, x = dist.new_group([rank % 2, rank % 2 + 2], use_local_synchronization=True), torch.ones(())
+    dist.all_reduce(x, group=group)
+    return float(x)
+
+
 def futures(impl) -> dict[str, list]:
     """Wait for an all-reduce in every way that a future offers. Return results, and whether the ledger has times."""
     ways = {

@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 from lab.course.assignment import ROOT, default
-from lab.harness.compare import compare, interleaved
+from lab.harness.compare import compare, interleaved, interval, slowest
 from lab.harness.judge import never_holds, timed
 from lab.harness.trace import NOISE_BYTES, Trace
 from lab.measure import clock
@@ -86,6 +86,19 @@ def test_well_away_from_the_bar_none_stays_open(noise):
     assert verdicts(noise, 1 / 1.25, 30, at_once=6) == {"slower": 30}
 
 
+# ---- the interval ----
+
+
+@pytest.mark.parametrize(("n", "miss"), [(12, 0.01), (24, 0.05)])
+def test_the_interval_covers_the_median_as_often_as_it_says(n, miss):
+    draw = numpy.random.default_rng(n)
+    missed = 0
+    for seed in range(400):
+        low, high = interval(draw.exponential(size=n), miss, seed)
+        missed += not low <= math.log(2) <= high
+    assert missed <= 400 * miss
+
+
 # ---- compare ----
 
 
@@ -144,6 +157,11 @@ def test_the_order_within_a_pair_is_drawn_and_the_same_on_every_rank():
     assert set(pairs) == {"ab", "ba"}
 
 
+def test_a_world_is_as_slow_as_its_slowest_rank():
+    ranks = [([1.0, 5.0], [2.0, 2.0], [0.5, 0.0]), ([3.0, 4.0], [1.0, 9.0], [0.25, 1.0])]
+    assert slowest(ranks) == ([3.0, 5.0], [2.0, 9.0], [0.75, 1.0])
+
+
 def test_who_waits_for_a_core_is_not_called_slow():
     """2.4 times as fast, were the cores not taken; and one that takes turns, on the same machine, is still slower."""
     overlapped = compare(lambda: (180.0, 190.0, 115.0), 1.15)
@@ -161,10 +179,8 @@ def test_who_waits_for_a_core_is_not_called_slow():
 
 
 def test_where_there_is_a_switch_its_clock_counts():
-    gates = [
-        Gate(name, 0, at)
-        for name, at in (("b begins 0", 1.0), ("b ends 0", 1.5), ("a begins 0", 3.0), ("a ends 0", 5.0))
-    ]
+    times = {"b begins 0": 1.0, "b ends 0": 1.5, "a begins 0": 3.0, "a ends 0": 5.0}
+    gates = [Gate(name, 0, at) for name, at in times.items()]
     assert timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates)], least_s=0.1)[:2] == ([2.0], [0.5])
     with pytest.raises(AssertionError, match="lies in another"):
         timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates[1:3])], least_s=0.1)

@@ -1,4 +1,4 @@
-"""The kernel's evidence about a sandbox: its locks, memory and descriptors hold what ranks could use as a way around."""
+"""Forbidden names are found in the source of a solution; whoever times something does it alone."""
 
 from __future__ import annotations
 

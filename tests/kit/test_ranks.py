@@ -179,6 +179,7 @@ FORM = "the test could not use the value that your code returned"
         ("def step():\n    return 1 / 0\n", "raised", ("ZeroDivisionError", "ddp/naive.py:2")),
         ("import not_there\n", "import", ("not_there",)),
         ("def step(:\n", "import", ("ddp/naive.py", "line 1")),
+        ("raise SystemExit(0)\n", "import", ("SystemExit",)),
         ('def step():\n    raise NotImplementedError("ddp.naive: write it")\n', "unwritten", ("ddp.naive",)),
         ("def step():\n    return None.items\n", "raised", ("has no attribute 'items'",)),
         ("def step():\n    pass\n", "raised", (f"has no attribute 'items': {FORM}",)),
@@ -208,6 +209,10 @@ def test_mismatched_collectives_are_named_long_before_the_timeout(runner, link):
     assert time.monotonic() - start < 20
     assert (error.reason, "in mismatch" in error.where) == ("raised", True)
     assert "rank 0 issued broadcast #1 (4 KiB, float32); rank 1 issued all_reduce #1 (4 KiB, float32)" in error.text
+
+
+def test_a_group_that_its_members_make_locally_is_no_mismatch(runner):
+    assert runner.run(probes.local_groups, world=4) == [2.0] * 4
 
 
 def test_nothing_that_the_zygote_imports_starts_a_thread():
