@@ -47,12 +47,10 @@ class Switch:
     ):
         """gates: numbers of each gate, by name. hold: pairs of gates between which answers are delayed. The pair
         ("x", "*") stands for each gate whose name begins with x, and the next one; a third string is the only operation
-        that is delayed. args: packed arguments of each rank's probe, sent to it as the first frame; no other process of
-        the sandbox has them."""
+        that is delayed. args: packed arguments of each rank's probe; no other process of the sandbox has them."""
         self.link = None if link is None or link.free else link
         self.factors, self.hold, self.args = dict(gates or {}), list(hold), args
-        self.hang = ""  # explanation of a deadlock
-        self.mismatch = ""  # where ranks first issued different operations
+        self.hang, self.mismatch = "", ""  # explains a deadlock; where ranks first issued different operations
         self.refused = ""  # the first frame that our process group never sends
         self.by_rounds, self.rounds = by_rounds, 0
         self._round: list[Callable[[], None]] = []  # deliveries of the next round
@@ -199,9 +197,7 @@ class Switch:
         try:
             answers = [(p, a, -1) for p, a in zip(parts, results(parts, members), strict=True)]
         except (RuntimeError, ValueError) as error:  # torch cannot add, say, 8-bit floats, or AND floats
-            self._fail(
-                parts, f"{parts[0].row.op} of {parts[0].row.dtype} is not possible: {str(error).splitlines()[0]}"
-            )
+            self._fail(parts, f"{parts[0].row.op} of {parts[0].row.dtype} is not possible: {error}")
             return
         self._at(self._carry([p.row for p in parts]) if len(parts) > 1 else 0.0, answers)
 
@@ -278,10 +274,8 @@ class Switch:
         if not rank.again:
             rank.waits.discard(row.number)
         rank.polls.pop(row.number, None)
-        header: dict[str, Any] = {"number": row.number}
-        header |= {"peer": peer} if peer >= 0 else {}
-        header |= {"error": error} if error else {}
-        self._send(rank, header, payload)
+        more: dict[str, Any] = {"error": error} if error else {"peer": peer} if peer >= 0 else {}
+        self._send(rank, {"number": row.number, **more}, payload)
 
     def _fail(self, parts: Any, why: str) -> None:
         for part in parts:
@@ -293,8 +287,7 @@ class Switch:
 
     def _flush(self, rank: Rank) -> None:
         """Send what fits into the rank's socket now, and the rest later."""
-        changed = rank.flush()
-        if changed and rank.socket in self._selector.get_map():
+        if rank.flush() and rank.socket in self._selector.get_map():
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.outbox else 0)
             self._selector.modify(rank.socket, events, rank)
 
