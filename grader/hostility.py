@@ -58,7 +58,7 @@ class Outcome:
         if self.not_run or self.broken:
             return [self.broken] if self.broken else []
         must, found = self.attack, []
-        if must.is_honest and self.earned + self.undecided < 1 - 1e-3:
+        if (must.is_honest or not must.loses) and self.earned + self.undecided < 1 - 1e-3:
             found.append(f"earned {self.earned:.3f}, must earn everything")
         elif must.loses == EVERYTHING and self.earned:
             found.append(f"earned {self.earned:.3f}, must earn nothing")
