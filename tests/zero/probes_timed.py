@@ -34,8 +34,8 @@ def step_seconds(impl: Any, whole: bool, sizes: list, seconds_each: float, pairs
     """
     ranks, ps = dist.get_world_size(), [nn.Parameter(torch.zeros(size)) for size in sizes]
     draw, wanted, worst = torch.Generator().manual_seed(seed), list[torch.Tensor](), [0.0]
-    made = Slow if whole else impl.zero.zero1.ShardedOptimizer
-    optimizer = made(ps, *[Slow] * (not whole), seconds_each=seconds_each)
+    options = {"seconds_each": seconds_each}
+    optimizer = Slow(ps, **options) if whole else impl.zero.zero1.ShardedOptimizer(ps, Slow, **options)
 
     def ready() -> None:
         for p in ps:
