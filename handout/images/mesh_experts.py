@@ -1,11 +1,12 @@
-"""The pictures of the chapter on meshes, its second half: experts, context, and the checkpoint."""
+"""The pictures of the chapter on meshes, its second half: experts, context, the checkpoint and pitfalls."""
 
 import torch
 
 from reference.mesh.capacity import capacity
 from reference.mesh.context import zigzag
+from reference.mesh.schedule_interleaved import schedule_interleaved
 
-from .picture import COLOURS, GREY, Picture, picture, spaced
+from .picture import BLUE, COLOURS, GREEN, GREY, YELLOW, Picture, picture, spaced
 
 CHOICES = [[0, 1], [0, 1], [0, 2], [0, 1], [0, 1], [1, 0]]  # of six tokens: first and second expert
 
@@ -91,3 +92,67 @@ def pieces(p: Picture) -> None:
         p.line(200, y + 12, 242, y + 12, arrow=True)
         p.box(246, y, 178, 23, COLOURS[row // 2], f"tensor {row // 2}: row {row}")
     p.words(16, 264, "one colour a rank; row 2 lies in tensor 0's part at 12 … 17", "soft small")
+
+
+@picture(224, "Two sequences of four tokens on two ranks: gathered along dim 0, and along dim 1")
+def shuffled(p: Picture) -> None:
+    """Parts cut along dim 1: joined by all_gather_into_tensor, which lays them one after the other, and by cat."""
+    tokens = torch.arange(8).view(2, 4)
+    parts = tokens.chunk(2, dim=1)
+    wrong = torch.cat(parts, dim=0).view(2, 4)
+    blocks = (
+        ("rank 0 has", 16, 34, parts[0]), ("rank 1 has", 236, 34, parts[1]),
+        ("gathered, view(2, 4)", 16, 134, wrong), ("cat(parts, dim=1)", 236, 134, torch.cat(parts, dim=1)),
+    )  # fmt: skip
+    for name, left, top, block in blocks:
+        p.words(left, top - 10, name, "ink bold")
+        for y, row in spaced(block.tolist(), top, 30):
+            for x, token in spaced(row, left, 44):
+                p.box(x, y, 42, 27, COLOURS[token // 4], f"{'ab'[token // 4]}{token % 4}")
+    p.words(16, 214, "letter, colour: sequence; number: place of the token", "soft small")
+
+
+Bar = tuple[str, int, float, float]  # kind and chunk of an action, start and length
+
+
+def stuck(ranks: int = 4, micro_batches: int = 8, chunks: int = 2) -> tuple[list[list[Bar]], list[str]]:
+    """Play interleaved 1F1B where a rank also waits for its sends, and no message fits a buffer.
+
+    Returns each rank's actions until none can go on, and the send that each rank waits for.
+    """
+    orders = [schedule_interleaved(r, ranks, micro_batches, chunks) for r in range(ranks)]
+    done, now, waits = [list[Bar]() for _ in orders], [0.0] * ranks, [""] * ranks
+    begun: dict[tuple[bool, str, int, int], float] = {}  # (send, kind, micro-batch, to which stage): when
+    while True:
+        before = len(begun), sum(map(len, done))
+        for r, order in enumerate(orders):
+            at, others = len(done[r]), list[float | None]()
+            for i in range(max(at - 1, 0), at + 1):  # the last action's result is sent, the next one's input received
+                action, send = order[i], i < at
+                here, on = action.chunk * ranks + r, 1 if action.kind == "forward" else -1
+                there = here + on if send else here - on
+                if 0 <= there < ranks * chunks:
+                    key = action.kind, action.micro_batch, there if send else here
+                    begun.setdefault((send, *key), now[r])
+                    others.append(begun.get((not send, *key)))
+                    if send:
+                        waits[r] = f"{action.kind[0]}{action.micro_batch} to rank {there % ranks}"
+            if None not in others:
+                start = max([now[r], *(when for when in others if when is not None)])
+                now[r] = start + (1 if order[at].kind == "forward" else 2) / chunks
+                done[r].append((order[at].kind, order[at].chunk, start, now[r] - start))
+        if before == (len(begun), sum(map(len, done))):
+            return done, waits
+
+
+@picture(190, "Interleaved 1F1B on NCCL: four ranks that wait in a circle")
+def circle(p: Picture) -> None:
+    colours = {"forward": (BLUE, GREEN), "backward": (GREY, YELLOW)}
+    for r, (y, (bars, waits)) in enumerate(spaced(zip(*stuck(), strict=True), 12, 34)):
+        p.words(16, y + 19, str(r), "soft small")
+        for kind, chunk, start, long in bars:
+            p.box(30 + 13.5 * start, y, 13.5 * long - 1.5, 28, colours[kind][chunk])
+        end = 30 + 13.5 * (bars[-1][2] + bars[-1][3])
+        p.frame(end + 2, y, 424 - end, 28, f"sends {waits}")
+    p.words(16, 164, "rows: ranks; blue, green: forward of chunk 0, 1; yellow:", "soft small")
+    p.words(16, 181, "backward of chunk 1; b0: the gradient of micro-batch 0", "soft small")

@@ -1,0 +1,45 @@
+"""Pictures of the chapter on ZeRO: what two of its pitfalls look like. Both are counted, or computed step by step."""
+
+from .picture import BLUE, ORANGE, Chart, Picture, picture, spaced
+from .zero import held
+
+MANY = 6  # layers, as in held()
+
+
+@picture(352, "Parameters and gradients held in a step of six layers, where layers are freed and where they are not")
+def unfreed(p: Picture) -> None:
+    """The moments of held(), and above them what a layer leaves behind until its backward."""
+    unit, width, moments = 7.0, 27.0, [fsdp for fsdp, _ in held()]
+    p.words(16, 22, "held, in layers; orange: what should be free", "soft")
+    for top, (name, own) in spaced(
+        (("layers are freed", None), ("storage not emptied", 0), ("weight * scale", 1)), 46, 98
+    ):
+        left_over = [0.0] * len(moments)
+        if own is not None:  # from forward to backward; the layer at work leaves `own` more
+            left_over[1:-1] = [done + own for done in (*range(MANY), *reversed(range(MANY)))]
+        highest = max(n + more for n, more in zip(moments, left_over, strict=True))
+        p.words(16, top, f"{name}: at most {highest:g} layers", "ink bold")
+        for x, (n, more) in spaced(zip(moments, left_over, strict=True), 24, width):
+            bottom = top + 82
+            p.box(x, bottom - unit * n, width - 3, unit * n, BLUE)
+            if more:
+                p.box(x, bottom - unit * (n + more), width - 3, unit * more - 1, ORANGE, hatched=True)
+    for x, name in ((24 + 4 * width, "forward"), (24 + 10 * width, "backward")):
+        p.words(x, 344, name, "soft", "middle")
+
+
+@picture(270, "The output of y = w x over eight steps, with a layer that is freed before the step and one that is not")
+def lagging(p: Picture) -> None:
+    """SGD with a rate of 0.5 on y²/2, from w = 8, x = 1: forward of a layer that is still there reads old weights."""
+    c = Chart(p, (1, 8), (-4, 8.5), log_x=False, log_y=False)
+    c.axes("step", "output y", range(1, 9), {-4: "−4", 0: "0", 4: "4", 8: "8"})
+    for frees, colour, name in ((True, BLUE, "freed"), (False, ORANGE, "still gathered in the next forward")):
+        shard, full, seen = 8.0, None, list[float]()
+        for _ in range(8):
+            full = shard if full is None else full
+            seen.append(full)  # y, and dy: the gradient of w is y
+            full, shard = None if frees else shard, shard - 0.5 * seen[-1]
+        c.curve([*enumerate(seen, 1)], colour, dashed=not frees)
+        for at, y in enumerate(seen, 1):
+            c.dot(at, y, colour)
+        c.say(2, seen[1], name, "end" if frees else "start", dx=-12 if frees else 12, dy=5)
