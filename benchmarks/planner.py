@@ -187,7 +187,7 @@ def nemo() -> list[Run]:
 
 
 def both(run: Run) -> dict[str, str]:
-    """Columns of a run with ZeRO: published, and predicted with the data axis hidden and with each message waited for."""
+    """Columns of a run with ZeRO: published, and predicted with its messages hidden and waited for."""
     waited = replace(run, job=replace(run.job, recipe=replace(run.job.recipe, overlap_data=False)))
     return {
         "published": f"{run.published:.0f}", "hidden": f"{run.predicted():.0f}", "error": f"{100 * run.error():+.1f} %",
