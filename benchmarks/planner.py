@@ -176,12 +176,13 @@ def nemo() -> list[Run]:
     """NVIDIA's runs with ZeRO 1. Only GPT drops out, and ties its head."""
     runs, of = [], PUBLISHED["nemo"]
     for name, gpus, sequences, seconds in of["runs"]:
-        *sizes, vocabulary, context, pipe, tensor, micro_batch, chunks, recompute, gradient = of["model"][name]
+        layers, width, heads, keys, vocabulary, context, pipe, tensor, size, chunks, again, gradient = of["model"][name]
         is_gpt = name.startswith("GPT")
-        model = Model(*sizes, 4 * sizes[1], vocabulary, gated=False, positions=context if is_gpt else 0, tied=is_gpt)
+        model = Model(layers, width, heads, keys, 4 * width, vocabulary, gated=False, tied=is_gpt)
+        model = replace(model, positions=context if is_gpt else 0)
         recipe = replace(TODAY, gradient=gradient, dropout=is_gpt)
         job = Job(model, sequences, context, cluster("dgx-h100", gpus), recipe)
-        plan = Plan(gpus // (pipe * tensor), pipe, tensor, micro_batch, chunks, recompute, 1)
+        plan = Plan(gpus // (pipe * tensor), pipe, tensor, size, chunks, again, 1)
         runs.append(_timed(of["source"], name, job, plan, seconds))
     return runs
 
