@@ -4,6 +4,9 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
+# Otherwise each process would compile all of torch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: env test stages kit checks test-docs test-slurm handout pdf grade mutants hostile soak survival lint bench gpu clean sandbox
 
 # A module is compiled when it is first imported, not all 10,000 at once: half of the time.

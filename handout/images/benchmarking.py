@@ -223,3 +223,42 @@ def launches(p: Picture) -> None:
     p.line(16, 212, 424, 212, arrow=True)
     p.times(230, us, range(0, 61, 20), "µs")
     p.words(16, 256, "orange: the device works; gaps: it waits for the host", "soft")
+
+
+@picture(318, "Two programs on a machine that slows down: one after the other, and in turn")
+def drift(p: Picture) -> None:
+    """a takes 10 ms and b 9.8 ms while the machine is cool. In turn: a, b, b, a, and so on."""
+    alone, in_turn = [i >= 20 for i in range(40)], [i % 4 in (1, 2) for i in range(40)]
+    for top, name, is_b in ((0, "all of a, then all of b", alone), (150, "in turn", in_turn)):
+        seen = [(9.8 if b else 10) * (1.1 - 0.1 * math.exp(-i / 20)) for i, b in enumerate(is_b)]
+        of_a, of_b = ([ms for ms, b in zip(seen, is_b, strict=True) if b is which] for which in (False, True))
+        ratio = statistics.median(a / b for a, b in zip(of_a, of_b, strict=True))
+        p.words(16, top + 24, f"{name}: a / b = {ratio:.3f}", "ink bold")
+        for y, ms in ((top + 122, 10), (top + 48, 11)):
+            p.parts.append(f'<path d="M56 {y} H424" class="faint"/>')
+            p.words(48, y + 5, f"{ms} ms", "soft small", "end")
+        for (x, ms), b in zip(spaced(seen, 64, 9.2), is_b, strict=True):
+            y = top + 122 - 74 * (ms - 10)
+            p.box(x - 4, y - 4, 8, 8, ORANGE) if b else p.disc(x, y, BLUE)
+    p.words(16, 308, "discs: a, 10 ms when cool; squares: b, 9.8 ms when cool", "soft small")
+
+
+@picture(252, "Two streams: what two events read, and what a clock reads that waits for the device")
+def events(p: Picture) -> None:
+    """Two kernels of one stream between two events, and a copy on another stream."""
+    us, ask, one, other = 1.36, 10, Lane(), Lane()
+    p.words(16, 22, "host, 10 µs a call", "soft")
+    for i, (lane, takes, name) in enumerate(((one, 100, "kernel 1"), (other, 250, "copy"), (one, 100, "kernel 2"))):
+        p.box(16 + i * ask * us, 30, ask * us - 1.5, 24, BLUE)
+        lane.add((i + 1) * ask, takes, name)
+    for y, name, lane, colour, below, said in (
+        (66, "stream 1", one, ORANGE, 182, "two events on stream 1"),
+        (122, "stream 2", other, GREEN, 210, "a clock, after synchronize"),
+    ):
+        end = 16 + us * lane.end
+        p.words(16, y + 10, name, "soft")
+        p.bars(y + 18, us, lane, colour, 26)
+        p.line(16, below, end, below, arrow=True)
+        p.line(end, y + 44, end, below + 6, dashed=True)
+        p.words(16, below + 17, f"{said}: {lane.end:.0f} µs", "ink bold")
+    p.words(16, 246, "kernels 1 and 2 by themselves: 200 µs", "soft small")

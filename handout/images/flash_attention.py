@@ -1,6 +1,10 @@
 """The pictures of the chapter on FlashAttention-2. What is a number in them is computed."""
 
 from fractions import Fraction
+from itertools import groupby
+
+import torch
+from torch import Tensor
 
 from lab.cluster.hardware import cluster
 from reference.flash_attention.accounting import accounting
@@ -225,3 +229,66 @@ def behind(p: Picture) -> None:
         p.bars(top + 8, 45, products, BLUE)
         p.bars(top + 36, 45, exponentials, ORANGE)
     p.words(16, 194, "blue: products; orange: exponentials", "soft")
+
+
+def staged(stages: int, tiles: int = 3) -> tuple[Lane, Lane]:
+    """Copies of 2 units and the 3 units of a step; a copy starts beside an earlier step's last product, or after it."""
+    copies, arithmetic, last_products = Lane(), Lane(), list[float]()
+    for i in range(tiles):
+        before = i - max(stages - 1, 1)  # the step that starts this copy; the first copies start before the loop
+        ready = last_products[before] + (stages == 1) if before >= 0 else 0.0
+        start = arithmetic.add(copies.add(ready, 2, f"k{i}, v{i}") + 2, 2, f"S{i}, P{i}")
+        last_products.append(arithmetic.add(start, 1, f"P{i}v"))
+    return copies, arithmetic
+
+
+@picture(290, "Three steps of the walk over keys with one, two and three stages")
+def pipelined(p: Picture) -> None:
+    for top, stages in spaced((1, 2, 3), 26, 84):
+        copies, arithmetic = staged(stages)
+        p.words(16, top, f"num_stages={stages}: {arithmetic.end:g} units", "ink bold")
+        p.bars(top + 8, 27.2, copies, ORANGE)
+        p.bars(top + 36, 27.2, arithmetic, BLUE)
+    p.words(16, 278, "orange: copies; blue: arithmetic", "soft")
+
+
+def mistaken(n: int = 36, tile: int = 16) -> list[tuple[str, str, Tensor]]:
+    """What each mistake does to o: its two names, and each row's largest error over the row's largest number."""
+    q, k, v = torch.randn(3, n, tile, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    scores, at = q @ k.T / tile**0.5, torch.arange(n)
+    causal = scores.masked_fill(at > at[:, None], -torch.inf)
+    plain, right = scores.softmax(1) @ v, causal.softmax(1) @ v
+    weights, absent = scores.exp(), -n % tile  # an absent key has the score 0, so the weight 1, and the value 0
+    tops = torch.stack([causal[:, : (j // tile + 1) * tile].amax(1) for j in at.tolist()], 1)  # m after the key's tile
+    unrepaired, late = (causal - tops).exp(), torch.where(at // tile < at[:, None] // tile, causal, -torch.inf)
+    short = plain.masked_fill((at >= n // tile * tile)[:, None], torch.nan)
+    return [
+        (name, rule, ((o - want).abs().amax(1) / want.abs().amax(1)))
+        for name, rule, o, want in (
+            ("absent keys", "no mask", weights @ v / (weights.sum(1, True) + absent), plain),
+            ("absent keys", "causal", right, right),
+            ("grid too small", "no mask", short, plain),
+            ("α left out", "causal", unrepaired @ v / unrepaired.sum(1, True), right),
+            ("i > j", "causal", causal.masked_fill(at == at[:, None], -torch.inf).softmax(1) @ v, right),
+            ("no diagonal", "causal", late.softmax(1) @ v, right),
+        )
+    ]
+
+
+@picture(354, "Which rows of the output six mistakes spoil")
+def wrong_rows(p: Picture) -> None:
+    """Errors of 36 rows in tiles of 16: an empty frame is NaN."""
+    for i, (name, rule, errors) in enumerate(mistaken()):
+        left, top = 44 + 136 * (i % 3), 52 + 160 * (i // 3)
+        kinds = [None if e.isnan() else GREEN if e < 1e-9 else YELLOW if e < 0.1 else ORANGE for e in errors]
+        p.words(left, top - 26, name, "ink bold")
+        p.words(left, top - 9, f"{rule}: {sum(kind != GREEN for kind in kinds)} wrong", "soft small")
+        for y, row in spaced((0, 16, 32), top, 48):
+            p.line(left - 6, y, left, y)
+            p.words(left - 9, y + 5, f"{row}" if i % 3 == 0 else "", "soft small", "end")
+        y = float(top)
+        for kind, run in groupby(kinds):
+            high = 3 * len(list(run))
+            p.box(left, y, 108, high - 0.5, kind, hatched=kind == ORANGE)
+            y += high
+    p.words(16, 342, "green: right; yellow: up to 10 % off; hatched: more", "soft")

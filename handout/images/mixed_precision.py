@@ -290,3 +290,28 @@ def rounded(p: Picture) -> None:
     c.say(156, 3.08, "E4M3, no scale", "end", dy=-8)
     c.say(100, 2.4, "bfloat16, and E4M3 with", "end", dy=-4)
     c.say(100, 2.4, "a scale for each tensor", "end", dy=14)
+
+
+def fitted(weights: torch.dtype, gradients: torch.dtype, steps: int = 450) -> list[tuple[float, float]]:
+    """The loss over steps: 64 weights descend to their goals; products see them in bfloat16, and N = 2²⁰ is divided."""
+    goals, w, points = torch.tensor([(i - 31.5) / 16 for i in range(64)]), torch.zeros(64), []
+    for step in range(steps + 1):
+        error = w.bfloat16().float() - goals
+        points.append((step, math.fsum(error.double().square().tolist()) / 64))
+        gradient = (error / 2**20).to(gradients).float()
+        w = (w - 0.01 * 2**20 * gradient).to(weights).float()
+    return points
+
+
+@picture(300, "Three losses on a logarithmic axis: one falls, and two stand still, each for a cause of its own")
+def stalled(p: Picture) -> None:
+    c = Chart(p, (0, 450), (1e-5, 10), log_x=False)
+    c.axes("step", "loss", range(0, 451, 150), {10.0**e: f"10{power(e)[1:]}" for e in range(-5, 2)})
+    for at, name, dy, colour, dtypes in (
+        (450, "bfloat16 weights, no masters", -12, ORANGE, (torch.bfloat16, torch.float32)),
+        (450, "float16, no scaling", -28, BLUE, (torch.float32, torch.float16)),
+        (450, "masters, float32 gradients", 26, GREEN, (torch.float32, torch.float32)),
+    ):
+        points = fitted(*dtypes)
+        c.curve(points, colour, dashed=colour != GREEN)
+        c.say(*points[at], name, "end", dy=dy)

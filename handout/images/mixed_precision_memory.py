@@ -143,3 +143,22 @@ def remembered(p: Picture) -> None:
         c.say(*peak, f"{name}: {peak[1]:.1f}", dx=6, dy=-8)
         for (_, at), word in zip(steps[name]["phases"][:2], ("forward ends", "backward ends"), strict=True):
             c.dot(at, held[at][1], colour, word if name == "plain" else "", dx=8, dy=16 if word[0] == "f" else -18)
+
+
+@picture(330, "Memory over the batches of an evaluation: kept graphs add up, and no_grad keeps none")
+def growing(p: Picture) -> None:
+    """An evaluation of GPT-2's size at batch 8 in float32, by `accounting`, without temporaries."""
+    of_step, gib = accounting(SIZES["small"], batch=8, context=1024, precision="float32"), 2**30
+    weights, graph = of_step.parameters / gib, of_step.activations / gib
+    c = Chart(p, (0, 7), (0, 90), log_x=False, log_y=False)
+    c.axes("batches evaluated", "GiB", range(8), range(0, 81, 20))
+    c.curve([(0, weights), (7, weights + 7 * graph)], ORANGE)
+    reads = [(n + i, weights + graph * held) for n in range(7) for i, held in ((0, n > 0), (1, 1 + (n > 0)))]
+    c.curve(reads, BLUE, dashed=True)
+    c.curve([(0, weights), (7, weights)], GREEN)
+    (left, y), (right, _) = c.at(0, 80e9 / gib), c.at(7, 0)
+    p.line(left, y, right, y, dashed=True)
+    c.say(0, 80e9 / gib, "80 GB", dx=8, dy=18)
+    c.say(4.6, weights + 4.6 * graph, "append(loss)", "end", dx=-10)
+    c.say(3.5, 2 * graph, "append(loss.item())", "middle", dx=20, dy=-8)
+    c.say(7, weights, "no_grad", "end", dx=-4, dy=-8)

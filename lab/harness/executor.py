@@ -96,7 +96,7 @@ class Zygote:
                 self.executor.note(lacking)
             self.ready = True
 
-    def ask(self, job: Job, args: bytes, make: Callable[[], Switch]) -> tuple[dict, list[bytes], Switch]:
+    def ask(self, job: Job, given: list[bytes], make: Callable[[], Switch]) -> tuple[dict, list[bytes], Switch]:
         """Run one probe. Return its header, its values, and the switch that carried its messages.
 
         make: makes a switch; called again if the zygote must fork the ranks again.
@@ -104,7 +104,7 @@ class Zygote:
         while True:
             with make() as switch:
                 socket.send_fds(self.requests, [framing.PROBE], [end.fileno() for end in switch.ends])
-                framing.send(self.requests.fileno(), asdict(job), [args])
+                framing.send(self.requests.fileno(), asdict(job), given)
                 deadline = time.monotonic() + job.longest_s + GRACE_S
                 switch.serve(self.answers, deadline, lambda: self.requests.sendall(framing.GIVE_UP))
                 header, blobs = framing.receive(self.answers, deadline)

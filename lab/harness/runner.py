@@ -98,6 +98,7 @@ class Runner:
         gates: Mapping[str, list[float]] | None = None,
         hold: Sequence[tuple[str, ...]] = (),
         by_rounds: bool = False,
+        folder: Mapping[str, bytes] | None = None,
         triton: str = "interpret",
         exercise: str = "",
         forbidden: Sequence[str] = (),
@@ -109,11 +110,12 @@ class Runner:
         For an argument annotated as PerRank, each rank gets its own entry, and None in place of the others'.
         link: latency and bandwidth of each rank's messages, a lab.cluster.costs.Link; None: no delay.
         gates, hold, by_rounds: see lab.ranks.switch.Switch.
+        folder: files by path; the ranks share a folder with them, lab.ranks.child.shared. None: there is no folder.
 
         options: those of `job`.
         device: "simulated" runs the probe on the simulated GPU of lab.measure.device.
         replace: stand-ins by object; in a test, ids of prerequisites, of which those are replaced that do not pass.
-        shared: whether the ranks share a folder, lab.ranks.child.shared.
+        private: whether the trace's peak_bytes leaves out files that are mapped. Looks each millisecond.
         network: "gloo" uses torch's own Gloo. Then traces have no messages, gates give 1.0, and ranks that are
         isolated in a sandbox cannot connect.
         timeout: seconds, without the time in which the probe waits for a core.
@@ -125,11 +127,13 @@ class Runner:
             raise ValueError(f"link: expected a lab.cluster.costs.Link, and world=n ranks to join, got {link!r}")
         self._still_worth_it(exercise)
         forbidden = [name for name in forbidden if name not in self.allowed]
-        job = self.job(probe, world, triton, forbidden=forbidden, **options)
+        folder = {} if folder is None and options.get("network") == "gloo" else folder
+        job = self.job(probe, world, triton, forbidden=forbidden, files=None if folder is None else [*folder], **options)
         packed, start, header = _packed(probe, args, world or 1), time.monotonic(), dict[str, Any]()
         try:
             header, blobs, switch = self._ask(
-                triton, job, packed[0], lambda: Switch(job.world, link, gates, hold, packed, by_rounds)
+                triton, job, [b"" if world else packed[0], *(folder or {}).values()],
+                lambda: Switch(job.world, link, gates, hold, packed, by_rounds),
             )
             self.printed = (self.printed + _printed(header))[-PRINTED_LIMIT:]
             traces = _traces(header, blobs, switch, max(job.world, 1))
@@ -171,7 +175,8 @@ class Runner:
         replace: dict[str, str] | None = None,
         timeout: float | None = None,
         forbidden: Sequence[str] = (),
-        shared: bool = False,
+        files: list[str] | None = None,
+        private: bool = False,
         network: str = "switch",
     ) -> Job:
         """Make the request to the zygote. Raises ValueError for an unknown option."""
@@ -183,15 +188,17 @@ class Runner:
         seed = int.from_bytes(hashlib.sha256(f"{self.seed}\0{name}".encode()).digest()[:4], "little")
         return Job(
             name, self.executor.impl, world or 0, device, replace or {}, list(forbidden), timeout or self.timeout_s,
-            seed, shared or network == "gloo", network,
+            seed, files, private, network,
         )  # fmt: skip
 
-    def _ask(self, triton: str, job: Job, args: bytes, make: Callable[[], Switch]) -> tuple[dict, list[bytes], Switch]:
+    def _ask(
+        self, triton: str, job: Job, given: list[bytes], make: Callable[[], Switch]
+    ) -> tuple[dict, list[bytes], Switch]:
         """Run one probe in a zygote. If the zygote is lost, close it, and report the probe as crashed or hung."""
         zygote = self.warm(triton)
         try:
             zygote.wait()
-            header, blobs, switch = zygote.ask(job, b"" if job.world else args, make)
+            header, blobs, switch = zygote.ask(job, given, make)
             if header.get("spent"):
                 self.zygotes.pop(triton).close()
             return header, blobs, switch
@@ -229,7 +236,8 @@ def _packed(probe: Callable[..., Any], args: tuple, world: int) -> list[bytes]:
 def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> list[Trace]:
     """Return a trace per rank. Raises ProbeFailed for the most important failure of a rank."""
     ranks = header.get("ranks")
-    if type(ranks) is not list or len(ranks) != world or len(blobs) != world:
+    files = dict(zip(header.get("files", ()), blobs[world:], strict=False))
+    if type(ranks) is not list or len(ranks) != world or len(blobs) != world + len(files):
         raise ProbeFailed("refused", "malformed answer")
     if header.get("busy"):
         raise ProbeFailed("busy", str(header["busy"])[:200])
@@ -238,7 +246,7 @@ def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> lis
         _, i = max(failures, key=lambda f: (f[0], -f[1]))
         raise _failure(ranks, switch, i, world)
     try:
-        values = [wire.unpack(blob) for blob in blobs]
+        values = [wire.unpack(blob) for blob in blobs[:world]]
     except wire.WireError as error:
         raise ProbeFailed("refused", f"malformed answer: {error}") from None
     if switch.refused:
@@ -247,11 +255,11 @@ def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> lis
         raise ProbeFailed("hung", f"on Gloo and NCCL these ranks would wait for each other for ever: {differ}")
     peaks, seconds = [int(rank.get("peak_bytes", -1)) for rank in ranks], float(header.get("seconds", 0.0))
     if not switch.ranks:
-        return [Trace(values[0], peaks[0], seconds)]
+        return [Trace(values[0], peaks[0], seconds, files=files)]
     return [
         Trace(
             value, peak, seconds, rank.rows, rank.payloads, rank.gates,
-            [row for number, row in switch.stood_still if number == rank.number], switch.rounds,
+            [row for number, row in switch.stood_still if number == rank.number], switch.rounds, files,
         )
         for value, peak, rank in zip(values, peaks, switch.ranks, strict=True)
     ]  # fmt: skip

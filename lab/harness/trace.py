@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Trace:
     gates: Sequence[Gate] = ()  # gates that the rank requested, in order
     stood_still: Sequence[Row] = ()  # messages for which the rank waited while the switch delayed the answer
     rounds: int = 0  # of all ranks' messages, if the switch delayed them by rounds
+    files: Mapping[str, bytes] = field(default_factory=dict)  # what the ranks' folder held when all had ended
 
     def cut(self, names: Sequence[str]) -> list[list[dict]]:
         """Messages after each of these gates, until the next. Raises AssertionError if the rank used other gates."""

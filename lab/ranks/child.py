@@ -41,7 +41,8 @@ class Job:
     forbidden: list[str]  # dotted names that raise when the solution calls them
     timeout_s: float  # time spent waiting for a core does not count
     seed: int
-    shared: bool = False  # whether the ranks share a folder
+    files: list[str] | None = None  # what the folder that all ranks share begins with; None: there is no folder
+    private: bool = False  # whether peak_bytes leaves out files that are mapped
     network: str = "switch"  # or "gloo"
 
     @property

@@ -8,19 +8,23 @@ import selectors
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..measure.clock import time_on_cores
 from ..solution import framing
 from . import alone, child, seccomp
 from .child import LATE, Job
-from .processes import dumpable, ends_with_its_parent, processes, resident
+from .processes import anonymous, dumpable, ends_with_its_parent, processes, resident
 from .rank_process import Rank, frames_of
 
 OUTPUT_LIMIT = 16 << 10  # bytes of a rank's output that we keep; the rest is read and dropped
+SAMPLE_S = 1e-3  # time between two looks at a rank's private memory
 GRACE_S = 1.0  # time that the other ranks still have once one has failed
 _ENDS = (signal.SIGTERM,)
 
@@ -37,16 +41,19 @@ class World:
     """The ranks of one probe, from fork to last answer."""
 
     def __init__(
-        self, job: Job, args: bytes, ports: list[int], requests: int, walls: Walls | None = None,
+        self, job: Job, blobs: list[bytes], ports: list[int], requests: int, walls: Walls | None = None,
         known: set[str] | None = None,
     ):  # fmt: skip
-        """ports: each rank's socket to the switch. requests: a byte from this descriptor reports a deadlock.
+        """blobs: packed arguments, then the contents of the job's files. ports: each rank's socket to the switch.
+        requests: a byte from this descriptor reports a deadlock.
 
         walls: isolation of the ranks of a sandbox. known: in a sandbox, the processes that ran there before the probe.
         Any other process there is a rank, or was started by the solution.
         """
-        self.job, self.args, self.walls, self.known = job, args, walls, known
+        self.job, self.args, self.walls, self.known = job, blobs[0], walls, known
         self.shared = ""  # the folder that all ranks share
+        self.given = dict(zip(job.files or (), blobs[1:], strict=True))
+        self.files = dict[str, bytes]()  # what is in that folder when all ranks have ended
         self.ports, self.requests = ports, requests
         self.strays = set[str]()
         self.late = ""  # the module of LATE that a rank needs: import it, then fork all ranks again
@@ -59,7 +66,9 @@ class World:
         start = time.monotonic()
         ranks: list[Rank] = []
         try:
-            self.shared = tempfile.mkdtemp() if self.job.shared else ""
+            if self.job.files is not None:
+                self.shared = tempfile.mkdtemp()
+                write(Path(self.shared), self.given)
             for r in range(max(self.job.world, 1)):
                 signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # a rank must be in the list before we can be ended
                 ranks.append(self._fork(r))
@@ -79,6 +88,7 @@ class World:
             for port in self.ports:
                 os.close(port)
             if self.shared:
+                self.files = read(Path(self.shared))
                 shutil.rmtree(self.shared, ignore_errors=True)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
         self.seconds = time.monotonic() - start
@@ -102,7 +112,7 @@ class World:
                 theirs.recv(1)  # wait until the parent has read this process's size
                 apart = self.walls is not None and self.walls.apart
                 if apart:
-                    room = alone.MORE_ROOM if self.job.shared or not os.environ.get("TRITON_INTERPRET") else alone.ROOM
+                    room = alone.MORE_ROOM if self.shared or not os.environ.get("TRITON_INTERPRET") else alone.ROOM
                     alone.enter(room, self.shared, theirs if self.job.world > 1 else None)
                 kept = {reply_write, stack.fileno(), mine} - {-1}
                 alone.close_all_but(kept)
@@ -118,7 +128,7 @@ class World:
                 os.write(2, f"the rank did not start: {error}\n".encode())
             finally:
                 os._exit(1)
-        began_bytes = resident(pid)
+        began_bytes = (anonymous if self.job.private else resident)(pid)
         theirs.close()
         go.send(b"g")
         for fd in (reply_write, output_write):
@@ -132,10 +142,14 @@ class World:
     def _collect(self, ranks: list[Rank], start: float) -> None:
         """Read until every rank has answered or died, time is up, or the switch has seen a deadlock."""
         deadline, failed = start + self.job.timeout_s, False
+        longest = SAMPLE_S if self.job.private else 0.1
         self.selector.register(self.requests, selectors.EVENT_READ, None)
         while any(not r.outcome for r in ranks) and not self.late:
             now = time.monotonic()
-            found = [key.data for key, _ in self.selector.select(min(0.1, max(0.0, deadline - now)))]
+            found = [key.data for key, _ in self.selector.select(min(longest, max(0.0, deadline - now)))]
+            if self.job.private:
+                for rank in ranks:
+                    rank.sample()
             if now > deadline and not failed and None not in found:
                 deadline = now + self._left(ranks, now - start)
             if now > deadline or None in found:
@@ -255,3 +269,16 @@ class World:
             os.close(fd)
         rank.stack.close()
         rank.go.close()
+
+
+def write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files, by their paths in the folder."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    """Read the plain files in a folder that a solution has written. Follows no links."""
+    plain = [path for path in sorted(folder.rglob("*")) if stat.S_ISREG(path.lstat().st_mode)]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in plain}

@@ -72,6 +72,13 @@ def resident(pid: int) -> int:
         return -1
 
 
+def anonymous(pid: int) -> int:
+    """Bytes of a process that are in memory and belong to no file; -1 if the system does not report it."""
+    with contextlib.suppress(OSError, StopIteration), open(f"/proc/{pid}/status") as status:
+        return 1024 * int(next(line for line in status if line.startswith("RssAnon:")).split()[1])
+    return -1
+
+
 def dumpable(yes: bool) -> None:
     """Allow or forbid other processes of the same user to inspect this one."""
     if sys.platform == "linux":

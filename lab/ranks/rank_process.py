@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .processes import anonymous
+
 
 @dataclass
 class Rank:
@@ -19,7 +21,7 @@ class Rank:
     stack: Any
     secret: str  # an answer without it was forged by the code under test
     began_bytes: int  # resident bytes after the fork, before it ran; -1: not reported by the system
-    peak_bytes: int = -1  # bytes by which it then grew, as measured by the kernel
+    peak_bytes: int = -1  # bytes by which it then grew, by the kernel
     status: int = 0
     inbox: bytearray = field(default_factory=bytearray)
     output: bytearray = field(default_factory=bytearray)
@@ -51,9 +53,14 @@ class Rank:
         pid, status, used = os.wait4(self.pid, options)
         if pid:
             self.pid, self.status = 0, status
-            if self.began_bytes >= 0:
+            if self.began_bytes >= 0 and self.peak_bytes < 0:
                 self.peak_bytes = max(0, 1024 * used.ru_maxrss - self.began_bytes)
         return bool(pid)
+
+    def sample(self) -> None:
+        """Look how much its private memory has grown by now: the kernel keeps no high-water mark of it."""
+        if self.pids() and self.began_bytes >= 0:
+            self.peak_bytes = max(self.peak_bytes, anonymous(self.inner or self.pid) - self.began_bytes, 0)
 
 
 def frames_of(stack: str, impl: str) -> list[list]:

@@ -71,7 +71,7 @@ def main() -> None:
             return
         job = Job(**header)
         _prepare(job)
-        world = World(job, blobs[0], list(ports), requests, walls, known=known if boxed else None)
+        world = World(job, blobs, list(ports), requests, walls, known=known if boxed else None)
         ranks = world.run()
         left = False
         if boxed:
@@ -89,8 +89,9 @@ def main() -> None:
             {"outcome": r.outcome, "output": r.output.decode(errors="replace"), "peak_bytes": r.peak_bytes, **r.extra}
             for r in ranks
         ]
-        told = {"busy": world.busy, "seconds": world.seconds, "waited_s": world.waited_s}
-        framing.send(answers, {"ranks": summary, "spent": left, **told}, [r.blob for r in ranks])
+        told: dict = {"busy": world.busy, "seconds": world.seconds, "waited_s": world.waited_s}
+        told |= {"ranks": summary, "spent": left, "files": [*world.files]}
+        framing.send(answers, told, [*(r.blob for r in ranks), *world.files.values()])
         if left:
             return
         forks += len(ranks)

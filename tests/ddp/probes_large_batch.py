@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from lab.harness.raising import raised
-from lab.measure.memory import meter
+from lab.measure.process import weigh
 from lab.measure.reads import reads
 from lab.ranks import gates
 from lab.solution.wire import PerRank
@@ -80,20 +80,24 @@ def noise(impl, options: dict, values: PerRank, groups: list) -> list:
         for p, g in zip(parameters, step, strict=True):
             p.grad = None if g is None else g.clone()
         gates.mark("before()")
-        kept = [_kept(made.before, parameters)]
+        made.before(iter(parameters))
         gates.mark("mean")
         _average(parameters, group)
         gates.mark("after()")
-        kept.append(_kept(made.after, parameters))
-        told.append({**_estimate(made), "kept": kept})
+        made.after(iter(parameters))
+        told.append(_estimate(made))
     return told
 
 
-def _kept(call, parameters: list) -> int:
-    """Bytes that a call leaves allocated."""
-    with meter([t for p in parameters for t in (p, p.grad) if t is not None]) as memory:
-        call(iter(parameters))
-    return memory.live_bytes
+def noise_weighed(impl, samples: int, seeds: list, count: int, ballast: int) -> dict:
+    """One step with a gradient of `count` numbers; between before() and after() the process is at its largest."""
+    made, p = impl.ddp.noise_scale.NoiseScale(samples), torch.nn.Parameter(torch.zeros(count))
+    p.grad = torch.randn(count, generator=torch.Generator().manual_seed(seeds[dist.get_rank()]))
+    made.before([p])
+    weigh(ballast)
+    _average([p], {})
+    made.after([p])
+    return _estimate(made)
 
 
 def train(impl, samples: int, points: PerRank, start: torch.Tensor) -> dict:

@@ -139,16 +139,25 @@ def test_growth_counts_as_the_reference_does(reader, site):
     assert found == [pytest.approx(n, rel=0.006) for n in expected]
 
 
-@pytest.mark.parametrize("lefts", [0, 9])
-def test_layers_has_the_roofline_of_the_kit(reader, site, lefts):
+@pytest.mark.parametrize(("lefts", "typed"), [(0, None), (9, None), (9, 50_257)])
+def test_layers_has_the_roofline_of_the_kit(reader, site, lefts, typed):
     """The one formula that the site has of its own."""
     figure = Figure(reader, site, "layers").press("Device", "ArrowDown").press("m", "ArrowLeft", lefts)
-    words = figure.press("n", "ArrowRight").says()
+    figure.press("n", "ArrowRight")
+    for wrong in ("", "0", "2.5", "1000001"):
+        reader.page.keyboard.type(wrong) if wrong else figure.press("k, any number", "Delete")
+        assert "whole numbers from 1" in figure.says(), wrong
+        reader.page.keyboard.press("Control+a")
+    reader.page.keyboard.type("4096")
+    if typed:
+        figure.press("n, any number", "Control+a")
+        reader.page.keyboard.type(str(typed))
+    words = figure.says()
     h100 = cluster("dgx-h100", 8).device
     device = Device(
         flops_per_s=dict.fromkeys((torch.bfloat16, torch.float32), h100.peak_flops), bytes_per_s=h100.hbm_bytes_per_s
     )
-    m, k, n = 4096 >> lefts, 4096, 8192
+    m, k, n = 4096 >> lefts, 4096, typed or 8192
     flops, moved = 2 * m * k * n, 2 * (m * k + k * n + m * n)
     seconds = operator_seconds(device, flops, moved, torch.bfloat16)
     took = re.search(r"At least ([\d.]+) (m|µ)s, bound by (\w+), at ([\d.]+) %", words)

@@ -201,7 +201,7 @@ def descriptors(impl) -> list:
 
 def shared(impl) -> str:
     """Rank 0 writes to the shared folder; return what rank 1 reads there."""
-    assert child.shared, "there is none: run it with shared=True"
+    assert child.shared, "there is none: run it with folder={}"
     path = Path(child.shared, NAME)
     if dist.get_rank() == 0:
         path.write_bytes(WORD)

@@ -71,8 +71,8 @@ def test_a_rank_cannot_widen_its_box(boxed):
 
 def test_a_probe_that_asks_for_it_has_one_folder_in_common(boxed, runner):
     for either in (boxed, runner):
-        assert either.run(probes.shared, world=2, shared=True) == ["", probes.WORD.decode()]
-        with pytest.raises(Exception, match=r"shared=True|No such file"):
+        assert either.run(probes.shared, world=2, folder={}) == ["", probes.WORD.decode()]
+        with pytest.raises(Exception, match=r"folder=|No such file"):
             either.run(probes.shared, world=2)
 
 

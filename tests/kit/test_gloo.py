@@ -24,7 +24,7 @@ RNG = Rng("public", "gloo")
 
 
 def on_both(runner, probe, *args, world: int) -> tuple[list, list]:
-    gloo, switch = (runner.trace(probe, *args, world=world, shared=True, network=n) for n in ("gloo", "switch"))
+    gloo, switch = (runner.trace(probe, *args, world=world, folder={}, network=n) for n in ("gloo", "switch"))
     assert not any(trace.messages for trace in gloo), "they did not go over Gloo"
     assert all(trace.messages for trace in switch)
     return [trace.values for trace in gloo], [trace.values for trace in switch]
@@ -84,7 +84,7 @@ def test_the_reference_goes_on_on_another_mesh(runner, move):
     if model["tied"]:
         state["head.weight"] = state["embedding.weight"]
     tokens = [[rng.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(4)]
-    stretch = runner.run(mesh.moved, model, state, [[*before, 4]], tokens, world=4, shared=True, network="gloo")
-    moved = runner.run(mesh.moved, model, state, [[*before, 2], [*after, 2]], tokens, world=4, shared=True)
+    stretch = runner.run(mesh.moved, model, state, [[*before, 4]], tokens, world=4, folder={}, network="gloo")
+    moved = runner.run(mesh.moved, model, state, [[*before, 2], [*after, 2]], tokens, world=4, folder={})
     for rank in range(4):
         assert moved[rank] == pytest.approx(stretch[rank], rel=1e-5), f"rank {rank} of {move}"

@@ -14,7 +14,7 @@ TWICE = (*BOTH, "again")  # a second backward over the same graph
 
 def asked(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = TWICE, **options: Any) -> list:
     """Run a probe; return each rank's value, one dict, or a list of dicts for cases. Each dict also has "sent": by
-    part, the rows of the messages that the switch carried.
+    part, the rows of the messages that the switch carried; and "files" of the ranks' folder.
 
     parts: the gates that the probe asks for in each case, in this order. A part ends where the next one begins. A
     process without a world has no switch and sends nothing.
@@ -25,7 +25,7 @@ def asked(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = TWICE, *
         cases = given if isinstance(given, list) else [given] if given else []
         names = [*parts] * len(cases)
         rows = iter(trace.cut(names) if options.get("world") else [[] for _ in names])
-        told = [{**case, "sent": {part: next(rows) for part in parts}} for case in cases]
+        told = [{**case, "sent": {part: next(rows) for part in parts}, "files": trace.files} for case in cases]
         ranks.append(told[0] if isinstance(given, dict) and told else told or given)
     return ranks
 

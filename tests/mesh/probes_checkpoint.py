@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -32,21 +33,15 @@ def steps(share: Share, optimizer: torch.optim.Optimizer, gradients: list) -> No
         optimizer.step()
 
 
-def session(impl, layout: dict, name: str, options: dict, values: dict, gradients: list, files: dict | None,
-            extra: dict) -> dict:  # fmt: skip
-    """Load `files`, if there are any, take a step for each of `gradients`, and save. Rank 0 returns the files."""
+def session(impl, layout: dict, name: str, options: dict, values: dict, gradients: list, extra: dict) -> dict:
+    """Load what is in the ranks' folder, if anything is, take a step for each of `gradients`, and save."""
     folder = shared_folder() / "made" / "by save"
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, name, options, values)
-    told: dict = {"extra": None, "peak_bytes": 0, "files": None}
-    if files is not None:
-        if dist.get_rank() == 0:
-            for path, data in files.items():
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).write_bytes(bytes(data.tolist()))
-        dist.barrier()
+    told: dict = {"extra": None, "peak_bytes": 0}
+    is_saved = folder.exists()
     gates.mark("load")
-    if files is not None:
+    if is_saved:
         with meter(share.shares) as memory:
             told["extra"] = checkpoint.load(share, optimizer)
         told |= {"peak_bytes": memory.peak_bytes, "loaded": held(share, optimizer)}
@@ -62,11 +57,7 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
     if stopped:
         return {**told, "stopped": stopped}
     dist.barrier()
-    told["flushed"] = names_of(flushed, folder)
-    if dist.get_rank() == 0:
-        paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        raw = {str(path.relative_to(folder)): bytearray(path.read_bytes()) for path in paths}
-        told["files"] = {name: torch.frombuffer(data, dtype=torch.uint8) for name, data in raw.items()}
+    told["flushed"] = names_of(flushed, shared_folder().parent)
     group = optimizer.param_groups[0]
     told["group"] = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key in options}
     told["tuples"] = sorted(key for key, v in group.items() if isinstance(v, tuple))
@@ -76,17 +67,28 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
     return told
 
 
+def weighed(impl, layout: dict, shapes: dict) -> list:
+    """Load what AdamW has saved; return [name, place, start, key, count, sum] of each piece."""
+    values = {name: torch.full((), BEFORE).expand(*shape) for name, shape in shapes.items()}  # takes no memory
+    share, optimizer = start(impl, layout, "AdamW", {"lr": 0.1}, values)
+    impl.mesh.mesh_checkpoint.MeshCheckpoint(shared_folder() / "made" / "by save").load(share, optimizer)
+    return [[*piece, len(own), float(own.double().sum())] for *piece, own in pieces(share, optimizer)]
+
+
 def held(share: Share, optimizer: torch.optim.Optimizer) -> list:
     """[name, place on tensor, start, key of its state ("": the parameter), numbers] of each piece on this rank."""
-    told = []
+    return [[*piece, own.clone()] for *piece, own in pieces(share, optimizer)]
+
+
+def pieces(share: Share, optimizer: torch.optim.Optimizer) -> Iterator[list]:
+    """As `held`, but the numbers themselves, not copies."""
     for parameter, placed in share.placements().items():
         state = {k: s for k, s in optimizer.state.get(parameter, {}).items() if k != "step" and s is not None}
         for key, value in {"": parameter.detach(), **state}.items():
             for p in placed.pieces:
                 fits = value.shape == parameter.shape
                 own = value.flatten()[p.offset : p.offset + p.count] if fits else value.flatten()
-                told.append([p.name, share.here["tensor"], p.start, key, own.clone()])
-    return told
+                yield [p.name, share.here["tensor"], p.start, key, own]
 
 
 def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list:

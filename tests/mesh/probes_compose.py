@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from lab.harness.raising import raised
 from lab.measure.memory import Held, meter
+from lab.measure.process import weigh
 from lab.model.transformer import Config, Transformer
 from lab.ranks import gates
 
@@ -128,6 +129,25 @@ def held(impl, model: dict, degrees: dict, plans: list) -> list:
             told.append(memory.now())
         del own
     return told
+
+
+def weighed(impl, model: dict, degrees: dict, plan: dict, seed: int, ballast: int) -> list:
+    """[name, start, count, sum] of all that this rank has of a parallelized model; the process is then at its largest."""
+    mesh = impl.mesh.mesh.Mesh(**degrees)
+    own = impl.mesh.compose.parallelize(refilled(whole(impl, model), seed), mesh, impl.mesh.parallel.Plan(**plan))
+    weigh(ballast)
+    return [
+        [name, start, len(numbers), float(numbers.double().sum())]
+        for name, _, start, numbers in pieces(own, [p.detach() for p in own.placements()])
+    ]
+
+
+def refilled(made: Transformer, seed: int) -> Transformer:
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(made.named_parameters()):
+            parameter.normal_(generator=draw)
+    return made
 
 
 def drawn(impl, model: dict, degrees: dict, plans: list) -> list:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from lab.cluster.costs import sent_bytes
-from lab.harness.judge import measured
+from lab.harness.judge import measured, never_holds
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_compose as probes
@@ -29,6 +29,7 @@ from .probes_placed import AXES, coordinate, names_at, part_of
 
 COMPOSE = "mesh.compose"
 ALL = dict.fromkeys(AXES, 2)
+WHOLES = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel", "mesh.fsdp_axis"]  # stand-ins keep them
 
 
 @exercise(COMPOSE, kind="numerics")
@@ -97,8 +98,7 @@ def test_no_rank_holds_more_than_its_share(run, rng, replaced):
     """Of a model with experts on all axes; what FSDP shards is padded by less than one number a unit and rank."""
     model = model_for(rng, ALL)
     state, plans = bare(model).state_dict(), [{}, {"fsdp": True, "small": 0}]
-    keep_wholes = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel", "mesh.fsdp_axis"]
-    hoarding = replaced(keep_wholes)  # stand-ins do
+    hoarding = replaced(WHOLES)
     tables = 4 * model["sizes"]["context"] * model["sizes"]["width"] // model["sizes"]["heads"]  # cos and sin
     layout = {"degrees": ALL, "layers": model["sizes"]["layers"], "experts": model["experts"], "tied": False}
     for rank, got in enumerate(run(probes.held, model, ALL, plans, world=16, replace=NEEDS)):
@@ -113,6 +113,29 @@ def test_no_rank_holds_more_than_its_share(run, rng, replaced):
                 f"been parallelized, expected at most {most}: parts of other stages, experts, tensor or data ranks are "
                 "here, or wholes of which its parameters are views"
             )
+
+
+@exercise(COMPOSE, kind="property")
+@pytest.mark.parametrize(("axes", "plan"), [(("pipe", "tensor"), {}), (("data", "expert"), {"fsdp": True, "small": 0})])
+def test_no_rank_holds_other_parts_elsewhere(run, rng, replaced, axes, plan):
+    """Of a larger model, by the kernel's counters: in torch or outside."""
+    seed, degrees, traces = rng.integers(0, 10**6), dict.fromkeys(axes, 2), []
+    for width, layers in ((8, 2), (256, 14)):
+        model = {"experts": 2 * ("expert" in axes), "k": 1, "sizes": {
+            "layers": layers, "width": width, "heads": 4, "kv_heads": 4, "hidden": 3 * width, "vocabulary": 64,
+            "context": 8,
+        }}  # fmt: skip
+        state = probes.refilled(bare(model), seed).state_dict()
+        whole = sum(t.nbytes for t in state.values())
+        traces.append(run.trace(probes.weighed, model, degrees, plan, seed, 2 * whole, world=4, replace=NEEDS))
+    own = whole * bool(replaced(WHOLES)) + whole // (2 if "expert" in axes else 4)
+    for rank, trace in enumerate(traces[1]):
+        place, ranks = coordinate(degrees, rank)["tensor"], degrees.get("tensor", 1)
+        for name, start, count, total in trace.values:
+            true = part_of(name, state[name], place, ranks).flatten()[start : start + count].double()
+            assert abs(total - true.sum()) <= 1e-5 * true.abs().sum(), f"rank {rank} of 4: {name} has other numbers"
+        what = f"rank {rank} of 4: all parts of the model: free the others, and what its parameters are views of;"
+        never_holds(trace, traces[0][rank], what, whole - own, 2 * whole + own)
 
 
 @exercise(COMPOSE, kind="property")

@@ -19,7 +19,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from lab.harness.judge import close
+from lab.harness.judge import close, never_holds
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_checkpoint as probes
@@ -29,7 +29,7 @@ from .probes_placed import part_of
 
 CHECKPOINT = "mesh.mesh_checkpoint"
 NEEDS = ["mesh.mesh"]
-ASKED = {"replace": NEEDS, "shared": True}  # and a folder that all ranks have
+ASKED = {"replace": NEEDS, "folder": {}}  # and a folder that all ranks have
 ADAMW = {"lr": 0.05, "betas": [0.8, 0.9], "weight_decay": 0.1}
 SGD = {"lr": 0.05, "momentum": 0.9}
 
@@ -69,7 +69,7 @@ def is_close(piece: list, layout: dict, want: dict, plain: dict, what: str, caus
 def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
     """Run one session on each mesh; return (layout, each rank's values and messages) of each."""
     layout = draw_layout(rng, {}, **model)
-    values, files, trained = draw_values(rng, layout), None, []
+    values, files, trained = draw_values(rng, layout), dict[str, bytes](), []
     taken, sessions = [], []
     other = {k: [0.5, 0.6] if k == "betas" else 0.7 for k in options}
     for number, (degrees, small) in enumerate(meshes):
@@ -80,9 +80,9 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
         initial = {n: torch.full_like(v, probes.BEFORE) for n, v in values.items()} if number else values
         taken += gradients
         ranks = asked(
-            run, probes.session, here, name, other if number else options, initial, gradients, files,
+            run, probes.session, here, name, other if number else options, initial, gradients,
             {"session": number, "é": [0.5, None]}, world=world_of(here), parts=["load", "steps", "save", "saved"],
-            **ASKED,
+            folder=files, replace=NEEDS,
         )  # fmt: skip
         files = ranks[0]["files"]
         sessions.append((here, ranks))
@@ -136,9 +136,8 @@ def numbers_of(layout: dict) -> int:
     return sum(math.prod(s) * (1 if n == "norm.weight" else 2) for n, s in shapes.items())
 
 
-def kind_of(data: torch.Tensor) -> tuple[str, int]:
+def kind_of(raw: bytes) -> tuple[str, int]:
     """What a file is by what is in it, and how many bytes of tensors it has."""
-    raw = bytes(data.tolist())
     with contextlib.suppress(safetensors.SafetensorError):
         return "safetensors", sum(t.nbytes for t in safetensors.torch.load(raw).values())
     with contextlib.suppress(ValueError):
@@ -185,8 +184,9 @@ def test_loading_takes_two_tensors_at_most(run, rng, small):
     layout = {**draw_layout(rng, {}), "layers": 24}
     values = draw_values(rng, layout)
     options, after = {**ADAMW}, {**layout, "degrees": {"data": 2}, "small": small}
-    (first,) = run(probes.session, layout, "AdamW", options, values, [values], None, {}, world=1, **ASKED)
-    ranks = run(probes.session, after, "AdamW", options, values, [], first["files"], {}, world=2, **ASKED)
+    (first,) = run.trace(probes.session, layout, "AdamW", options, values, [values], {}, world=1, **ASKED)
+    there = {"replace": NEEDS, "folder": first.files}
+    ranks = run(probes.session, after, "AdamW", options, values, [], {}, world=2, **there)
     largest = max(4 * v.numel() for v in values.values())
     total = 3 * sum(4 * v.numel() for v in values.values())
     for rank, got in enumerate(ranks):
@@ -196,6 +196,33 @@ def test_loading_takes_two_tensors_at_most(run, rng, small):
             f"own moments are {moments:,}, the largest tensor is {largest:,}, all that was saved {total:,}: put one "
             "together, take your part, forget it"
         )
+
+
+@exercise(CHECKPOINT, kind="property")
+def test_no_rank_holds_the_whole_checkpoint(run, rng):
+    """By the kernel's counters of private memory: in torch or outside."""
+    world, traces = 2, []
+    for width, hidden, layers in ((12, 12, 2), (512, rng.integers(530, 550), 12)):
+        layout = draw_layout(rng, {}, small=0)
+        layout |= {"layers": layers, "config": {**layout["config"], "width": width, "hidden": hidden}}
+        values, gradients = draw_values(rng, layout), [draw_values(rng, layout)]
+        (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, gradients, {}, world=1, **ASKED)
+        traces.append(run.trace(
+            probes.weighed, {**layout, "degrees": {"data": world}}, sizes_of(layout), world=world, private=True,
+            folder=first.files, replace=NEEDS,
+        ))  # fmt: skip
+    want = alone("AdamW", ADAMW, values, gradients, torch.float32)
+    own, whole = (4 * 3 * sum(v.numel() for v in values.values()) // n for n in (world, 1))
+    for rank, trace in enumerate(traces[1]):
+        who = f"rank {rank} of {world}"
+        for name, _, start, key, count, total in trace.values:
+            true = want[key][name].flatten()[start : start + count].double()
+            assert abs(total - true.sum()) <= 1e-5 * true.abs().sum(), (
+                f"{who}: {f'{key} of ' if key else ''}{name}, from {start} on, sums up to {total:.7g}, expected "
+                f"{float(true.sum()):.7g}"
+            )
+        what = f"{who}: all that was saved: put one tensor together, take your part, forget it;"
+        never_holds(trace, traces[0][rank], what, whole - own, own)
 
 
 @exercise(CHECKPOINT, kind="property")

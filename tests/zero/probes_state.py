@@ -86,7 +86,7 @@ def checkpoint(impl, folder, group):
 
 
 def shared_folder() -> Path:
-    """A path in the folder that all ranks share; only probes run with shared=True have it."""
+    """A path in the folder that all ranks share; only probes run with folder={} have it."""
     return Path(child.shared) / "checkpoint"
 
 

@@ -24,7 +24,7 @@ from .oracles import OPTIONS
 
 STATE_DICT = "zero.state_dict"
 NEEDS = ["zero.zero1"]
-ASKED = {"replace": NEEDS, "shared": True}  # and a folder that all ranks have
+ASKED = {"replace": NEEDS, "folder": {}}  # and a folder that all ranks have
 
 
 def draw(rng, counts, width=0) -> tuple:

@@ -1,10 +1,11 @@
 // The roofline of a product (m × k) · (k × n) in 16 bits. The formula is that of lab/measure/roofline.py: a test compares.
-Moving.start("layers", "Move it: the product of an m × k and a k × n matrix in 16 bits", (data, controls) => {
+Moving.start("layers", "Move it, or type your own sizes: the product of an m × k and a k × n matrix in 16 bits", (data, controls) => {
   const sizes = [...Array(15).keys()].map((i) => 2 ** i);
   const device = controls.menu("Device", Object.fromEntries(Object.keys(data).map((name) => [name, name])));
-  const [m, k, n] = [["m", 4096], ["k", 4096], ["n", 4096]].map(([name, first]) => controls.slider(name, sizes, first, (v) => v.toLocaleString("en")));
+  const [m, k, n] = [..."mkn"].map((name) => controls.typed(controls.slider(name, sizes, 4096), `${name}, any number`, 1e6));
   controls.drawn(440, 270, (picture) => {
     const [peak, bandwidth] = data[device.value];
+    if (isNaN(m.value + k.value + n.value)) return "m, k and n are whole numbers from 1 to 1,000,000.";
     const flops = 2 * m.value * k.value * n.value, bytes = 2 * (m.value * k.value + k.value * n.value + m.value * n.value);
     const intensity = flops / bytes, seconds = Math.max(flops / peak, bytes / bandwidth), ridge = peak / bandwidth;
     const x = (i) => 60 + 340 * Math.log10(i / 0.1) / 5, y = (f) => 216 - 180 * Math.log10(f / 1e11) / 5;
@@ -18,7 +19,7 @@ Moving.start("layers", "Move it: the product of an m × k and a k × n matrix in
     picture.curve([[x(0.1), y(0.1 * bandwidth)], [x(ridge), y(peak)], [x(1e4), y(peak)]]);
     picture.line(x(ridge), y(peak), x(ridge), 216, "line dashed");
     picture.words(x(ridge) + 4, 210, `ridge ${Moving.number(ridge, 0)}`, "soft small");
-    picture.add("circle", { cx: x(intensity), cy: y(flops / seconds), r: 7, fill: Moving.orange, class: "rim" });
+    picture.add("circle", { cx: x(Math.min(intensity, 1e4)), cy: y(flops / seconds), r: 7, fill: Moving.orange, class: "rim" });
     return `${Moving.withPrefix(flops, "FLOP")}, ${Moving.withPrefix(bytes, "B")}: ${Moving.number(intensity, 1)} FLOPs a byte. At least ${Moving.withPrefix(seconds, "s")}, `
       + `bound by ${intensity < ridge ? "memory" : "arithmetic"}, at ${Moving.number(100 * flops / seconds / peak, 1)} % of the peak.`;
   });

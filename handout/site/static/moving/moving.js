@@ -57,6 +57,18 @@ class Controls {
     return slider;
   }
 
+  // A field in place of what a slider shows, for any whole number up to `most`: its `value`, or NaN for anything else.
+  typed(slider, label, most) {
+    const field = element("input", { type: "number", min: 1, max: most, required: "", "aria-label": label, value: slider.value });
+    slider.input.nextSibling.replaceWith(field);
+    slider.input.addEventListener("input", () => { field.value = slider.value; this.draw(); });
+    field.addEventListener("input", () => {
+      if (field.validity.valid) slider.value = slider.values.findLast((v) => v <= field.valueAsNumber);
+      this.draw();
+    });
+    return { get value() { return field.validity.valid ? field.valueAsNumber : NaN; } };
+  }
+
   // A menu of {value: words}.
   menu(label, options) {
     const id = `${this.id}-${++this.made}`;
