@@ -18,7 +18,7 @@ from typing import Any
 from lab.cluster import steps
 from lab.cluster.events import Block
 from lab.cluster.hardware import Cluster, cluster
-from lab.cluster.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, RECOMPUTE, TODAY, Job, Plan, gpt, unfit
+from lab.cluster.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, RECOMPUTE, TODAY, Job, Model, Plan, gpt, unfit
 from lab.cluster.layers import Layers
 from lab.cluster.simulator import closed
 from reference.mesh.planner import MOST_CHUNKS, MOST_SEQUENCES, Tools, planner
@@ -37,7 +37,7 @@ NOTE = (
     "nothing measured: the machine does not matter."
 )
 
-ZERO_3 = (
+SHARDED = (
     "Speeds are TFLOP/s a GPU. Two predictions: hidden, if messages of the data axis travel beside products and slow "
     "nothing down; waited for, if each is waited for at once. All of it is computed, nothing measured."
 )
@@ -91,9 +91,14 @@ def main() -> None:
         print(f"\n## Other published runs, the same constants\n\n{table(new)}\n\nOf these: {off(more)}.")
     apart = sharded()
     print(f"\n## With ZeRO 3, the same constants\n\n{table(apart)}")
+    runs = nemo()
+    same = ("run", "GPUs", "data, pipe, tensor", "micro-batch", "chunks")
+    zero_1 = [{name: row(run)[name] for name in same} | both(run) for run in runs]
+    print(f"\n## With ZeRO 1, the same constants\n\n{table(zero_1)}\n\nOf these, hidden: {off(runs)}.")
     if options.keep:
         write("planner", rows, "\n\n".join(notes))
-        write("planner_zero3", apart, ZERO_3)
+        write("planner_zero3", apart, SHARDED)
+        write("planner_zero1", zero_1, SHARDED)
     print(f"\nTable 1, ten runs: {ours}")
 
 
@@ -159,15 +164,36 @@ def sharded() -> list[dict[str, Any]]:
         job = Job(model, gpus * micro_batch * count, 2048, cluster(kind, gpus), recipe)
         plan = Plan(gpus, micro_batch=micro_batch, recompute=recompute, zero=3)
         hidden = _timed(of["source"], name, job, plan, job.sequences * job.context / tokens)
-        waited = replace(hidden, job=replace(job, recipe=replace(recipe, overlap_data=False)))
         rows.append({
             "GPUs": f"{gpus} {'A100' if kind == 'dgx-a100' else 'H100'}", "model": name.upper(),
             "micro-batches": f"{count} of {micro_batch}", "recomputed": "nothing" if recompute == "none" else "layers",
-            "published": f"{hidden.published:.0f}", "hidden": f"{hidden.predicted():.0f}",
-            "error": f"{100 * hidden.error():+.1f} %", "waited for": f"{waited.predicted():.0f}",
-            "its error": f"{100 * waited.error():+.1f} %",
+            **both(hidden),
         })  # fmt: skip
     return rows
+
+
+def nemo() -> list[Run]:
+    """NVIDIA's runs with ZeRO 1. Only GPT drops out, and ties its head."""
+    runs, of = [], PUBLISHED["nemo"]
+    for name, gpus, sequences, seconds in of["runs"]:
+        layers, width, heads, keys, vocabulary, context, pipe, tensor, size, chunks, again, gradient = of["model"][name]
+        is_gpt = name.startswith("GPT")
+        model = Model(layers, width, heads, keys, 4 * width, vocabulary, gated=False, tied=is_gpt)
+        model = replace(model, positions=context if is_gpt else 0)
+        recipe = replace(TODAY, gradient=gradient, dropout=is_gpt)
+        job = Job(model, sequences, context, cluster("dgx-h100", gpus), recipe)
+        plan = Plan(gpus // (pipe * tensor), pipe, tensor, size, chunks, again, 1)
+        runs.append(_timed(of["source"], name, job, plan, seconds))
+    return runs
+
+
+def both(run: Run) -> dict[str, str]:
+    """Columns of a run with ZeRO: published, and predicted with its messages hidden and waited for."""
+    waited = replace(run, job=replace(run.job, recipe=replace(run.job.recipe, overlap_data=False)))
+    return {
+        "published": f"{run.published:.0f}", "hidden": f"{run.predicted():.0f}", "error": f"{100 * run.error():+.1f} %",
+        "waited for": f"{waited.predicted():.0f}", "its error": f"{100 * waited.error():+.1f} %",
+    }  # fmt: skip
 
 
 def best(

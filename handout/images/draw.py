@@ -18,6 +18,7 @@ from handout.images.picture import PICTURES  # noqa: E402
 CHAPTERS = (
     "journey", "benchmarking", "benchmarking_costs", "mixed_precision", "mixed_precision_memory", "flash_attention",
     "flash_attention_costs", "ddp", "zero", "zero_pitfalls", "mesh", "mesh_experts", "mesh_costs", "planning",
+    "planning_costs",
 )  # fmt: skip
 
 if __name__ == "__main__":
