@@ -128,12 +128,13 @@ class Runner:
         self._still_worth_it(exercise)
         forbidden = [name for name in forbidden if name not in self.allowed]
         folder = {} if folder is None and options.get("network") == "gloo" else folder
-        job = self.job(probe, world, triton, forbidden=forbidden, files=None if folder is None else [*folder], **options)
+        files = None if folder is None else [*folder]
+        job = self.job(probe, world, triton, forbidden=forbidden, files=files, **options)
         packed, start, header = _packed(probe, args, world or 1), time.monotonic(), dict[str, Any]()
         try:
+            given = [b"" if world else packed[0], *(folder or {}).values()]
             header, blobs, switch = self._ask(
-                triton, job, [b"" if world else packed[0], *(folder or {}).values()],
-                lambda: Switch(job.world, link, gates, hold, packed, by_rounds),
+                triton, job, given, lambda: Switch(job.world, link, gates, hold, packed, by_rounds)
             )
             self.printed = (self.printed + _printed(header))[-PRINTED_LIMIT:]
             traces = _traces(header, blobs, switch, max(job.world, 1))

@@ -132,7 +132,7 @@ def held(impl, model: dict, degrees: dict, plans: list) -> list:
 
 
 def weighed(impl, model: dict, degrees: dict, plan: dict, seed: int, ballast: int) -> list:
-    """[name, start, count, sum] of all that this rank has of a parallelized model; the process is then at its largest."""
+    """[name, start, count, sum] of what a rank has of a parallelized model, when the process is at its largest."""
     mesh = impl.mesh.mesh.Mesh(**degrees)
     own = impl.mesh.compose.parallelize(refilled(whole(impl, model), seed), mesh, impl.mesh.parallel.Plan(**plan))
     weigh(ballast)
