@@ -2,10 +2,12 @@
 
 import math
 
+import torch
+
 from lab.cluster.costs import ring_cost
 from reference.ddp.accounting import Link, accounting
 
-from .picture import BLUE, COLOURS, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture, spaced
+from .picture import BLUE, COLOURS, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Lane, Picture, picture, spaced
 
 RANKS = 4
 LINK = Link(alpha_s=100e-6, bytes_per_s=1e9)
@@ -280,8 +282,61 @@ def critical(p: Picture) -> None:
     c.axes("batch, in units of the critical batch size", "times the least there could be", ticks, ticks[2:])
     c.curve([(b, 1 + 1 / b) for b in batches], BLUE)
     c.curve([(b, 1 + b) for b in batches], ORANGE, dashed=True)
-    c.dot(1, 2, GREY)
     c.say(0.03, 34, "steps", "start", 8, -4)
     c.say(30, 31, "samples", "end", -10, -4)
-    c.say(1, 7, "both: twice the least", "middle")
+    c.say(1, 7, "both: twice", "middle")
     c.p.line(*c.at(1, 6.4), *c.at(1, 2.4), arrow=True)
+    b = TOKENS / (2e8 / 3 ** (1 / 0.21))  # a loss of 3 nats a token: Kaplan et al. 2020, equation 5.3
+    for x, y, said in ((1, 2, ""), (b, 1 + b, f"{1 + b:.1f}"), (b, 1 + 1 / b, f"{1 + 1 / b:.1f}")):
+        c.dot(x, y, GREY, said, dx=10, dy=0)
+
+
+@picture(222, "A hook that waits, and a hook that starts: eight gradients of 0.5 MB")
+def hook_waits(p: Picture) -> None:
+    """Figure 7's first case, and the same with `wait()` in the hook: backward stands still under each message."""
+    ms, each, cost = 20.5, 1e3 * LAYERS_BACKWARD_S / len(LAYERS), cost_ms(LAYERS[0])
+    p.words(16, 22, "upper lane: backward, 7 … 0; lower lane: messages", "soft")
+    for top, name, step in ((48, "the hook waits", each + cost), (126, "the hook starts", each)):
+        computed = [(at * step, each, str(len(LAYERS) - 1 - at)) for at in range(len(LAYERS))]
+        sent = Lane()
+        for start, takes, gradient in computed:
+            sent.add(start + takes, cost, gradient)
+        p.lanes(top, name, ms, computed, sent)
+    p.clock(194, ms, 18)
+
+
+def drifting(averaged: tuple[bool, bool, bool], broadcast: bool = True) -> tuple[list[float], float]:
+    """Four replicas learn the product of two numbers by SGD: how far apart they are after each step, and the last loss.
+
+    averaged: whether the gradients of the weight, the bias and the second weight are.
+    """
+    draw, kind = torch.Generator().manual_seed(0), torch.float64
+    shapes = ((8, 32), (1, 32), (32, 1))
+    w = [torch.randn(RANKS, *s, generator=draw, dtype=kind) / s[0] ** 0.5 for s in shapes]
+    w = [p[:1].expand_as(p) if broadcast else p for p in w]
+    apart, losses = [], []
+    for _ in range(1000):
+        x = torch.randn(RANKS, 8, 8, generator=draw, dtype=kind)  # (ranks, samples of a rank, numbers)
+        w = [p.detach().requires_grad_() for p in w]
+        loss = ((torch.tanh(x @ w[0] + w[1]) @ w[2] - x[..., :1] * x[..., 1:2]) ** 2).mean((1, 2))  # (ranks)
+        gradients = torch.autograd.grad(loss.sum(), w)
+        w = [p - 0.1 * (g.mean(0) if mean else g) for p, g, mean in zip(w, gradients, averaged, strict=True)]
+        apart.append(max(math.hypot(*((p[r] - p[0]).detach().norm() for p in w)) for r in range(RANKS)))
+        losses.append(loss.mean().item())
+    return apart, sum(losses[-100:]) / 100
+
+
+@picture(300, "Replicas that drift apart, though the loss falls")
+def unequal(p: Picture) -> None:
+    c = Chart(p, (1, 1000), (0.05, 20))
+    c.axes("step", "largest distance between two replicas' weights", (1, 10, 100, 1000), (0.1, 1, 10))
+    _, right = drifting((True, True, True))
+    looks = (
+        ("weights not broadcast", ORANGE, True, (True, True, True), False, -12),
+        ("bias not averaged", BLUE, False, (True, False, True), True, -20),
+    )
+    for name, colour, dashed, averaged, broadcast, dy in looks:
+        apart, loss = drifting(averaged, broadcast)
+        c.curve(list(enumerate(apart, 1)), colour, dashed)
+        c.say(1000, apart[-1], f"{name}: loss {loss:.3f}", "end", 0, dy)
+    c.say(1000, 0.05, f"right: distance 0, loss {right:.3f}", "end", 0, -8)
