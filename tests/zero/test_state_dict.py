@@ -136,6 +136,8 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
         f"shares of {shares} bytes for {whole}: each tensor is saved once, also a parameter, which all ranks have"
     )
     assert max(shares) <= 0.6 * whole, f"shares of {shares} bytes for {whole}: each rank writes what it has"
+    texts = sum(s for _, s, k in ranks[0]["files"][0] if k == "json")
+    assert texts <= whole / 2, f"{texts} bytes of JSON for {whole} of tensors: tensors go into safetensors"
     for rank, trace in enumerate(traces):
         saving = trace.cut([name for stage in range(2) for name in (f"save {stage}", f"save {stage} is done")])[0]
         sent = sum(row["bytes"] for row in saving if row["op"] not in ("recv", "barrier"))
