@@ -13,7 +13,6 @@ RANKS = 4
 LINK = Link(alpha_s=100e-6, bytes_per_s=1e9)
 LAYERS = (500_000,) * 8  # bytes of each gradient: the worked example
 LAYERS_BACKWARD_S, LAYERS_BUCKET = 8e-3, 1_000_000
-PARAMETERS, TOKENS, RANK_FLOPS = 7e9, 4e6, 0.4 * 989e12  # a model, a global batch, and a rank that reaches 40 %
 
 
 @picture(268, "One step of data parallelism on four ranks")
@@ -220,44 +219,6 @@ def order(p: Picture) -> None:
             p.box(x, top + 94, 128, 26, GREEN if same else GREY, said, hatched=not same)
 
 
-def seconds_sent(world: int, tree: bool = False, rate: float = 370.8e9, alpha_s: float = 5e-6) -> float:
-    """Seconds to all-reduce float32 gradients in buckets of 25 MiB, by rings of one latency, or by trees.
-
-    A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels of machines: 4 and 14 µs each by NCCL.
-    """
-    bucket = 25 * 2**20
-    messages = 4 * PARAMETERS / bucket
-    if tree:
-        return messages * 2 * (7 * 4e-6 + math.log2(world / 8) * 14e-6) + 2 * 4 * PARAMETERS / rate
-    return messages * ring_cost("all_reduce", bucket, world, alpha_s, 1 / rate)
-
-
-@picture(330, "Speed over ranks for one global batch: bandwidth alone, trees, one flat ring")
-def scaling(p: Picture) -> None:
-    """How many ranks' worth of speed W ranks have, on one global batch."""
-    worlds = [round(2 ** (i / 4)) for i in range(20, 49)]
-    c = Chart(p, (32, 4096), (32, 4096))
-    ticks = (32, 128, 512, 2048)
-    c.axes("ranks", "as fast as this many ranks without messages", ticks, ticks)
-    whole_s = 6 * PARAMETERS * TOKENS / RANK_FLOPS  # forward and backward of the global batch on one rank
-
-    def speed(world: float, sent_s: float) -> float:
-        return whole_s / (whole_s / world / 3 + max(whole_s / world * 2 / 3, sent_s))
-
-    looks = (
-        ("bandwidth alone", GREY, False, (False, 370.8e9, 0.0), (2048, "end", -12, -8)),
-        ("trees", GREEN, False, (True, 370.8e9, 0.0), (4096, "end", 0, 22)),
-        ("one card a machine", BLUE, True, (False, 48.5e9, 0.0), (4096, "end", 0, 22)),
-        ("one flat ring", ORANGE, False, (False, 370.8e9, 5e-6), (512, "start", 8, -6)),
-    )
-    for name, colour, dashed, (tree, rate, alpha_s), (at, anchor, dx, dy) in looks:
-        curve = [(w, speed(w, seconds_sent(w, tree, rate, alpha_s))) for w in worlds]
-        c.curve([(w, v) for w, v in curve if v >= 32], colour, dashed)
-        c.say(at, speed(at, seconds_sent(at, tree, rate, alpha_s)), name, anchor, dx, dy)
-    best = max(worlds, key=lambda w: speed(w, seconds_sent(w)))
-    c.dot(best, speed(best, seconds_sent(best)), ORANGE)
-
-
 @picture(200, "Pieces of norm 3 and 4 are a gradient of norm 5")
 def norm(p: Picture) -> None:
     """A gradient in two pieces: squares add up, norms do not."""
@@ -273,27 +234,9 @@ def norm(p: Picture) -> None:
     p.words(250, 144, "not (3 + 4) / 2 = 3.5", "soft small")
 
 
-@picture(300, "Steps fall and samples rise as the batch passes the critical batch size")
-def critical(p: Picture) -> None:
-    """Steps and samples to the same loss, as the batch grows: McCandlish et al. 2018, equation 2.11."""
-    batches = [10 ** (i / 8) for i in range(-16, 17)]
-    c = Chart(p, (0.01, 100), (1, 110))
-    ticks = (0.01, 0.1, 1, 10, 100)
-    c.axes("batch, in units of the critical batch size", "times the least there could be", ticks, ticks[2:])
-    c.curve([(b, 1 + 1 / b) for b in batches], BLUE)
-    c.curve([(b, 1 + b) for b in batches], ORANGE, dashed=True)
-    c.say(0.03, 34, "steps", "start", 8, -4)
-    c.say(30, 31, "samples", "end", -10, -4)
-    c.say(1, 7, "both: twice", "middle")
-    c.p.line(*c.at(1, 6.4), *c.at(1, 2.4), arrow=True)
-    b = TOKENS / (2e8 / 3 ** (1 / 0.21))  # a loss of 3 nats a token: Kaplan et al. 2020, equation 5.3
-    for x, y, said in ((1, 2, ""), (b, 1 + b, f"{1 + b:.1f}"), (b, 1 + 1 / b, f"{1 + 1 / b:.1f}")):
-        c.dot(x, y, GREY, said, dx=10, dy=0)
-
-
 @picture(222, "A hook that waits, and a hook that starts: eight gradients of 0.5 MB")
 def hook_waits(p: Picture) -> None:
-    """Figure 7's first case, and the same with `wait()` in the hook: backward stands still under each message."""
+    """Figure 8's first case, and the same with `wait()` in the hook: backward stands still under each message."""
     ms, each, cost = 20.5, 1e3 * LAYERS_BACKWARD_S / len(LAYERS), cost_ms(LAYERS[0])
     p.words(16, 22, "upper lane: backward, 7 … 0; lower lane: messages", "soft")
     for top, name, step in ((48, "the hook waits", each + cost), (126, "the hook starts", each)):

@@ -9,6 +9,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
@@ -17,8 +19,8 @@ from handout.images.picture import PICTURES  # noqa: E402
 
 CHAPTERS = (
     "journey", "benchmarking", "benchmarking_costs", "mixed_precision", "mixed_precision_memory", "flash_attention",
-    "flash_attention_costs", "ddp", "zero", "zero_pitfalls", "mesh", "mesh_experts", "mesh_costs", "planning",
-    "planning_costs",
+    "flash_attention_costs", "ddp", "ddp_costs", "zero", "zero_pitfalls", "mesh", "mesh_experts", "mesh_costs",
+    "planning", "planning_costs",
 )  # fmt: skip
 
 if __name__ == "__main__":
@@ -26,6 +28,7 @@ if __name__ == "__main__":
     asked.add_argument("--out", type=Path, default=HERE)
     asked.add_argument("--numbers", type=Path, default=HERE.parent / "site" / "moving")
     given = asked.parse_args()
+    torch.set_num_threads(1)  # small tensors; and sums are added in one order everywhere
     for chapter in CHAPTERS:
         import_module(f"handout.images.{chapter}")
     for paper, draw in PICTURES:

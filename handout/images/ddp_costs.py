@@ -1,0 +1,138 @@
+"""Pictures of the chapter on data parallelism: micro-batches, streams, and how far batches and ranks scale."""
+
+import math
+
+import torch
+
+from lab.cluster.costs import ring_cost
+
+from .ddp import LAYERS, LAYERS_BACKWARD_S, LAYERS_BUCKET, RANKS, bucket_sends, cost_ms
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture, spaced
+
+PARAMETERS, TOKENS, RANK_FLOPS = 7e9, 4e6, 0.4 * 989e12  # a model, a global batch, and a rank that reaches 40 %
+GRADIENTS = 4 * PARAMETERS  # bytes in float32
+DDP_BUCKET = 25 * 2**20
+
+
+@picture(222, "Four ranks accumulate four micro-batches each, and send once")
+def accumulation(p: Picture) -> None:
+    for y, r in spaced(range(RANKS), 50, 34):
+        p.words(16, y + 18, f"rank {r}", "soft")
+        for x, m in spaced(range(4), 68, 58):
+            p.box(x, y, 53, 26, BLUE, f"{4 * r + m}")
+        p.box(387, y, 42, 26, GREY, "step")
+    p.box(300, 50, 84, 128, ORANGE, "all-reduce")
+    p.frame(64, 44, 176, 140)
+    p.words(152, 36, "no_sync(): add up only", "soft small", "middle")
+    p.words(16, 208, "blue: a micro-batch's forward and backward", "soft")
+
+
+@picture(298, "Host, compute stream and NCCL's stream in a step: naive and in buckets")
+def streams(p: Picture) -> None:
+    """Figure 8's step on a GPU: the host launches a layer in 0.3 ms, and the optimizer takes 1 ms."""
+    ms, host, each = 19.4, 0.3, 1e3 * LAYERS_BACKWARD_S / len(LAYERS)
+    cost, done = cost_ms(LAYERS[0]), 1e3 * LAYERS_BACKWARD_S
+    naive: list[Bar] = [(done + at * cost, cost, str(len(LAYERS) - 1 - at)) for at in range(len(LAYERS))]
+    p.words(16, 22, "lanes: host, compute stream, NCCL's stream; s: step", "soft")
+    for top, name, sends in ((48, "naive", naive), (168, "buckets of 1 MB", bucket_sends(LAYERS_BUCKET))):
+        sent = sends[-1][0] + sends[-1][1]
+        p.words(16, top, f"{name}: {sent + 1:.1f} ms", "ink bold")
+        p.bars(top + 8, ms, [(0, (len(LAYERS) + 1) * host, "launch")], YELLOW)
+        launched = (len(LAYERS) + 1) * host
+        p.frame(16 + ms * launched, top + 8, ms * (sent + 1 - launched) - 2, 24, "loss.item() blocks")
+        p.bars(top + 36, ms, [(at * each, each, str(len(LAYERS) - 1 - at)) for at in range(len(LAYERS))], BLUE)
+        p.box(16 + ms * done, top + 36, ms * (sent - done) - 2, 24, GREY, "wait()", hatched=True)
+        p.box(16 + ms * sent, top + 36, ms - 2, 24, GREEN, "s")
+        p.bars(top + 64, ms, sends, ORANGE)
+    p.clock(268, ms, 20)
+
+
+def steps_to(batch: int) -> int:
+    """Steps of SGD, at the best of 32 rates, until 64 runs of a linear model have on average 5 % of their first loss.
+
+    Eight weights, inputs of eight scales, and labels with noise of variance 1. The loss is the expected one, less 1.
+    """
+    draw, kind = torch.Generator().manual_seed(0), torch.float64
+    rates = torch.tensor([0.005 * 2 ** (i / 4) for i in range(32)], dtype=kind).view(1, -1, 1)
+    scales = torch.tensor([2 ** (-i / 2) for i in range(8)], dtype=kind)
+    off = torch.ones(64, 32, 8, dtype=kind)  # (runs, rates, weights): the model's weights less the true ones
+    for step in range(1, 1000):
+        x = torch.randn(64, batch, 8, generator=draw, dtype=kind) * scales
+        error = off @ x.mT - torch.randn(64, 1, batch, generator=draw, dtype=kind)  # (runs, rates, samples)
+        off = off - rates * (error @ x) / batch
+        loss = ((off * scales) ** 2).sum(2).mean(0).nan_to_num(math.inf)
+        if loss.min() <= 0.05 * (scales**2).sum():
+            return step
+    raise ValueError(f"no rate reaches the loss with batches of {batch}")
+
+
+def fitted(steps: dict[int, int]) -> tuple[float, float]:
+    """S_min and B_noise of steps = S_min (1 + B_noise / B), with the least squared error of the logarithms."""
+
+    def off(noise: float) -> tuple[float, float]:
+        logs = [math.log(s / (1 + noise / b)) for b, s in steps.items()]
+        mean = sum(logs) / len(logs)
+        return sum((v - mean) ** 2 for v in logs), math.exp(mean)
+
+    noise = min((1.02**i for i in range(400)), key=off)
+    return off(noise)[1], noise
+
+
+@picture(300, "Steps fall and samples rise as the batch passes the critical batch size")
+def critical(p: Picture) -> None:
+    """Steps and samples to the same loss, as the batch grows: McCandlish et al. 2018, equation 2.11, and measured."""
+    batches = [10 ** (i / 8) for i in range(-16, 17)]
+    c = Chart(p, (0.01, 100), (1, 110))
+    ticks = (0.01, 0.1, 1, 10, 100)
+    c.axes("batch, in units of the critical batch size", "times the least there could be", ticks, ticks[2:])
+    c.curve([(b, 1 + 1 / b) for b in batches], BLUE)
+    c.curve([(b, 1 + b) for b in batches], ORANGE, dashed=True)
+    c.say(0.03, 34, "steps", "start", 8, -4)
+    c.say(30, 31, "samples", "end", -10, -4)
+    c.say(1, 7, "both: twice", "middle")
+    c.p.line(*c.at(1, 6.4), *c.at(1, 2.4), arrow=True)
+    steps = {b: steps_to(b) for b in (1, 4, 16, 64, 256, 1024)}
+    fewest, noise = fitted(steps)
+    for batch, taken in steps.items():
+        c.dot(batch / noise, taken / fewest, BLUE)
+        c.dot(batch / noise, taken * batch / fewest / noise, ORANGE)
+
+
+def end_s(world: float, tree: bool, alpha_s: float = 5e-6, messages: float | None = None) -> float:
+    """Seconds from the start of backward to the last all-reduce's end, in equal buckets; None: in the best number.
+
+    Equation (6), for a ring or for trees. A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels
+    of machines: 4 and 14 µs each by NCCL. With equal buckets either the last one waits for backward, or all follow.
+    """
+    if messages is None:
+        return min(end_s(world, tree, alpha_s, n) for n in range(1, 1500))
+    backward = 4 * PARAMETERS * TOKENS / world / RANK_FLOPS
+    cost = ring_cost("all_reduce", GRADIENTS / messages, round(world), alpha_s, 1 / 370.8e9)
+    if tree:
+        cost = 2 * (7 * 4e-6 + math.log2(world / 8) * 14e-6) + 2 * GRADIENTS / messages / 370.8e9
+    return max(backward / messages + messages * cost, backward + cost)
+
+
+@picture(330, "Speed over ranks for one global batch: bandwidth alone, trees, one flat ring")
+def scaling(p: Picture) -> None:
+    """How many ranks' worth of speed W ranks have, on one global batch."""
+    worlds = [round(2 ** (i / 4)) for i in range(20, 49)]
+    c = Chart(p, (32, 4096), (32, 4096))
+    ticks = (32, 128, 512, 2048)
+    c.axes("ranks", "as fast as this many ranks without messages", ticks, ticks)
+    whole_s = 6 * PARAMETERS * TOKENS / RANK_FLOPS  # forward and backward of the global batch on one rank
+    many = GRADIENTS / DDP_BUCKET
+    looks = (
+        ("bandwidth alone", GREY, False, (False, 0.0, 1e5), (1500, "end", -12, -8)),
+        ("trees", GREEN, False, (True, 5e-6, None), (4096, "end", 0, 17)),
+        ("trees, 25 MiB", GREEN, True, (True, 5e-6, many), (4096, "end", 0, 20)),
+        ("one flat ring", ORANGE, False, (False, 5e-6, None), (4096, "end", 0, 20)),
+        ("ring, 25 MiB", ORANGE, True, (False, 5e-6, many), (512, "start", 8, -6)),
+    )
+    for name, colour, dashed, how, (at, anchor, dx, dy) in looks:
+        speed = {w: whole_s / (whole_s / w / 3 + end_s(w, *how)) for w in (*worlds, at)}
+        c.curve([(w, speed[w]) for w in worlds if speed[w] >= 32], colour, dashed)
+        c.say(at, speed[at], name, anchor, dx, dy)
+        if how == (False, 5e-6, many):
+            best = max(worlds, key=lambda w: speed[w])
+            c.dot(best, speed[best], ORANGE)
