@@ -28,7 +28,7 @@ def accumulation(p: Picture) -> None:
 
 
 @picture(298, "Host, compute stream and NCCL's stream in a step: naive and in buckets")
-def streams(p: Picture) -> None:
+def three_lanes(p: Picture) -> None:
     """Figure 8's step on a GPU: the host launches a layer in 0.3 ms, and the optimizer takes 1 ms."""
     ms, host, each = 19.4, 0.3, 1e3 * LAYERS_BACKWARD_S / len(LAYERS)
     cost, done = cost_ms(LAYERS[0]), 1e3 * LAYERS_BACKWARD_S
