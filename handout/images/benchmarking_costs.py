@@ -166,3 +166,25 @@ def traced(p: Picture) -> None:
         step = 5 if size == "tiny" else 20
         p.times(top + 100, 1000 * px, range(0, int((end - start) / 1000) + 1, step), "ms")
     p.words(16, 322, "host above (yellow: optimizer), device below", "soft")
+
+
+@picture(340, "Kernels as measured on an H200, under the roofline of its data sheet")
+def attained(p: Picture) -> None:
+    """Dots at (FLOPs per byte, TFLOP/s): benchmarks/results/chapters.md, its bytes each moved once."""
+    peak, tb_per_s, numbers, scores = 989.0, 4.8, 8192 * 2048, 96 * 1024**2
+    c = Chart(p, (0.1, 8192), (0.01, 3000))
+    ticks = [10**i for i in range(-2, 4)]
+    c.axes("intensity, FLOPs per byte", "TFLOP/s on an H200, bfloat16", ticks[1:], ticks)
+    c.curve([(x, min(peak, x * tb_per_s)) for x in (0.1, peak / tb_per_s, 8192)], GREY)
+    for name, intensity, speed, colour, anchor, dx, dy in (
+        ("x + 1", 0.25, 0.25 * 4.294, BLUE, "start", 8, 20),
+        ("x + 1, 65,536 numbers", 0.25, 0.25 * 0.07585, ORANGE, "start", 10, 5),
+        ("silu(g) · u", 4 / 6, 4 * numbers / 26.6e6, BLUE, "start", 10, 6),
+        ("q kᵀ, p v", 128 * scores / (2 * scores + 4 * 96 * 1024 * 64), 128 * scores / 63.281e6, BLUE, "end", -10, 0),
+        ("gate_proj", 523, 2 * numbers * 768 / 42.2e6, BLUE, "end", 6, -22),
+        ("n = 256", 256 / 3, 5.27, ORANGE, "start", 10, 5),
+        ("n = 1,024", 1024 / 3, 203, ORANGE, "middle", 8, 23),
+        ("n = 8,192", 8192 / 3, 765, BLUE, "end", 34, -37),
+    ):  # fmt: skip
+        share = 100 * speed / min(peak, intensity * tb_per_s)
+        c.dot(intensity, speed, colour, f"{name}: {share:.{1 if share < 10 else 0}f} %", anchor, dx, dy)

@@ -22,23 +22,6 @@ MEASURED = {
     8192: 376.14, 16384: 376.71,
 }  # fmt: skip
 
-# Plans that `planner(job, 1)` finds for 1,024 sequences of 8,192 tokens, by model and devices; None: nothing fits.
-CHOSEN: dict[str, dict[int, Plan | None]] = {
-    "8b": {64: Plan(64, zero=2), 256: Plan(256, zero=2), 1024: Plan(1024, zero=2), 4096: Plan(1024, tensor=4)},
-    "70b": {
-        64: Plan(16, tensor=4, zero=3),
-        256: Plan(64, tensor=4, micro_batch=2, recompute="selective", zero=3),
-        1024: Plan(512, tensor=2, recompute="selective", zero=3),
-        4096: Plan(256, 2, 8, micro_batch=2, chunks=8, zero=1),
-    },
-    "405b": {
-        64: None,
-        256: Plan(1, 32, 8, recompute="selective"),
-        1024: Plan(8, 16, 8, recompute="selective", zero=1),
-        4096: Plan(32, 16, 8, chunks=4, recompute="selective", zero=1),
-    },
-}  # fmt: skip
-
 
 @picture(346, "From a model, a batch and a cluster to the fastest plan")
 def planner(p: Picture) -> None:
@@ -282,24 +265,3 @@ def payloads(p: Picture) -> None:
         c.dot(256, value, colour)
     c.say(256, price(256), f"our rate: {price(256):.0f}", "end", dx=-10, dy=-8)
     c.say(256, MEASURED[256], f"measured: {MEASURED[256]:.0f}", dx=10, dy=16)
-
-
-@picture(246, "The fastest mesh and its MFU by model and number of devices")
-def chosen(p: Picture) -> None:
-    """The planner's fastest mesh and its MFU, for each model and number of devices."""
-    p.words(16, 22, "MFU; data · pipe · tensor, and ZeRO's stage", "ink bold")
-    for y, (model, plans) in spaced(CHOSEN.items(), 54, 56):
-        p.words(16, y + 30, f"{model.upper()}", "ink")
-        for x, (devices, plan) in spaced(plans.items(), 64, 92):
-            if y == 54:
-                p.words(x + 44, 46, f"{devices:,}", "soft small", "middle")
-            if plan is None:
-                p.frame(x, y, 88, 50, "nothing fits", "faint")
-                continue
-            job = Job(MODELS[model], 1024, 8192, cluster("dgx-h100", devices))
-            share = steps.model_flops(job) / steps.price(job, plan).step_s / devices / job.cluster.device.peak_flops
-            p.box(x, y, 88, 50, BLUE if share >= 0.5 else GREY)
-            p.words(x + 44, y + 21, f"{share:.0%}", "in", "middle")
-            mesh = f"{plan.data}·{plan.pipe}·{plan.tensor}, Z{plan.zero}"
-            p.words(x + 44, y + 40, mesh, "in small", "middle")
-    p.words(16, 238, "across: H100s; grey: less than half of the peak", "soft small")

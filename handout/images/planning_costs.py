@@ -1,13 +1,79 @@
-"""Pictures of planning's pitfalls: unequal stages, and one step's many utilizations."""
+"""Pictures of planning's costs: waits for tensor, the chosen meshes, unequal stages, one step's many utilizations."""
+
+from dataclasses import replace
 
 from lab.cluster import steps
+from lab.cluster.events import Collective, Compute
 from lab.cluster.hardware import cluster
-from lab.cluster.jobs import MODELS, Job, Plan
+from lab.cluster.jobs import MODELS, TODAY, Job, Plan
+from lab.cluster.layers import Layers
 from lab.cluster.parts import held_by
+from lab.cluster.prices import collective_s, compute_s
 
 from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Picture, picture, spaced
 
 JOB = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", 256))
+WAITED = replace(TODAY, overlap_data=False)
+
+# Plans that `planner(job, 1)` finds for 1,024 sequences of 8,192 tokens, by model and devices: with ZeRO's messages
+# hidden, and with each waited for (WAITED). None: nothing fits.
+CHOSEN: dict[str, dict[int, tuple[Plan, Plan] | None]] = {
+    "8b": {
+        64: (Plan(64, zero=2), Plan(32, tensor=2, micro_batch=2, zero=1)),
+        256: (Plan(256, zero=2), Plan(128, tensor=2, micro_batch=2, zero=1)),
+        1024: (Plan(1024, zero=2), Plan(512, tensor=2, micro_batch=2, zero=1)),
+        4096: (Plan(1024, tensor=4), Plan(1024, tensor=4, zero=1)),
+    },
+    "70b": {
+        64: (Plan(16, tensor=4, zero=3), Plan(4, 4, 4, 1, 5, "selective", zero=1)),
+        256: (Plan(64, 1, 4, 2, 1, "selective", zero=3), Plan(16, 4, 4, 1, 5, "selective", zero=1)),
+        1024: (Plan(512, tensor=2, recompute="selective", zero=3), Plan(64, 4, 4, 1, 5, "selective", zero=1)),
+        4096: (Plan(256, 2, 8, micro_batch=2, chunks=8, zero=1), Plan(128, 4, 8, chunks=5, zero=1)),
+    },
+    "405b": {
+        64: None,
+        256: (Plan(1, 32, 8, recompute="selective"),) * 2,
+        1024: (Plan(8, 16, 8, recompute="selective", zero=1),) * 2,
+        4096: (Plan(32, 16, 8, 1, 4, "selective", zero=1),) * 2,
+    },
+}  # fmt: skip
+
+
+@picture(250, "A layer of 70B in forward on one to sixteen tensor ranks")
+def tensor_waits(p: Picture) -> None:
+    """Milliseconds of a layer's kernels and of its messages, for 8,192 tokens, by the ranks of the tensor group."""
+    p.words(16, 24, "ms of a layer of 70B in forward, 8,192 tokens", "ink bold")
+    for y, ranks in spaced((1, 2, 4, 8, 16), 38, 36):
+        events = Layers(JOB.model, TODAY, 1, 8192, range(ranks)).forward()
+        kernels = 1e3 * sum(compute_s(e, JOB.cluster.device) for e in events if isinstance(e, Compute))
+        sent = 1e3 * sum(collective_s(e, JOB.cluster) for e in events if isinstance(e, Collective))
+        p.words(16, y + 18, f"T = {ranks}", "ink")
+        end = p.stack(70, y, 14, ((kernels, BLUE, f"{kernels:.1f}"), (sent, ORANGE, ""))[:ranks], 26)
+        if sent:
+            p.words(end + 8, y + 18, f"+ {sent:.1f} ms, {100 * sent / kernels:.0f} %", "soft small")
+    p.words(16, 236, "blue: kernels, orange: messages; T = 16 is on two nodes", "soft small")
+
+
+@picture(352, "The fastest mesh and its MFU by model and number of devices, hidden and waited for")
+def chosen(p: Picture) -> None:
+    """The planner's fastest mesh and its MFU, by model and devices, with messages hidden and with each waited for."""
+    p.words(16, 22, "MFU; data · pipe · tensor, and ZeRO's stage", "ink bold")
+    for y, (model, plans) in spaced(CHOSEN.items(), 54, 90):
+        p.words(16, y + 46, f"{model.upper()}", "ink")
+        for x, (devices, both) in spaced(plans.items(), 64, 92):
+            if y == 54:
+                p.words(x + 44, 46, f"{devices:,}", "soft small", "middle")
+            if both is None:
+                p.frame(x, y, 88, 80, "nothing fits", "faint")
+                continue
+            job = Job(MODELS[model], 1024, 8192, cluster("dgx-h100", devices))
+            for top, plan, recipe, colour in ((y, both[0], TODAY, BLUE), (y + 42, both[1], WAITED, ORANGE)):
+                step_s = steps.price(replace(job, recipe=recipe), plan).step_s
+                share = steps.model_flops(job) / step_s / devices / job.cluster.device.peak_flops
+                p.box(x, top, 88, 40, colour)
+                p.words(x + 44, top + 17, f"{share:.0%}", "in", "middle")
+                p.words(x + 44, top + 33, f"{plan.data}·{plan.pipe}·{plan.tensor}, Z{plan.zero}", "in small", "middle")
+    p.words(16, 340, "across: H100s; blue: messages hidden, orange: waited for", "soft small")
 
 
 @picture(288, "Gigabytes and seconds of four equal stages of 70B")

@@ -200,7 +200,9 @@ def test_every_rank_has_as_much_to_do(run, rng):
 
 
 @exercise(CONTEXT, kind="property")
-def test_no_rank_holds_more_than_its_own_and_its_neighbours_keys(run, rng):
+@pytest.mark.parametrize("backward", [False, True])
+def test_no_rank_holds_more_than_its_own_and_its_neighbours_keys(run, rng, backward):
+    """Forward is weighed alone, too, since backward holds more."""
     local, dim, seed = 16, rng.integers(46_000, 48_000), rng.integers(0, 10**6)
 
     def judge(ranks: list, *_) -> None:
@@ -210,10 +212,11 @@ def test_no_rank_holds_more_than_its_own_and_its_neighbours_keys(run, rng):
         for rank in range(world):
             whole[:, at[rank]] = torch.stack(probes.drawn(local, dim, seed, rank))
         for name, want in oracle(dict(zip(("q", "k", "v", "do"), whole, strict=True)), torch.float32).items():
-            for rank, got in enumerate(ranks):
+            for rank, got in enumerate(ranks if name == "o" or backward else ()):
                 off = float((got[name] - want[at[rank]].sum(-1)).abs().max())
                 assert off <= 0.01, f"{name} of rank {rank} of {world}, {dim} numbers a position: sums off by {off:.3g}"
 
-    part, cases = 2 * 4 * local * dim, [(2, [2, 8, seed]), (2, [local, dim, seed]), (8, [local, dim, seed])]
+    part, sizes = 2 * 4 * local * dim, ((2, 2, 8), (2, local, dim), (8, local, dim))
+    cases = [(world, [length, width, seed, backward]) for world, length, width in sizes]
     what = "the keys and values of six more ranks (forget those that you have passed on)"
     does_not_grow(run, probes.large, cases, judge, what, 6 * part, 24 * part)

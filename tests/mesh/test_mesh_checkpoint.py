@@ -214,7 +214,7 @@ def test_no_rank_holds_the_whole_checkpoint(run, rng):
     want = alone("AdamW", ADAMW, values, gradients, torch.float32)
     own, whole = (4 * 3 * sum(v.numel() for v in values.values()) // n for n in (world, 1))
     saved = sum(map(len, first.files.values()))
-    assert saved <= 1.1 * whole, f"{saved:,} bytes on the disk for {whole:,} of tensors: save each number once, no other way"
+    assert saved <= 1.1 * whole, f"{saved:,} bytes on the disk for {whole:,} of tensors: save each number once"
     for rank, trace in enumerate(traces[1]):
         who = f"rank {rank} of {world}"
         for name, _, start, key, count, total in trace.values:
