@@ -7,7 +7,6 @@ from lab.cluster.costs import sent_bytes
 from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MODELS, RECOMPUTE, Job, Plan, unfit
 from lab.cluster.prices import group_s
-from lab.model.scaling import compute_optimal
 
 from .mesh import played
 from .picture import BLUE, GREEN, GREY, HERE, ORANGE, YELLOW, Chart, Picture, picture, spaced
@@ -21,23 +20,6 @@ MEASURED = {
     16: 71.80, 32: 142.90, 64: 197.77, 128: 260.50, 256: 283.23, 512: 309.91, 1024: 365.99, 2048: 371.26, 4096: 374.66,
     8192: 376.14, 16384: 376.71,
 }  # fmt: skip
-
-
-@picture(346, "From a model, a batch and a cluster to the fastest plan")
-def planner(p: Picture) -> None:
-    rows = (
-        ("model, batch, cluster", GREY, "the question"),
-        ("all plans", BLUE, "data · pipe · tensor = devices"),
-        ("those that fit", BLUE, "memory of the fullest rank"),
-        ("the best first", BLUE, "a floor: no step is faster"),
-        ("play the events", ORANGE, "a step's time, waits and all"),
-        ("the fastest plan", GREEN, "and what binds it"),
-    )
-    for y, (name, colour, said) in spaced(rows, 16, 56):
-        p.box(16, y, 180, 34, colour, name)
-        p.words(212, y + 22, said, "soft")
-        if y > 16:
-            p.line(106, y - 20, 106, y - 3, arrow=True)
 
 
 @picture(326, "One of eight rings over two nodes of eight devices")
@@ -126,18 +108,22 @@ def bubble(p: Picture) -> None:
     p.words(16, 338, "a row a stage; blue: forward, orange: backward, hatched: idle", "soft small")
 
 
-@picture(300, "Parameters and tokens with the least loss, over the compute of training")
+@picture(320, "Loss over the model's size, for three budgets of compute")
 def optimal(p: Picture) -> None:
-    c = Chart(p, (1e20, 1e26), (1e8, 1e14))
-    powers = {1e20: "10²⁰", 1e22: "10²²", 1e24: "10²⁴", 1e26: "10²⁶"}
-    c.axes("FLOPs of training", "parameters, tokens", powers, {1e9: "1 B", 1e11: "100 B", 1e13: "10 T"})
-    c.curve([(f, compute_optimal(f)[0]) for f in (1e20, 1e26)], BLUE)
-    c.curve([(f, compute_optimal(f)[1]) for f in (1e20, 1e26)], ORANGE, dashed=True)
-    parameters, tokens = compute_optimal(1e25)
-    c.dot(1e25, parameters, BLUE)
-    c.dot(1e25, tokens, ORANGE)
-    c.say(1e25, parameters, f"{parameters / 1e9:.0f} B parameters", "end", dx=50, dy=42)
-    c.say(1e25, tokens, f"{tokens / 1e12:.1f} T tokens", "end", dx=10, dy=-14)
+    """The loss by the fit of Besiroglu et al. 2024, and where it is least: αA/N^α = βB/D^β."""
+    c = Chart(p, (4e9, 1.2e12), (1.9, 2.15), log_y=False)
+    c.axes(
+        "parameters", "loss", {1e10: "10 B", 3e10: "30 B", 1e11: "100 B", 3e11: "300 B", 1e12: "1 T"}, (1.9, 2.0, 2.1)
+    )
+
+    def loss(n: float, flops: float) -> float:
+        return 1.817 + 482.01 / n**0.3478 + 2085.43 / (flops / 6 / n) ** 0.3658
+
+    for flops, said, colour in ((5.9e22, "5.9·10²²", ORANGE), (5.9e23, "5.9·10²³", BLUE), (5.9e24, "5.9·10²⁴", GREEN)):
+        sizes = [4e9 * 1.05**i for i in range(117)]
+        c.curve([(n, loss(n, flops)) for n in sizes if loss(n, flops) < 2.15], colour)
+        best = (0.3478 * 482.01 / (0.3658 * 2085.43) * (flops / 6) ** 0.3658) ** (1 / (0.3478 + 0.3658))
+        c.dot(best, loss(best, flops), colour, f"{said} FLOPs: {best / 1e9:.0f} B", "middle", dy=-12)
 
 
 @picture(340, "Predicted over published TFLOP/s a GPU, twenty-eight runs")
