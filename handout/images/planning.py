@@ -111,7 +111,7 @@ def bubble(p: Picture) -> None:
 @picture(320, "Loss over the model's size, for three budgets of compute")
 def optimal(p: Picture) -> None:
     """The loss by the fit of Besiroglu et al. 2024, and where it is least: αA/N^α = βB/D^β."""
-    c = Chart(p, (4e9, 1.2e12), (1.9, 2.15), log_y=False)
+    c = Chart(p, (4e9, 1.2e12), (1.85, 2.15), log_y=False)
     c.axes(
         "parameters", "loss", {1e10: "10 B", 3e10: "30 B", 1e11: "100 B", 3e11: "300 B", 1e12: "1 T"}, (1.9, 2.0, 2.1)
     )
@@ -123,7 +123,7 @@ def optimal(p: Picture) -> None:
         sizes = [4e9 * 1.05**i for i in range(117)]
         c.curve([(n, loss(n, flops)) for n in sizes if loss(n, flops) < 2.15], colour)
         best = (0.3478 * 482.01 / (0.3658 * 2085.43) * (flops / 6) ** 0.3658) ** (1 / (0.3478 + 0.3658))
-        c.dot(best, loss(best, flops), colour, f"{said} FLOPs: {best / 1e9:.0f} B", "middle", dy=-12)
+        c.dot(best, loss(best, flops), colour, f"{said} FLOPs: {best / 1e9:.0f} B", "middle", dy=22)
 
 
 @picture(340, "Predicted over published TFLOP/s a GPU, twenty-eight runs")
