@@ -123,7 +123,8 @@ def optimal(p: Picture) -> None:
         sizes = [4e9 * 1.05**i for i in range(117)]
         c.curve([(n, loss(n, flops)) for n in sizes if loss(n, flops) < 2.15], colour)
         best = (0.3478 * 482.01 / (0.3658 * 2085.43) * (flops / 6) ** 0.3658) ** (1 / (0.3478 + 0.3658))
-        c.dot(best, loss(best, flops), colour, f"{said} FLOPs: {best / 1e9:.0f} B", "middle", dy=22)
+        anchor = "middle" if flops > 1e24 else "start"
+        c.dot(best, loss(best, flops), colour, f"{said} FLOPs: {best / 1e9:.0f} B", anchor, dy=20)
 
 
 @picture(340, "Predicted over published TFLOP/s a GPU, twenty-eight runs")
