@@ -253,7 +253,7 @@ def pipelined(p: Picture) -> None:
 
 
 def mistaken(n: int = 36, tile: int = 16) -> list[tuple[str, str, Tensor]]:
-    """What each mistake does to o: its two names, and each row's largest error over the row's largest number."""
+    """By mistake and mask: the largest error of each row of o, over the row's largest number."""
     q, k, v = torch.randn(3, n, tile, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     scores, at = q @ k.T / tile**0.5, torch.arange(n)
     causal = scores.masked_fill(at > at[:, None], -torch.inf)

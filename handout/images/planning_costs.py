@@ -78,7 +78,7 @@ def chosen(p: Picture) -> None:
 
 @picture(288, "Gigabytes and seconds of four equal stages of 70B")
 def unequal_stages(p: Picture) -> None:
-    """What each of four stages of 20 layers holds, and how long it works in a step, under 1F1B."""
+    """Memory and seconds of work of four stages of 20 layers in a step, under 1F1B."""
     plan = Plan(16, 4, 4, zero=1)
     played, kept = steps.price(JOB, plan), steps.activation_bytes(JOB, plan.tensor, 1, plan.recompute)[1]
     p.words(16, 24, "GB of a device", "ink bold")

@@ -236,10 +236,10 @@ def _packed(probe: Callable[..., Any], args: tuple, world: int) -> list[bytes]:
 
 def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> list[Trace]:
     """Return a trace per rank. Raises ProbeFailed for the most important failure of a rank."""
-    ranks = header.get("ranks")
-    files = dict(zip(header.get("files", ()), blobs[world:], strict=False))
-    if type(ranks) is not list or len(ranks) != world or len(blobs) != world + len(files):
+    ranks, names = header.get("ranks"), header.get("files", [])
+    if type(ranks) is not list or type(names) is not list or [len(ranks), len(blobs)] != [world, world + len(names)]:
         raise ProbeFailed("refused", "malformed answer")
+    files = {str(name): blob for name, blob in zip(names, blobs[world:], strict=True)}
     if header.get("busy"):
         raise ProbeFailed("busy", str(header["busy"])[:200])
     failures = [(_weight(r), i) for i, r in enumerate(ranks) if r.get("outcome") != "ok"]

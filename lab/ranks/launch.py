@@ -279,6 +279,10 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Read the plain files in a folder that a solution has written. Follows no links."""
-    plain = [path for path in sorted(folder.rglob("*")) if stat.S_ISREG(path.lstat().st_mode)]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in plain}
+    """Read the plain files in a folder that a solution has written. Follows no links, and skips what is locked."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISREG(path.lstat().st_mode):
+                found[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return found

@@ -89,9 +89,9 @@ def main() -> None:
             {"outcome": r.outcome, "output": r.output.decode(errors="replace"), "peak_bytes": r.peak_bytes, **r.extra}
             for r in ranks
         ]
-        told: dict = {"busy": world.busy, "seconds": world.seconds, "waited_s": world.waited_s}
-        told |= {"ranks": summary, "spent": left, "files": [*world.files]}
-        framing.send(answers, told, [*(r.blob for r in ranks), *world.files.values()])
+        told = {"busy": world.busy, "seconds": world.seconds, "waited_s": world.waited_s, "files": [*world.files]}
+        blobs = [*(r.blob for r in ranks), *world.files.values()]
+        framing.send(answers, {"ranks": summary, "spent": left, **told}, blobs)
         if left:
             return
         forks += len(ranks)

@@ -201,12 +201,22 @@ def descriptors(impl) -> list:
 
 def shared(impl) -> str:
     """Rank 0 writes to the shared folder; return what rank 1 reads there."""
-    assert child.shared, "there is none: run it with folder={}"
+    assert child.shared, "expected a shared folder, got none: run with folder={}"
     path = Path(child.shared, NAME)
     if dist.get_rank() == 0:
         path.write_bytes(WORD)
     dist.barrier()
     return path.read_text() if dist.get_rank() else ""
+
+
+def litter(impl) -> None:
+    """Leave in the shared folder what a reader could stumble over."""
+    folder = Path(child.shared)
+    (folder / "link").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "pipe")
+    (folder / "file").write_bytes(WORD)
+    (folder / "locked").touch(mode=0)
+    (folder / "closed").mkdir(mode=0)
 
 
 def can(impl) -> dict:

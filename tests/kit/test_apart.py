@@ -76,6 +76,13 @@ def test_a_probe_that_asks_for_it_has_one_folder_in_common(boxed, runner):
             either.run(probes.shared, world=2)
 
 
+def test_only_plain_files_of_the_folder_are_read(boxed, runner):
+    for either in (boxed, runner):
+        (trace,) = either.trace(probes.litter, folder={"given": b"1"})
+        assert trace.files.items() - {("locked", b"")} == {("given", b"1"), ("file", probes.WORD)}  # root may read it
+        assert either.run(probes.shared, world=2, folder={})[1] == probes.WORD.decode()
+
+
 def _is_own(place: list[int]) -> bool:
     """Leave out /dev/null and similar files, which all ranks have."""
     return place[1] != Path("/dev/null").stat().st_ino
