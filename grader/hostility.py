@@ -59,7 +59,8 @@ class Outcome:
             return [self.broken] if self.broken else []
         must, found = self.attack, []
         if (must.is_honest or not must.loses) and self.earned + self.undecided < 1 - 1e-3:
-            found.append(f"earned {self.earned:.3f}, must earn everything")
+            lost = f" (lost: {', '.join(sorted(self.lost))})" if self.lost else ""
+            found.append(f"earned {self.earned:.3f}, must earn everything{lost}")
         elif must.loses == EVERYTHING and self.earned:
             found.append(f"earned {self.earned:.3f}, must earn nothing")
         elif must.loses != EVERYTHING and (passed := sorted({*must.loses} - self.lost)):

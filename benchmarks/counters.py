@@ -1,0 +1,163 @@
+"""What a GPU counts while single kernels run, by Nsight Compute: `python -m benchmarks.counters`.
+
+Attention's kernels with few and with many programs a multiprocessor, a product whose programs run column by column and
+patch by patch, and the chapter's row softmax with few and many warps. Each is timed without the profiler, too.
+"""
+
+import csv
+import importlib
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lab.course.assignment import ROOT
+
+from .attention import inputs, timed
+from .results import reason, write
+from .sweep import N, _calls, _modules
+
+FOLDER = ROOT / ".cache" / "counters"
+CHAPTER = ROOT / "handout" / "flash_attention.md"
+SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "Occupancy", "LaunchStats",
+            "SchedulerStats", "WarpStateStats")  # fmt: skip
+TILES = {
+    "forward": [(128, 128, 8, 1), (128, 128, 8, 3), (128, 64, 4, 2), (64, 64, 4, 3)],
+    "overlapped": [(128, 128, 8, 3)],
+    "dq": [(64, 64, 4, 3)],
+    "dkdv": [(64, 128, 8, 2), (32, 64, 4, 3)],
+}
+Case = tuple[str, Callable[[], Any]]
+
+
+@triton.jit
+def product_kernel(x, y, out, n, BLOCK: tl.constexpr, INNER: tl.constexpr, PATCH: tl.constexpr):
+    """out = x y, all n × n. Programs walk down patches of PATCH rows of tiles, and n / BLOCK means whole columns."""
+    tiles = n // BLOCK
+    patch, inside = tl.program_id(0) // (PATCH * tiles), tl.program_id(0) % (PATCH * tiles)
+    row = ((patch * PATCH + inside % PATCH) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    column = (inside // PATCH * BLOCK + tl.arange(0, BLOCK))[None, :]
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for start in range(0, n, INNER):
+        inner = start + tl.arange(0, INNER)
+        acc = tl.dot(tl.load(x + row * n + inner[None, :]), tl.load(y + inner[:, None] * n + column), acc)
+    tl.store(out + row * n + column, acc.to(out.dtype.element_ty))
+
+
+def cases() -> Iterator[Case]:
+    """Each launches one kernel."""
+    modules = _modules()
+    q, k, v = (t.detach() for t in inputs(N, 128))
+    calls = _calls(modules, 128, False, q, k, v)
+    for name, choices in TILES.items():
+        for choice in choices:
+            words = "{} × {}, {} warps, {} stages".format(*choice)
+            yield f"{name}, {words}", lambda n=name, c=choice: with_tiles(modules[n], c, calls[n])
+
+    def cudnn() -> None:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    yield "cuDNN forward", cudnn
+    for n in (8192, 16384):
+        x, y, out = (torch.randn(n, n, dtype=torch.bfloat16) for _ in range(3))
+        for patch in (n // 128, 16, 8, 4):
+            grid, order = ((n // 128) ** 2,), "columns" if patch == n // 128 else f"patches of {patch}"
+            yield (
+                f"product of {n:,}, {order}",
+                lambda g=grid, a=(x, y, out, n), p=patch: product_kernel[g](
+                    *a, BLOCK=128, INNER=64, PATCH=p, num_warps=8, num_stages=3
+                ),
+            )
+        yield f"product of {n:,}, torch's", lambda x=x, y=y, o=out: torch.mm(x, y, out=o)
+    kernel = chapters("row_softmax").softmax_kernel
+    for columns in (256, 1024, 4096, 16384):
+        x = torch.randn(2**24 // columns, columns)
+        out = torch.empty_like(x)
+        for warps in (1, 2, 4, 8, 16, 32):
+            yield (
+                f"softmax of {columns:,}, {warps} warps",
+                lambda x=x, o=out, w=warps: kernel[(x.shape[0],)](
+                    x, o, x.stride(0), o.stride(0), x.shape[1], BLOCK=x.shape[1], num_warps=w
+                ),
+            )
+        yield f"softmax of {columns:,}, torch's", lambda x=x, o=out: torch.softmax(x, 1, out=o)
+
+
+def with_tiles(module: Any, choice: tuple, call: Callable[[], Any]) -> None:
+    chosen, module._blocks = module._blocks, lambda *_: choice
+    try:
+        call()
+    finally:
+        module._blocks = chosen
+
+
+def chapters(name: str) -> Any:
+    """A program of the chapter, as a module."""
+    text = CHAPTER.read_text(encoding="utf-8")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / f"{name}.py").write_text(re.search(rf"```python {name}\.py\n(.*?)```", text, re.DOTALL)[1])  # type: ignore[index]
+    sys.path.insert(0, str(FOLDER))
+    return importlib.import_module(name)
+
+
+def main() -> None:
+    """Time, count, keep."""
+    if not torch.cuda.is_available():
+        raise SystemExit("not run: no CUDA device")
+    torch.set_default_device("cuda")
+    if "--under" in sys.argv:
+        return counted()
+    rows: dict[str, dict[str, Any]] = {}
+    for name, call in cases():
+        try:
+            rows[name] = {"kernel": name, "µs": f"{1e6 * statistics.median([timed(call) for _ in range(13)][3:]):.1f}"}
+        except Exception as error:
+            rows[name] = {"kernel": name, "µs": reason(error)}
+        print(*rows[name].values(), sep=" | ", flush=True)
+    (FOLDER / "times.json").write_text(json.dumps(list(rows.values())))
+    torch.cuda.empty_cache()
+    ncu = shutil.which("ncu") or str(next(Path("/").glob("opt/nvidia/nsight-compute/*/ncu"), "ncu"))
+    sections = [word for s in SECTIONS for word in ("--section", s)]
+    log = FOLDER / "ncu.csv"
+    subprocess.run(
+        [ncu, "--clock-control", "none", "--profile-from-start", "off", *sections, "--page", "raw", "--csv",
+         "--print-metric-name", "name", "--log-file", str(log), sys.executable, "-m", "benchmarks.counters", "--under"],
+        check=False, timeout=200,
+    )  # fmt: skip
+    print(log.read_text()[:300])
+    names = json.loads((FOLDER / "launched.json").read_text())
+    found = [row for row in csv.DictReader(line for line in log.open() if line.startswith('"')) if row["ID"]]
+    print(len(names), "asked,", len(found), "counted")
+    print(write("counters", list(rows.values())))
+
+
+def counted() -> None:
+    """Run each case once for the profiler, after it was compiled."""
+    done = []
+    for name, call in cases():
+        try:
+            call()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+            call()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()
+            done.append(name)
+        except Exception as error:
+            print(name, reason(error))
+        (FOLDER / "launched.json").write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Data parallelism's schedules over a real link: `python -m benchmarks.link`, on one GPU.
+
+The link is the bus to the host: each message goes to pinned memory and comes back, on two streams of their own, so it
+takes α + bytes / β as an all-reduce does. Nothing is added up, and no kernel of a collective competes with backward.
+Writes benchmarks/results/link.json, and what the device ran to benchmarks/data/link.json. `--device cpu` rehearses it.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import record_function
+
+from lab.model.transformer import SIZES, Transformer
+
+from .attention import timed
+from .recorded import keep, merged
+from .results import write
+
+MB = 10**6
+BUCKETS = (1, 4, 16, 64, 256, 1024)  # MB
+TOKENS = (2048, 4096, 8192, 16384)
+ROUNDS = 9
+
+
+class Link:
+    """Streams to the host and back, and one slab of pinned memory for all messages."""
+
+    def __init__(self, bytes: int, gpu: bool):
+        self.gpu = gpu
+        self.host = torch.empty(bytes, dtype=torch.uint8, device="cpu", pin_memory=gpu)
+        self.out, self.back = (torch.cuda.Stream() for _ in range(2)) if gpu else (None, None)
+
+    def send(self, flat: Tensor, start: int) -> None:
+        """Begin a message of `flat`, which the host keeps at byte `start`."""
+        place = self.host[start : start + flat.nbytes].view(flat.dtype)
+        if not self.gpu:
+            place.copy_(flat), flat.copy_(place)
+            return
+        self.out.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.out):
+            place.copy_(flat, non_blocking=True)
+        self.back.wait_stream(self.out)
+        with torch.cuda.stream(self.back):
+            flat.copy_(place, non_blocking=True)
+
+    def wait(self) -> None:
+        if self.gpu:
+            torch.cuda.current_stream().wait_stream(self.back)
+
+
+class Buckets:
+    """Gradients as views of flat tensors of at least `bytes`, in the order of backward.
+
+    when: "hook" sends a bucket as soon as it is ready, "after" all after backward, "one by one" and waits for each,
+    "never" none.
+    """
+
+    def __init__(self, model: nn.Module, link: Link, bytes: int, when: str = "hook"):
+        self.link, self.when = link, when
+        self.groups: list[list[nn.Parameter]] = [[]]
+        for p in reversed(list(model.parameters())):
+            if self.groups[-1] and sum(q.nbytes for q in self.groups[-1]) >= bytes:
+                self.groups.append([])
+            self.groups[-1].append(p)
+        self.flats = [torch.zeros(sum(p.numel() for p in g), dtype=g[0].dtype) for g in self.groups]
+        self.starts = [sum(f.nbytes for f in self.flats[:i]) for i in range(len(self.flats))]
+        self.missing: list[int] = []
+        self.hooks = []
+        for number, (group, flat) in enumerate(zip(self.groups, self.flats, strict=True)):
+            for p, part in zip(group, flat.split([p.numel() for p in group]), strict=True):
+                p.grad = part.view_as(p)
+                self.hooks.append(p.register_post_accumulate_grad_hook(partial(self._ready, number)))
+
+    def _ready(self, number: int, _: Tensor) -> None:
+        self.missing[number] -= 1
+        if self.when == "hook" and not self.missing[number]:
+            self.link.send(self.flats[number], self.starts[number])
+
+    def begin(self) -> None:
+        torch._foreach_zero_(self.flats)
+        self.missing = [len(g) for g in self.groups]
+
+    def end(self) -> None:
+        """Every gradient has come back."""
+        if self.when in ("after", "one by one"):
+            for flat, start in zip(self.flats, self.starts, strict=True):
+                self.link.send(flat, start)
+                if self.when == "one by one":
+                    self.link.wait()
+        self.link.wait()
+
+    def remove(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    gpu = asked.parse_args().device == "cuda"
+    size, context = ("xl", 2048) if gpu else ("tiny", 64)
+    with torch.device("cuda" if gpu else "cpu"):
+        model = Transformer(SIZES[size], partial(_attend)).to(torch.bfloat16)
+        total = sum(p.nbytes for p in model.parameters())
+        link = Link(total, gpu)
+        rows = [{"what": "one message", "size": f"{b:,} B", "ms": f"{1e3 * s:.4f}"} for b, s in messages(link)]
+        for tokens in TOKENS if gpu else (64,):
+            batch = torch.randint(SIZES[size].vocabulary, (2, tokens // context, context)).unbind()
+            ways = schedules(model, link, tokens == 4096 or not gpu)
+            for name, (messages_, seconds) in compare(model, batch, ways, gpu).items():
+                row = {"what": name, "size": f"{tokens:,} tokens", "messages": messages_, "ms": f"{1e3 * seconds:.2f}"}
+                rows.append(row)
+                print(row, flush=True)
+            if tokens == 4096 or not gpu:
+                found = {n: traced(model, batch, ways[n], gpu) for n in ("naive", "64 MB")}
+                keep("link", found, "cuda" if gpu else "cpu")
+    note = f"{size}: {total / MB:,.0f} MB of bfloat16 gradients. Forward and backward alone, by the device's clock;"
+    if gpu:
+        print(write("link", rows, f"{note} medians of {ROUNDS} in turn. Out and back: one message each way."))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+
+def messages(link: Link) -> list[tuple[int, float]]:
+    """Seconds of one message there and back, by size."""
+    found = []
+    for bytes in (2**12, 2**16, 2**20, 2**22, 2**24, 2**26, 2**28) if link.gpu else (2**12,):
+        flat = torch.zeros(bytes, dtype=torch.uint8)
+
+        def call(flat: Tensor = flat) -> None:
+            link.send(flat, 0)
+            link.wait()
+
+        found.append((bytes, statistics.median(_seconds(call, link.gpu) for _ in range(9))))
+    return found
+
+
+def schedules(model: nn.Module, link: Link, all_of_them: bool) -> dict[str, Callable[[], Buckets]]:
+    """What makes the buckets of each way."""
+    ways = {
+        "nothing sent": partial(Buckets, model, link, 0, "never"),
+        "naive": partial(Buckets, model, link, 0, "one by one"),
+        "flat": partial(Buckets, model, link, 10**12, "after"),
+        "overlapped": partial(Buckets, model, link, 0),
+    }
+    return ways | {f"{mb} MB": partial(Buckets, model, link, mb * MB) for mb in (BUCKETS if all_of_them else (64,))}
+
+
+def step(model: Transformer, batch: tuple[Tensor, ...], buckets: Buckets) -> None:
+    """Forward and backward, until every gradient has come back."""
+    buckets.begin()
+    with record_function("forward"):
+        loss = model.loss(*batch)
+    with record_function("backward"):
+        loss.backward()
+    with record_function("rest"):
+        buckets.end()
+
+
+def compare(model: Transformer, batch: tuple[Tensor, ...], ways: dict, gpu: bool) -> dict[str, tuple[int, float]]:
+    """Messages and median seconds of each way. Rounds in turn: first one way, then the next."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    sent = {}
+    for turn in range(3 if gpu else 1):
+        for name, made in ways.items():
+            buckets = made()
+            sent[name] = len(buckets.flats)
+            for _ in range(2 if turn == 0 else 1):
+                step(model, batch, buckets)
+            taken[name] += [_seconds(partial(step, model, batch, buckets), gpu) for _ in range(ROUNDS // 3)]
+            buckets.remove()
+            for p in model.parameters():
+                p.grad = None
+    return {name: (sent[name], statistics.median(t)) for name, t in taken.items()}
+
+
+def traced(model: Transformer, batch: tuple[Tensor, ...], made: Callable[[], Buckets], gpu: bool) -> dict[str, list]:
+    """µs of a step: [name, start, end] on the host, and [start, end] of kernels and of copies out and back."""
+    buckets = made()
+    for _ in range(2):
+        step(model, batch, buckets)
+    with torch.profiler.profile() as told:
+        step(model, batch, buckets)
+        if gpu:
+            torch.cuda.synchronize()
+    buckets.remove()
+    host, lanes = [], {"kernels": [], "out": [], "back": []}
+    for e in sorted(told.events(), key=lambda e: e.time_range.start):
+        span = [e.time_range.start, e.time_range.end]
+        if e.device_type == DeviceType.CPU and e.name in ("forward", "backward", "rest"):
+            host.append([e.name, *span])
+        elif e.device_type == DeviceType.CUDA and e.name not in ("forward", "backward", "rest"):
+            lane = "out" if "DtoH" in e.name else "back" if "HtoD" in e.name else "kernels"
+            lanes[lane].append(span)
+    zero = host[0][1]
+    return {
+        "host": [[name, *(round(t - zero) for t in at)] for name, *at in host],
+        **{lane: [[round(t - zero) for t in at] for at in merged(spans, 30.0)] for lane, spans in lanes.items()},
+    }
+
+
+def _seconds(call: Callable[[], object], gpu: bool) -> float:
+    if gpu:
+        return timed(call)
+    call()
+    return 0.0
+
+
+if __name__ == "__main__":
+    main()
