@@ -26,7 +26,7 @@ def attention_forward_overlapped(q: Tensor, k: Tensor, v: Tensor, is_causal: boo
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     width, tma = padded(dim), fits_tma(q, k, v, o)
-    block_m, block_n, warps, stages = _blocks(width)
+    block_m, block_n, warps, stages = _blocks(width, tma)
     flash_forward_overlapped[(triton.cdiv(queries, block_m) * batch * heads,)](
         operand(q, block_m, tma), operand(k, block_n, tma), operand(v, block_n, tma), operand(o, block_m, tma), lse,
         q.stride(), k.stride(), v.stride(), o.stride(), dim**-0.5, heads, heads // kv_heads, queries, keys,
@@ -36,8 +36,10 @@ def attention_forward_overlapped(q: Tensor, k: Tensor, v: Tensor, is_causal: boo
     return o, lse
 
 
-def _blocks(width: int) -> tuple[int, int, int, int]:
-    """BLOCK_M, BLOCK_N, warps, stages: nothing spills."""
+def _blocks(width: int, tma: bool) -> tuple[int, int, int, int]:
+    """BLOCK_M, BLOCK_N, warps, stages: nothing spills. Narrow heads without TMA: see `triton_forward`."""
+    if width <= 32 and not tma:
+        return 32, 64, 4, 2
     if architecture() >= 90:
         return 128, 128, 8, 3
     return 128, 64 if width <= 64 else 32, 8, 2

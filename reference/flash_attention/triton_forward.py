@@ -32,8 +32,8 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) 
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     width = padded(dim)
-    block_m, block_n, warps, stages = _blocks(width, q.element_size())
     tma = fits_tma(q, k, v, o)
+    block_m, block_n, warps, stages = _blocks(width, q.element_size(), tma)
     flash_forward[(triton.cdiv(queries, block_m) * batch * heads,)](
         operand(q, block_m, tma), operand(k, block_n, tma), operand(v, block_n, tma), operand(o, block_m, tma), lse,
         q.stride(), k.stride(), v.stride(), o.stride(), dim**-0.5, heads, heads // kv_heads, queries, keys,
@@ -43,15 +43,19 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) 
     return o, lse
 
 
-def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
+def _blocks(width: int, itemsize: int, tma: bool) -> tuple[int, int, int, int]:
     """BLOCK_M, BLOCK_N, warps, stages: at 16 bits and dim 64 or 128 nothing spills; float32 and wider heads do.
 
     On Hopper two or three programs share a multiprocessor: one multiplies while another takes its exponentials.
+    Narrow heads that TMA cannot read get 32 rows, too few for a wgmma: ptxas 12.8, which comes with Triton 3.6 and 3.7,
+    overwrites the addresses that wgmma reads from when k's columns lie apart.
     """
     if itemsize == 4:
         return (64, 32, 4, 1) if width <= 64 else (32, 32, 4, 1)
     if width > 128:
         return 64, 32, 8, 2
+    if width <= 32 and not tma:
+        return 32, 64, 4, 2
     if architecture() == 90:
         return (64, 128, 4, 2) if width <= 64 else (64, 64, 4, 3)
     if architecture() == 100:

@@ -122,8 +122,8 @@ def norm(
     y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight, *([] if eps is None else [eps]))
     wanted = {name: t for name, t in (("dx", x), ("dweight", weight)) if t.requires_grad}
     told = {"y": y, "dx": None, "dweight": None, **theirs.gradients([y], wanted, [dy]), "callers": theirs.seen()}
-    node = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight).grad_fn
-    raw = node.apply(dy) if hasattr(node, "apply") else ()  # also gradients that autograd would drop
+    again = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight)  # its graph lives as long as it does
+    raw = again.grad_fn.apply(dy) if hasattr(again.grad_fn, "apply") else ()  # also gradients that autograd would drop
     return {**told, "given": [g is not None for g in raw]}
 
 

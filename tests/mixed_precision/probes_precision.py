@@ -104,8 +104,8 @@ def observed(impl: Any, layers: list[str], parameters: str, loss: str, autocast:
         classes = torch.zeros(2, WIDTH, dtype=torch.int64, device=device)  # they are dim 1
         value = LOSSES[loss]()(x, torch.zeros(2, 3, WIDTH, device=device) if loss == "mse" else classes)
         torch.set_autocast_enabled(device, False)
-    if value.requires_grad:  # a chain may have no parameters
-        value.backward()
+    if x.requires_grad:  # a chain may have no parameters; through MSELoss torch 2.11 cannot promote
+        x.backward(torch.ones_like(x))
     names = {n: _name(p.dtype) for n, p in model.named_parameters()}
     gradients = names if fake else {n: _name(p.grad.dtype) for n, p in model.named_parameters() if p.grad is not None}
     return {"parameters": names, "activations": activations, "gradients": gradients, "loss": _name(value.dtype)}
