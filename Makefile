@@ -94,7 +94,7 @@ bench: env sandbox
 	$(PY) -m benchmarks.overhead
 	$(PY) -m benchmarks.grading
 
-# Everything that needs a GPU, in at most 20 minutes. A checkout needs no install, but the packages of `dependencies` in
+# Everything that needs a GPU, in at most 25 minutes. A checkout needs no install, but the packages of `dependencies` in
 # pyproject.toml. Run it again to go on; AGAIN=1 forgets what passed; PEER=path:function adds another attention.
 gpu:
 	PYTHONPATH=. $(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m benchmarks.gpu $(if $(AGAIN),--again) $(if $(PEER),--peer $(PEER))

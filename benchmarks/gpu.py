@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in one command: `make gpu`, at most 20 minutes. Run it again to go on where it stopped.
+"""Everything that needs a GPU, in one command: `make gpu`, at most 25 minutes. Run it again to go on where it stopped.
 
 Each part is a process of its own with a time limit, so a part that fails does not end the others. A part that passed on
 this commit and device, with the same uncommitted changes, is not run again. Without a GPU, the parts that need none run
@@ -45,7 +45,7 @@ _TRAIN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lab.tra
 PARTS = (
     Part("doctor", ("-m", "lab", "doctor"), gpus=0, limit_s=40),
     Part("tests", ("-m", "pytest", "tests/flash_attention", "tests/benchmarking", "tests/mixed_precision", *_TESTS),
-         limit_s=360),
+         limit_s=300),
     Part("tile sizes", ("-m", "benchmarks.sweep"), limit_s=200,
          rehearsal=("-m", "benchmarks.sweep", "--device", "cpu")),
     Part("attention", ("-m", "benchmarks.attention", "--lengths", "2048", "8192", "16384", "--rounds", "10"),
@@ -54,6 +54,9 @@ PARTS = (
          rehearsal=("-m", "benchmarks.mixed_precision", "--device", "cpu", "--batch", "1", "--steps", "2")),
     Part("chapters", ("-m", "benchmarks.chapters"), limit_s=120,
          rehearsal=("-m", "benchmarks.chapters", "--device", "cpu")),
+    Part("link", ("-m", "benchmarks.link"), limit_s=100, rehearsal=("-m", "benchmarks.link", "--device", "cpu")),
+    Part("single", ("-m", "benchmarks.single"), limit_s=130, rehearsal=("-m", "benchmarks.single", "--device", "cpu")),
+    Part("counters", ("-m", "benchmarks.counters"), limit_s=150),
     Part("recorded", ("-m", "benchmarks.recorded"), rehearsal=("-m", "benchmarks.recorded", "--device", "cpu")),
     Part("NCCL", (*_TRAIN, "20"), gpus=2, rehearsal=(*_TRAIN, "3")),
 )  # fmt: skip
