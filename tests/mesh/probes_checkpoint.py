@@ -158,7 +158,7 @@ def refused(impl, layouts: dict, values: dict) -> dict:
     dist.barrier()
     checkpoint.save(share, optimizer)
     told["groups, load"] = raised(lambda: checkpoint.load(share, several))
-    for name in layouts.keys() - {"saved"}:
+    for name in [*layouts][1:]:
         other, fresh = start(impl, layouts[name], "AdamW", options, values[name])
         before = contents(other, fresh, None)
         told[name] = raised(lambda: checkpoint.load(other, fresh))  # noqa: B023

@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_refused(run, rng):
     values = {name: draw_values(rng, layout) for name, layout in layouts.items()}
     want = {"nothing saved": "FileNotFoundError", "extra": "TypeError", "odd": "TypeError",
             "groups, save": "ValueError", "groups, load": "ValueError", "refused saves, files": "[]"}  # fmt: skip
-    for name in layouts.keys() - {"saved"}:
+    for name in [*layouts][1:]:
         want |= {name: "ValueError", f"{name}, left alone": "True"}
     for rank, got in enumerate(run(probes.refused, layouts, values, world=2, **ASKED)):
         wrong = {name: got.get(name) for name in want if got.get(name) != want[name]}
