@@ -1,4 +1,4 @@
-"""Pictures of the chapter on FlashAttention-2: what fits on a multiprocessor, and speeds that were measured."""
+"""Pictures of the chapter on FlashAttention-2: orders of programs, what fits on a multiprocessor, measured speeds."""
 
 import json
 import math
@@ -7,6 +7,32 @@ from lab.course.assignment import ROOT
 from reference.flash_attention.occupancy import Multiprocessor, occupancy
 
 from .picture import BLUE, GREY, ORANGE, YELLOW, Picture, picture, spaced
+
+
+@picture(290, "Which tiles of x and y the programs read that run at once: column order, and patches")
+def patches(p: Picture) -> None:
+    """16 programs of 16 × 16 in two orders, and what a product of 16,384 took in each, as counters.json has it."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "counters.json").read_text())["rows"]
+    for left, name, high, order in ((16, "columns", 16, "columns"), (232, "patches of 4 rows", 4, "patches of 16")):
+        told = next(row for row in rows if row["kernel"] == f"product of 16,384, {order}")
+        places = [(n % high, n // high) for n in range(16)]  # all in the first patch
+        down, across = {i for i, _ in places}, {j for _, j in places}
+        p.words(left, 24, f"{name}: {len(down)} + {len(across)}", "ink bold")
+        p.words(left, 68, "x", "soft")
+        p.words(left + 198, 50, "y", "soft", "end")
+        p.frame(left + 29, 59, 169, 169, kind="line")
+        marks = (
+            [(i, j, GREY) for i, j in places] + [(i, -1.4, BLUE) for i in down] + [(-1.4, j, ORANGE) for j in across]
+        )
+        for i, j, colour in marks:
+            p.box(left + 30 + 10.5 * j, 60 + 10.5 * i, 9.5, 9.5, colour)
+        p.words(left, 256, f"16,384, {order}:", "soft")
+        p.words(
+            left,
+            276,
+            f"{float(told['DRAM, MB'].replace(',', '')) / 1e3:.0f} GB, {float(told['µs']) / 1e3:.1f} ms",
+            "ink",
+        )
 
 
 @picture(246, "One multiprocessor: two programs of the forward kernel fit, a third does not")
