@@ -145,7 +145,7 @@ def measured(p: Picture) -> None:
 @picture(330, "A training step in a profiler's trace: of the tiny model, and of the small one")
 def traced(p: Picture) -> None:
     """Draw the phases of a step on the host, and below them how busy the device is at each moment."""
-    sizes, columns = json.loads((ROOT / "benchmarks" / "data" / "trace.json").read_text()), 136
+    sizes = json.loads((ROOT / "benchmarks" / "data" / "trace.json").read_text())
     for top, (size, words) in spaced((("tiny", "tiny, 4 × 128 tokens"), ("small", "small, 8 × 1,024 tokens")), 22, 152):
         phases, spans = sizes[size]["host"][3:6], sizes[size]["device"]
         start, end = phases[0][1], sizes[size]["host"][6][1]
@@ -154,15 +154,7 @@ def traced(p: Picture) -> None:
         for (name, begins, ends), colour in zip(phases, (BLUE, GREEN, YELLOW), strict=True):
             wide = (ends - begins) * px
             p.box(16 + (begins - start) * px, top + 12, wide - 1, 26, colour, name if wide > 60 else "")
-        for i in range(columns):
-            left, right = (start + (end - start) * k / columns for k in (i, i + 1))
-            busy = sum(max(0.0, min(b, right) - max(a, left)) for a, b in spans) / (right - left)
-            if busy > 0.005:
-                high = max(1.0, 40 * busy)
-                p.parts.append(
-                    f'<rect x="{16 + 3 * i}" y="{top + 84 - high:.1f}" width="3" height="{high:.1f}" fill="{ORANGE}"/>'
-                )
-        p.line(16, top + 84, 424, top + 84)
+        p.busy(top + 84, px, [(a - start, b - start) for a, b in spans], ORANGE, 40, end - start)
         step = 5 if size == "tiny" else 20
         p.times(top + 100, 1000 * px, range(0, int((end - start) / 1000) + 1, step), "ms")
     p.words(16, 322, "host above (yellow: optimizer), device below", "soft")

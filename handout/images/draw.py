@@ -19,8 +19,8 @@ from handout.images.picture import PICTURES  # noqa: E402
 
 CHAPTERS = (
     "journey", "benchmarking", "benchmarking_costs", "mixed_precision", "mixed_precision_memory", "flash_attention",
-    "flash_attention_costs", "ddp", "ddp_costs", "zero", "zero_pitfalls", "mesh", "mesh_experts", "mesh_costs",
-    "planning", "planning_costs",
+    "flash_attention_costs", "ddp", "ddp_costs", "ddp_link", "zero", "zero_pitfalls", "mesh", "mesh_experts",
+    "mesh_costs", "planning", "planning_costs",
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -105,6 +105,18 @@ class Picture:
         for start, long, words in bars:
             self.box(16 + start * scale, y, long * scale - 2, high, colour, words)
 
+    def busy(
+        self, y: float, scale: float, spans: Iterable[Sequence[float]], colour: str, high: float, end: float
+    ) -> None:
+        """Columns on a line at y, as high as the spans fill each 3 pixels of an axis of time that ends at `end`."""
+        spans, wide = list(spans), 3 / scale
+        for i in range(round(end / wide)):
+            share = sum(max(0.0, min(b, (i + 1) * wide) - max(a, i * wide)) for a, b in spans) / wide
+            if share > 0.005:
+                x, up = 16 + 3 * i, max(1.0, high * share)
+                self.parts.append(f'<rect x="{x}" y="{y - up:.1f}" width="3" height="{up:.1f}" fill="{colour}"/>')
+        self.line(16, y, 16 + end * scale, y)
+
     def times(self, y: float, scale: float, at: Iterable[int], unit: str) -> None:
         """Names of points on an axis of time; the unit stands beside the 0."""
         for time in at:
