@@ -1,5 +1,6 @@
-"""Pictures of planning's costs: waits for tensor, the chosen meshes, unequal stages, one step's many utilizations."""
+"""Pictures of planning's costs: waits for tensor, a forecast's errors, chosen meshes, unequal stages, utilizations."""
 
+import json
 from dataclasses import replace
 
 from lab.cluster import steps
@@ -11,6 +12,7 @@ from lab.cluster.parts import held_by
 from lab.cluster.prices import collective_s, compute_s
 
 from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Picture, picture, spaced
+from .planning import RESULTS
 
 JOB = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", 256))
 WAITED = replace(TODAY, overlap_data=False)
@@ -54,6 +56,25 @@ def tensor_waits(p: Picture) -> None:
     p.words(16, 236, "blue: kernels, orange: messages; T = 16 is on two nodes", "soft small")
 
 
+@picture(352, "Errors of nine forecasts on one H200, of time and of memory")
+def forecast(p: Picture) -> None:
+    """Predicted over measured, less one: in each row a blue disc for time and an orange one for memory."""
+    rows = json.loads((RESULTS / "single.json").read_text(encoding="utf-8"))["rows"]
+    p.words(16, 22, "predicted over measured, less one", "ink bold")
+    zero, scale = 264.0, 3.6
+    for percent in range(-20, 41, 20):
+        x = zero + scale * percent
+        p.line(x, 34, x, 308, dashed=percent != 0)
+        p.words(x, 326, f"{percent:+d} %" if percent else "0", "soft small", "middle")
+    for y, row in spaced(rows, 52, 30):
+        again = ", recomputed" if row["recomputed"] != "nothing" else ""
+        p.words(16, y, row["model"] + again, "ink small")
+        p.words(16, y + 14, f"{row['micro-batches']} × {int(row['context']):,}", "soft small")
+        for kind, colour in (("error of memory", ORANGE), ("error", BLUE)):
+            p.disc(zero + scale * float(row[kind].split()[0]), y + 3, colour)
+    p.words(16, 345, "blue: time; orange: memory; right of 0: predicted too much", "soft small")
+
+
 @picture(352, "The fastest mesh and its MFU by model and number of devices, hidden and waited for")
 def chosen(p: Picture) -> None:
     """The planner's fastest mesh and its MFU, by model and devices, with messages hidden and with each waited for."""
@@ -78,15 +99,20 @@ def chosen(p: Picture) -> None:
 
 @picture(288, "Gigabytes and seconds of four equal stages of 70B")
 def unequal_stages(p: Picture) -> None:
-    """Memory and seconds of work of four stages of 20 layers in a step, under 1F1B."""
-    plan = Plan(16, 4, 4, zero=1)
+    """Memory and seconds of work of our pipeline: four stages of 20 layers in five chunks, norms and product again."""
+    plan = Plan(16, 4, 4, 1, 5, "selective", zero=1)
     played, kept = steps.price(JOB, plan), steps.activation_bytes(JOB, plan.tensor, 1, plan.recompute)[1]
     p.words(16, 24, "GB of a device", "ink bold")
     p.words(16, 162, "seconds of a step", "ink bold")
     for y, stage in spaced(range(4), 36, 24):
-        state, alive = (6 + 12 / plan.data) * sum(held_by(JOB, plan, stage)) / 1e9, 20 * (4 - stage) * kept / 1e9
+        # 2(p − 1 − r) + (c − 1) · p + 1 chunks of four layers
+        alive = (2 * (3 - stage) + 4 * 4 + 1) * 4 * kept / 1e9
+        state = (6 + 12 / plan.data) * sum(held_by(JOB, plan, stage)) / 1e9
+        logits = 10 * JOB.context * JOB.model.vocabulary / plan.tensor / 1e9 if stage == 3 else 0
         p.words(16, y + 14, f"stage {stage}", "soft small")
-        p.stack(70, y, 3.9, ((state, BLUE, f"{state:.0f}"), (alive, GREEN, f"{alive:.0f}")), 18)
+        parts = ((state, BLUE, f"{state:.0f}"), (alive, GREEN, f"{alive:.0f}"), (logits, ORANGE, ""))
+        end = p.stack(70, y, 3.9, parts[: 2 + (stage == 3)], 18)
+        p.words(end + 4, y + 14, f"{state + alive + logits:.1f}", "soft small")
         causes = played.by_rank[stage * plan.tensor]
         idle = causes.get("bubble", 0.0) + causes.get("pipe", 0.0)
         p.words(16, y + 152, f"stage {stage}", "soft small")
@@ -94,8 +120,8 @@ def unequal_stages(p: Picture) -> None:
         end = p.stack(70, y + 138, 11.6, ((busy, YELLOW, f"{busy:.1f}"), (idle, GREY, "")), 18)
         p.words(end + 4, y + 152, f"{idle:.1f}", "soft small")
     p.line(70 + 3.9 * 76, 30, 70 + 3.9 * 76, 132, dashed=True)
-    p.words(74 + 3.9 * 76, 130, "76 GB fit", "soft small")
-    p.words(16, 282, "blue: state; green: activations; yellow: works; grey: waits", "soft small")
+    p.words(74 + 3.9 * 76, 146, "76 GB fit", "soft small", "middle")
+    p.words(16, 282, "blue: state; green: activations; orange: logits; grey: waits", "soft small")
 
 
 @picture(196, "One step of 70B as four percentages of a peak")
