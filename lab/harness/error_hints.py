@@ -11,8 +11,6 @@ REMEDIES = {
     "modified by an inplace operation": "something that backward needs was overwritten: compute into another tensor",
     "has to be contiguous": "a message is bytes in a row: send .contiguous(), receive into what is contiguous",
     "view size is not compatible": ".reshape copies where it must, .view never does",
-    "illegal memory access": "a kernel reads or writes beyond its tensors: on a CPU the interpreter says where; if it "
-    'finds nothing, and heads have 32 columns or fewer, see "When a kernel is wrong" in the chapter',
     "incorrect number of gradients": "backward returns one value an argument of forward, None for what is no tensor",
 }
 
