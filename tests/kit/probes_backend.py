@@ -138,7 +138,7 @@ def _gradients(x: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
     whole = functional.all_gather_tensor_autograd(x, 0, dist.group.WORLD)
     share = functional.reduce_scatter_tensor_autograd(whole * whole, "sum", 0, dist.group.WORLD)
-    share.sum().backward()
+    (1.0 * share).sum().backward()  # torch 2.11 cannot send an expanded gradient
     return x.grad
 
 
