@@ -168,7 +168,7 @@ def step_memory(p: Picture) -> None:
     p.words(16, room - 6, "76 GB fit", "soft small")
     p.words(424, room - 6, f"peak {kinds['total'] / 1e9:.1f} GB", "soft small", "end")
     p.words(16, 288, f"blue: {rest:.0f} GB of weights, gradients, state; green: activations;", "soft small")
-    p.words(16, 300, "orange: a whole layer, at the loss the logits, too", "soft small")
+    p.words(16, 300, "orange: a pair of whole layers, at the loss the logits, too", "soft small")
 
 
 @picture(408, "Nineteen runs with ZeRO 3: published speeds between two predictions")
