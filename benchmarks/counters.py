@@ -103,7 +103,7 @@ def cases() -> Iterator[Case]:
             yield (
                 f"softmax of {columns:,}, {warps} warps",
                 lambda x=x, o=out, w=warps: kernel[(x.shape[0],)](
-                    x, o, x.stride(0), o.stride(0), x.shape[1], BLOCK=x.shape[1], num_warps=w
+                    x, o, x.shape[1], *x.stride(), BLOCK=x.shape[1], num_warps=w
                 ),
             )
         yield f"softmax of {columns:,}, torch's", lambda x=x, o=out: torch.softmax(x, 1, out=o)
