@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lab.course.assignment import ROOT
@@ -55,20 +53,6 @@ NOTE = (
 Case = tuple[str, Callable[[], Any]]
 
 
-@triton.jit
-def product_kernel(x, y, out, n, BLOCK: tl.constexpr, INNER: tl.constexpr, PATCH: tl.constexpr):
-    """out = x y, all n × n. Programs walk down patches of PATCH rows of tiles, and n / BLOCK means whole columns."""
-    tiles = n // BLOCK
-    patch, inside = tl.program_id(0) // (PATCH * tiles), tl.program_id(0) % (PATCH * tiles)
-    row = ((patch * PATCH + inside % PATCH) * BLOCK + tl.arange(0, BLOCK))[:, None]
-    column = (inside // PATCH * BLOCK + tl.arange(0, BLOCK))[None, :]
-    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
-    for start in range(0, n, INNER):
-        inner = start + tl.arange(0, INNER)
-        acc = tl.dot(tl.load(x + row * n + inner[None, :]), tl.load(y + inner[:, None] * n + column), acc)
-    tl.store(out + row * n + column, acc.to(out.dtype.element_ty))
-
-
 def cases() -> Iterator[Case]:
     """Each launches one kernel."""
     modules = _modules()
@@ -84,13 +68,14 @@ def cases() -> Iterator[Case]:
             torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
     yield "cuDNN forward", cudnn
+    product = chapters("patched_product").product_kernel
     for n in (8192, 16384):
         x, y, out = (torch.randn(n, n, dtype=torch.bfloat16) for _ in range(3))
         for patch in (n // 128, 16, 8, 4):
             grid, order = ((n // 128) ** 2,), "columns" if patch == n // 128 else f"patches of {patch}"
             yield (
                 f"product of {n:,}, {order}",
-                lambda g=grid, a=(x, y, out, n), p=patch: product_kernel[g](
+                lambda g=grid, a=(x, y, out, n), p=patch: product[g](
                     *a, BLOCK=128, INNER=64, PATCH=p, num_warps=8, num_stages=3
                 ),
             )
@@ -103,7 +88,7 @@ def cases() -> Iterator[Case]:
             yield (
                 f"softmax of {columns:,}, {warps} warps",
                 lambda x=x, o=out, w=warps: kernel[(x.shape[0],)](
-                    x, o, x.stride(0), o.stride(0), x.shape[1], BLOCK=x.shape[1], num_warps=w
+                    x, o, x.shape[1], *x.stride(), BLOCK=x.shape[1], num_warps=w
                 ),
             )
         yield f"softmax of {columns:,}, torch's", lambda x=x, o=out: torch.softmax(x, 1, out=o)

@@ -6,7 +6,24 @@ import math
 from lab.course.assignment import ROOT
 from reference.flash_attention.occupancy import Multiprocessor, occupancy
 
-from .picture import BLUE, GREY, ORANGE, YELLOW, Picture, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Picture, picture, spaced
+
+
+@picture(356, "Outer loop over keys or over queries: order of tiles, and multiprocessors that are busy")
+def outer(p: Picture) -> None:
+    """One program a head, which walks down columns, and one a row of tiles; 16 heads of 16,384 tokens, tiles of 128."""
+    heads, n, there, side = 16, 16384, 108, 4
+    for left, order, programs in ((16, "keys", heads), (232, "queries", heads * n // 128)):
+        p.words(left, 24, f"outer loop: {order}", "ink bold")
+        for place in range(side**2):
+            i, j = divmod(place, side)
+            visit, colour = (j * side + i, BLUE) if order == "keys" else (j, (BLUE, GREEN, YELLOW, ORANGE)[i])
+            p.box(left + 48 * j, 36 + 30 * i, 45, 27, colour, f"{visit + 1}")
+        p.words(left, 176, "1 program, 16 steps" if order == "keys" else "4 programs, 4 steps each", "soft")
+        for k in range(there):
+            at = (left + 16 * (k % 12), 192 + 14 * (k // 12), 13, 11)
+            p.box(*at, BLUE) if k < programs else p.frame(*at, kind="line")
+        p.words(left, 338, f"{programs:,} programs: {min(programs, there)} busy", "ink")
 
 
 @picture(290, "Which tiles of x and y the programs read that run at once: column order, and patches")
