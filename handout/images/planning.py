@@ -173,7 +173,7 @@ def step_memory(p: Picture) -> None:
 
 @picture(408, "Nineteen runs with ZeRO 3: published speeds between two predictions")
 def sharded(p: Picture) -> None:
-    """A bar from the speed with messages waited for to that with messages hidden, and a dot at the published one."""
+    """A bar from the speed with messages waited for to that with them overlapped, and a dot at the published one."""
     rows = json.loads((RESULTS / "planner_zero3.json").read_text(encoding="utf-8"))["rows"]
     left, scale = 98.0, 0.53
     for y, row in spaced(rows, 8, 19):
@@ -183,7 +183,7 @@ def sharded(p: Picture) -> None:
         p.disc(left + scale * said, y + 7, ORANGE)
     for value in (0, 200, 400, 600):
         p.words(left + scale * value, 382, f"{value}", "soft small", "middle")
-    p.words(16, 402, "TFLOP/s of a GPU; dot: published, bar: waited for to hidden", "soft small")
+    p.words(16, 402, "TFLOP/s of a GPU; dot: published, bar: waited for to overlapped", "soft small")
 
 
 @picture(300, "Gigabytes of weights, gradients and state of 70B by ZeRO's stage, on two meshes")

@@ -18,7 +18,7 @@ JOB = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", 256))
 WAITED = replace(TODAY, overlap_data=False)
 
 # Plans that `planner(job, 1)` finds for 1,024 sequences of 8,192 tokens, by model and devices: with ZeRO's messages
-# hidden, and with each waited for (WAITED). None: nothing fits.
+# overlapped, and with each waited for (WAITED). None: nothing fits.
 CHOSEN: dict[str, dict[int, tuple[Plan, Plan] | None]] = {
     "8b": {
         64: (Plan(64, zero=2), Plan(32, tensor=2, micro_batch=2, zero=1)),
@@ -75,9 +75,9 @@ def forecast(p: Picture) -> None:
     p.words(16, 345, "blue: time; orange: memory; right of 0: predicted too much", "soft small")
 
 
-@picture(352, "The fastest mesh and its MFU by model and number of devices, hidden and waited for")
+@picture(352, "The fastest mesh and its MFU by model and number of devices, overlapped and waited for")
 def chosen(p: Picture) -> None:
-    """The planner's fastest mesh and its MFU, by model and devices, with messages hidden and with each waited for."""
+    """The planner's fastest mesh and its MFU, by model and devices, with messages overlapped and waited for."""
     p.words(16, 22, "MFU; data · pipe · tensor, and ZeRO's stage", "ink bold")
     for y, (model, plans) in spaced(CHOSEN.items(), 54, 90):
         p.words(16, y + 46, f"{model.upper()}", "ink")
@@ -94,7 +94,7 @@ def chosen(p: Picture) -> None:
                 p.box(x, top, 88, 40, colour)
                 p.words(x + 44, top + 17, f"{share:.0%}", "in", "middle")
                 p.words(x + 44, top + 33, f"{plan.data}·{plan.pipe}·{plan.tensor}, Z{plan.zero}", "in small", "middle")
-    p.words(16, 340, "across: H100s; blue: messages hidden, orange: waited for", "soft small")
+    p.words(16, 340, "across: H100s; blue: overlapped, orange: waited for", "soft small")
 
 
 @picture(288, "Gigabytes and seconds of four equal stages of 70B")
