@@ -38,7 +38,7 @@ def attention_forward_overlapped(q: Tensor, k: Tensor, v: Tensor, is_causal: boo
 
 def _blocks(width: int, tma: bool) -> tuple[int, int, int, int]:
     """BLOCK_M, BLOCK_N, warps, stages: nothing spills. Narrow heads without TMA: see `triton_forward`."""
-    if width <= 32 and not tma:
+    if width <= 32 and not tma and architecture() == 90:
         return 32, 64, 4, 2
     if architecture() >= 90:
         return 128, 128, 8, 3

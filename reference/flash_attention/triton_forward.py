@@ -54,7 +54,7 @@ def _blocks(width: int, itemsize: int, tma: bool) -> tuple[int, int, int, int]:
         return (64, 32, 4, 1) if width <= 64 else (32, 32, 4, 1)
     if width > 128:
         return 64, 32, 8, 2
-    if width <= 32 and not tma:
+    if width <= 32 and not tma and architecture() == 90:
         return 32, 64, 4, 2
     if architecture() == 90:
         return (64, 128, 4, 2) if width <= 64 else (64, 64, 4, 3)
