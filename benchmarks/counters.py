@@ -1,4 +1,4 @@
-"""What a GPU counts while single kernels run, by Nsight Compute: `python -m benchmarks.counters`.
+"""Counts with Nsight Compute what a GPU does while single kernels run: `python -m benchmarks.counters`.
 
 Attention's kernels with few and with many programs a multiprocessor, a product whose programs run column by column and
 patch by patch, and the chapter's row softmax with few and many warps. Each is timed without the profiler, too.
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -61,7 +62,8 @@ def cases() -> Iterator[Case]:
     for name, choices in TILES.items():
         for choice in choices:
             words = "{} × {}, {} warps, {} stages".format(*choice)
-            yield f"{name}, {words}", lambda n=name, c=choice: with_tiles(modules[n], c, calls[n])
+            tiles = mock.patch.object(modules[name], "_blocks", lambda *_, c=choice: c)
+            yield f"{name}, {words}", tiles(calls[name])
 
     def cudnn() -> None:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -94,14 +96,6 @@ def cases() -> Iterator[Case]:
         yield f"softmax of {columns:,}, torch's", lambda x=x, o=out: torch.softmax(x, 1, out=o)
 
 
-def with_tiles(module: Any, choice: tuple, call: Callable[[], Any]) -> None:
-    chosen, module._blocks = module._blocks, lambda *_: choice
-    try:
-        call()
-    finally:
-        module._blocks = chosen
-
-
 def chapters(name: str) -> Any:
     """A program of the chapter, as a module."""
     text = CHAPTER.read_text(encoding="utf-8")
@@ -125,7 +119,6 @@ def main() -> None:
         except Exception as error:
             rows[name] = {"kernel": name, "µs": reason(error)}
         print(*rows[name].values(), sep=" | ", flush=True)
-    (FOLDER / "times.json").write_text(json.dumps(list(rows.values())))
     torch.cuda.empty_cache()
     ncu = shutil.which("ncu") or str(next(Path("/").glob("opt/nvidia/nsight-compute/*/ncu"), "ncu"))
     sections = [word for s in SECTIONS for word in ("--section", s)]
@@ -142,7 +135,7 @@ def main() -> None:
 
 
 def counters(log: Path) -> list[dict[str, str]]:
-    """What the profiler wrote of each launch, in short."""
+    """Return COLUMNS, bytes and the most frequent wait of each launch in the profiler's file."""
     lines = csv.DictReader(line for line in log.read_text().splitlines() if line.startswith('"'))
     return [_short(row) for row in lines if row["ID"]]  # the first row has units
 

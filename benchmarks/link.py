@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import record_function
@@ -21,6 +20,7 @@ from lab.model.transformer import SIZES, Transformer
 from .attention import timed
 from .recorded import keep, merged
 from .results import write
+from .single import attend
 
 MB = 10**6
 BUCKETS = (1, 4, 16, 64, 256, 1024)  # MB
@@ -40,7 +40,7 @@ class Link:
         """Begin a message of `flat`, which the host keeps at byte `start`."""
         place = self.host[start : start + flat.nbytes].view(flat.dtype)
         if not self.gpu:
-            place.copy_(flat), flat.copy_(place)
+            flat.copy_(place.copy_(flat))
             return
         self.out.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.out):
@@ -107,7 +107,7 @@ def main() -> None:
     gpu = asked.parse_args().device == "cuda"
     size, context = ("xl", 2048) if gpu else ("tiny", 64)
     with torch.device("cuda" if gpu else "cpu"):
-        model = Transformer(SIZES[size], partial(_attend)).to(torch.bfloat16)
+        model = Transformer(SIZES[size], attend).to(torch.bfloat16)
         total = sum(p.nbytes for p in model.parameters())
         link = Link(total, gpu)
         rows = [{"what": "one message", "size": f"{b:,} B", "ms": f"{1e3 * s:.4f}"} for b, s in messages(link)]
@@ -126,10 +126,6 @@ def main() -> None:
         print(write("link", rows, f"{note} medians of {ROUNDS} in turn. Out and back: one message each way."))
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-
-
 def messages(link: Link) -> list[tuple[int, float]]:
     """Seconds of one message there and back, by size."""
     found = []
@@ -145,7 +141,7 @@ def messages(link: Link) -> list[tuple[int, float]]:
 
 
 def schedules(model: nn.Module, link: Link, all_of_them: bool) -> dict[str, Callable[[], Buckets]]:
-    """What makes the buckets of each way."""
+    """Return for each schedule a function that makes its buckets. all_of_them: in each size of BUCKETS, not 64 MB alone."""
     ways = {
         "nothing sent": partial(Buckets, model, link, 0, "never"),
         "naive": partial(Buckets, model, link, 0, "one by one"),

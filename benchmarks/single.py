@@ -121,7 +121,7 @@ def measure(run: Run, gpu: bool) -> tuple[float, float, int]:
 
 def training_step(run: Run, gpu: bool) -> Callable[[], None]:
     """Forward and backward of each micro-batch, the norm, and AdamW."""
-    model = Transformer(run.config, _attend)
+    model = Transformer(run.config, attend)
     optimizer = torch.optim.AdamW(model.parameters(), fused=gpu)
     compiled = (lambda f: torch.compile(f, dynamic=False)) if gpu else (lambda f: f)
     blocks = [compiled(block) for block in model.blocks]
@@ -148,7 +148,8 @@ def training_step(run: Run, gpu: bool) -> Callable[[], None]:
     return step
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """PyTorch's attention, as a model takes it."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
 
