@@ -141,7 +141,7 @@ def messages(link: Link) -> list[tuple[int, float]]:
 
 
 def schedules(model: nn.Module, link: Link, all_of_them: bool) -> dict[str, Callable[[], Buckets]]:
-    """Return for each schedule a function that makes its buckets. all_of_them: in each size of BUCKETS, not 64 MB alone."""
+    """Return for each schedule a function that makes its buckets. all_of_them: all BUCKETS, not 64 MB alone."""
     ways = {
         "nothing sent": partial(Buckets, model, link, 0, "never"),
         "naive": partial(Buckets, model, link, 0, "one by one"),
