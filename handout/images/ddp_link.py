@@ -13,6 +13,8 @@ FOUND = ROOT / "benchmarks"
 ROWS = json.loads((FOUND / "results" / "link.json").read_text())["rows"]
 MS = {(r["what"], r["size"]): float(r["ms"]) for r in ROWS}
 ALPHA_MS = MS["one message", "4,096 B"]  # there and back
+with torch.device("meta"):
+    BYTES = [2 * w.numel() for w in reversed(list(Transformer(SIZES["xl"]).parameters()))]  # in backward's order
 BYTES_PER_MS = 2**27 / (MS["one message", "67,108,864 B"] - ALPHA_MS)
 
 
@@ -21,8 +23,7 @@ def step_ms(alone_ms: float, limit: float) -> float:
 
     Forward is a third of the step alone. Backward spends time in proportion to bytes, and none on the embedding.
     """
-    with torch.device("meta"):
-        *layers, embedding = [2 * w.numel() for w in reversed(list(Transformer(SIZES["xl"]).parameters()))]
+    *layers, embedding = BYTES
     out = back = passed = held = 0.0
     for left, size in zip(range(len(layers), -1, -1), (*layers, embedding), strict=True):
         held, passed = held + size, passed + (size if left else 0)
