@@ -181,11 +181,6 @@ def test_a_limit_below_one_byte_is_refused(run, rng):
 
 
 @exercise(BUCKETED, kind="property")
-def test_steps_leave_nothing_behind(run, rng):
-    oracles.keeps_nothing(run, rng, "bucketed", {"bucket_bytes": rng.integers(100, 500)})
-
-
-@exercise(BUCKETED, kind="property")
 @pytest.mark.parametrize("limit", ["drawn", "exact", "tiny", "default"])
 def test_buckets_are_packed_greedily_in_reverse_order(run, rng, limit):
     chain = draw_chain(rng, 2)
@@ -209,6 +204,11 @@ def packed(run, rng, chain: tuple, limit: int, options: dict) -> None:
             f"{[(e[3], e[1]) for e in sizes(chain)]}; at most {limit} bytes in a bucket, and another dtype opens the "
             f"next one{likely(sent, chain, limit, rows)}"
         )
+
+
+@exercise(BUCKETED, kind="property")
+def test_steps_leave_nothing_behind(run, rng):
+    oracles.keeps_nothing(run, rng, "bucketed", {"bucket_bytes": rng.integers(100, 500)})
 
 
 @exercise(BUCKETED, kind="property")
