@@ -60,11 +60,14 @@ def message_that_differs(send: Part, recv: Part) -> str:
     return f"first mismatch: {_issued(one)}; {_issued(two)}"
 
 
-def groups_that_differ(ranks: Iterable[Rank]) -> str:
-    """Describe where two ranks made different groups, among groups that all ranks must make; "" if they agree."""
+def groups_that_differ(ranks: Iterable[Rank], first_made: int = 0) -> str:
+    """Describe where two ranks made different groups, among groups that all ranks must make; "" if they agree.
+
+    first_made: from which group on to compare.
+    """
     first: dict[int, tuple[int, tuple[str, tuple[int, ...]]]] = {}
     for rank in ranks:
-        for i, made in enumerate(rank.made):
+        for i, made in enumerate(rank.made[first_made:]):
             number, other = first.setdefault(i, (rank.number, made))
             if other != made:
                 return (

@@ -138,7 +138,7 @@ class Switch:
                 rank.groups[name] = members
             if header["of_all"]:
                 rank.made.append((name, members))
-                self.mismatch = self.mismatch or reports.groups_that_differ(self.ranks)
+                self.mismatch = self.mismatch or reports.groups_that_differ(self.ranks, len(rank.made) - 1)
         elif what == "finish":
             rank.state = "finished"
         else:
