@@ -45,12 +45,15 @@ class Reader:
 
     def frames(self, most: int) -> Iterator[Frame]:
         """Yield at most `most` complete frames. Raises EOFError if the other end has closed, or Malformed."""
+        more = True
         while most:
             if frame := self._whole():
                 most -= 1
                 yield frame
-            elif not self._fill():
+            elif not more:
                 return
+            else:
+                more = self._fill()
 
     def _whole(self) -> Frame | None:
         """Take the first frame, if all of it has arrived."""
@@ -73,7 +76,7 @@ class Reader:
         return header, payload
 
     def _fill(self) -> bool:
-        """Receive what has arrived. Return whether anything has."""
+        """Receive what has arrived. Return whether more may have."""
         try:
             data, sender = self._socket.recvmsg(_MOST, 0 if self.pid else socket.CMSG_SPACE(_SENDER.size))[:2]
         except BlockingIOError:
@@ -85,7 +88,7 @@ class Reader:
         if sender:
             self.pid = _SENDER.unpack(sender[0][2])[0]
         self._unread += data
-        return True
+        return len(data) == _MOST
 
 
 def receive(stream: BinaryIO) -> tuple[dict[str, Any], int]:
