@@ -36,7 +36,7 @@ def traffic(p: Picture) -> None:
     p.box(86, 256, 110, 32, GREEN, "q, k, v")
     p.box(302, 256, 110, 32, GREEN, "o, lse")
     p.box(86, 316, 326, 44, BLUE)
-    p.words(100, 343, "a tile of S → P → · v", "in")
+    p.words(100, 343, "a tile of S → P̃ → · v", "in")
     p.words(400, 343, "m, l, acc stay here", "in small", "end")
     p.line(141, 290, 141, 312, arrow=True)
     p.line(357, 312, 357, 290, arrow=True)
@@ -55,7 +55,7 @@ def tiles(p: Picture) -> None:
             colour, words = (BLUE, "all") if j < i else (YELLOW, "i ≥ j") if i == j else (None, "")
             p.box(x, y, side - 4, side - 4, colour, words)
     p.words(16, 340, "A tile of queries walks along its row and keeps", "ink bold")
-    kept = (("m", 30, "the largest score so far"), ("l", 30, "the sum of exponentials"), ("acc", 110, "Σ P v so far"))
+    kept = (("m", 30, "the largest score so far"), ("l", 30, "the sum of exponentials"), ("acc", 110, "Σ P̃ v so far"))
     for y, (name, w, said) in spaced(kept, 352, 36):
         p.box(16, y, w, 28, BLUE, name)
         p.words(140, y + 19, said, "soft")
@@ -211,13 +211,13 @@ def steps(behind: bool, tiles: int = 3) -> tuple[Lane, Lane]:
     products, exponentials = Lane(), Lane()
     for i in range(tiles):
         products.add(exponentials.end, 1, f"S{i}")
-        exponentials.add(products.end, 1, f"P{i}")
+        exponentials.add(products.end, 1, f"P̃{i}")
         if not behind:
-            products.add(exponentials.end, 1, f"P{i} v")
+            products.add(exponentials.end, 1, f"P̃{i} v")
         elif i:
-            products.add(0, 1, f"P{i - 1} v")
+            products.add(0, 1, f"P̃{i - 1} v")
     if behind:
-        products.add(exponentials.end, 1, f"P{tiles - 1} v")
+        products.add(exponentials.end, 1, f"P̃{tiles - 1} v")
     return products, exponentials
 
 
@@ -237,8 +237,8 @@ def staged(stages: int, tiles: int = 3) -> tuple[Lane, Lane]:
     for i in range(tiles):
         before = i - max(stages - 1, 1)  # the step that starts this copy; the first copies start before the loop
         ready = last_products[before] + (stages == 1) if before >= 0 else 0.0
-        start = arithmetic.add(copies.add(ready, 2, f"k{i}, v{i}") + 2, 2, f"S{i}, P{i}")
-        last_products.append(arithmetic.add(start, 1, f"P{i}v"))
+        start = arithmetic.add(copies.add(ready, 2, f"k{i}, v{i}") + 2, 2, f"S{i}, P̃{i}")
+        last_products.append(arithmetic.add(start, 1, f"P̃{i}v"))
     return copies, arithmetic
 
 

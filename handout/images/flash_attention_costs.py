@@ -126,7 +126,7 @@ def ping_pong(p: Picture) -> None:
         for k in range(2):
             p.frame(16, top + 10 + 34 * k, scale * end - 2, 28)
         for start, kind, group, tile in started:
-            y, words = top + 10 + 34 * (kind == "P"), f"P{tile}·v" if kind == "v" else f"{kind}{tile}"
+            y, words = top + 10 + 34 * (kind == "P"), f"P̃{tile}·v" if kind == "v" else f"{kind}{tile}".replace("P", "P̃")
             p.box(16 + scale * start, y, scale * CYCLES[kind] - 2, 28, (BLUE, YELLOW)[group], words)
     p.words(16, 246, "upper lane: tensor cores; lower: exponentials", "soft")
     p.words(16, 264, "blue: group 1; yellow: group 2", "soft")
