@@ -101,10 +101,8 @@ def range_(p: Picture) -> None:
     p.line(16, floor, 424, floor)
     p.line(across(-20.5), 34, across(-4.5), 34, arrow=True)
     p.words(across(-12.5), 26, "× 2¹⁶", "ink bold", "middle")
-    p.words(16, 96, f"{share[0]:.1%}".replace("%", " %"), "ink bold")
-    p.words(16, 114, "become zero", "ink")
-    p.words(across(end) - 8, 96, f"{share[16]:.3%}".replace("%", " %"), "ink bold", "end")
-    p.words(across(end) - 8, 114, "become zero", "ink", "end")
+    for y, words in ((76, "become zero:"), (96, f"{share[0]:.1%}"), (116, f"scaled {share[16]:.3%}")):
+        p.words(16, y, words.replace("%", " %"), "ink bold" if y == 96 else "ink")
     y = floor + 8
     p.box(across(smallest), y, across(normal) - across(smallest) - 2, 20, YELLOW, hatched=True)
     p.words((across(smallest) + across(normal)) / 2 - 1, y + 15, "subnormal", "in small", "middle")
