@@ -7,7 +7,7 @@ from reference.mesh.accounting import Cost, Degrees, Workload, accounting
 from reference.mesh.schedule_1f1b import schedule_1f1b
 
 from .mesh import STAGES, played
-from .picture import BLUE, GREEN, ORANGE, YELLOW, Bar, Picture, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture, spaced
 
 
 def costs(fsdp: bool = False) -> Cost:
@@ -67,6 +67,27 @@ def exposed(p: Picture) -> None:
         p.box(76, y, 300 * left, 28, colour, f"{left:.0%}".replace("%", " %"))
         p.frame(76 + 300 * left + 2, y, 300 * (1 - left) - 2, 28)
         p.words(384, y + 19, f"−{1 - left:.0%}".replace("%", " %"), "ink small")
+
+
+@picture(330, "Messages of a layer by tokens of a device, with 1, 2, 4 and 8 tensor ranks, and its products")
+def split_messages(p: Picture) -> None:
+    """(10) + (11) for large D, and (9), in ms by tokens of a device: 70B on H100s, were they all on one NVLink."""
+    width, hidden, h100 = 8192, 28_672, cluster("dgx-h100", 8)
+    chart = Chart(p, (256, 32_768), (0.2, 40))
+    chart.right -= 36
+    chart.axes("tokens of a device, t", "ms in forward of one mlp", (256, 1024, 4096, 16_384), (0.5, 1, 2, 5, 10, 20))
+    tokens = [2 ** (8 + i / 8) for i in range(57)]
+    chart.curve([(t, 4e3 * t * width * hidden / h100.device.peak_flops) for t in tokens], GREY, dashed=True)
+    chart.say(12_000, 14, "products", "end")
+
+    def sent(t: float, T: int) -> float:
+        return 1e3 * 4 * width * (hidden / T + t * (T - 1)) / h100.inside.bytes_per_s
+
+    for T, colour in ((1, BLUE), (2, GREEN), (4, ORANGE), (8, YELLOW)):
+        chart.curve([(t, sent(t, T)) for t in tokens], colour)
+        best = hidden / T**2
+        chart.dot(best, sent(best, T), colour)
+        chart.say(tokens[-1], sent(tokens[-1], T), f"T = {T}", dx=6, dy=5)
 
 
 @picture(376, "Messages of rank 0 in a block with experts, data=2, expert=2, tensor=2")
