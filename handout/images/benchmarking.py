@@ -152,9 +152,9 @@ def square(p: Picture) -> None:
     c.curve([(n, 1 - share) for n, share in points], BLUE, dashed=True)
     c.curve(points, ORANGE)
     for (n, share), dx in ((points[0], 6), (points[5], -18)):
-        c.dot(n, share, ORANGE, f"{share:.0%}", "middle", dx, -12)
+        c.dot(n, share, ORANGE, f"{100 * share:.0f} %", "middle", dx, -12)
     c.say(2048, 0.87, "linear layers", dx=14, dy=-6)
-    c.say(2048, 0.13, "q kᵀ and p v", dx=14, dy=22)
+    c.say(*points[2], "q kᵀ and p v", dx=8, dy=20)
 
 
 @picture(312, "The layers of GPT-2's size on the roofline of an A100")
@@ -165,9 +165,9 @@ def layers(p: Picture) -> None:
     ridge = A100.peak_flops / A100.hbm_bytes_per_s
     c.curve([(x, min(A100.peak_flops, x * A100.hbm_bytes_per_s) / 1e12) for x in (8, ridge, 2048)], GREY)
     c.say(ridge, A100.peak_flops / 1e12, f"ridge: {ridge:.0f}", "middle", dy=-10)
-    for name, colour, dx, dy in (("scores", ORANGE, 12, 6), ("q_proj", BLUE, 0, 24), ("head", GREEN, 0, -14)):
+    for name, colour, dx, dy in (("scores", ORANGE, 12, 6), ("q_proj", BLUE, 10, 26), ("head", GREEN, 0, -14)):
         b = bounds()[name]["forward"]
-        anchor = "start" if dx else "middle"
+        anchor = {"scores": "start", "q_proj": "end", "head": "middle"}[name]
         c.dot(b.intensity, b.flops / b.seconds / 1e12, colour, f"{name}: {b.intensity:.0f}", anchor, dx, dy)
 
 
