@@ -1,4 +1,4 @@
-"""Pictures of planning's costs: waits for tensor, a forecast's errors, chosen meshes, unequal stages, utilizations."""
+"""Pictures of planning's costs: batch, waits for tensor, a forecast's errors, chosen meshes, stages, utilizations."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from lab.cluster.layers import Layers
 from lab.cluster.parts import held_by
 from lab.cluster.prices import collective_s, compute_s
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Picture, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture, spaced
 from .planning import RESULTS
 
 JOB = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", 256))
@@ -140,3 +140,21 @@ def utilizations(p: Picture) -> None:
         share = 100 * counted / seconds / (peaks * JOB.cluster.gpus * JOB.cluster.device.peak_flops)
         p.words(16, y + 16, name, "ink small")
         p.stack(206, y, 2.9, ((share, colour, f"{share:.0f} %"),), 24)
+
+
+@picture(322, "Steps and tokens of a run over the tokens in a step, at two losses")
+def batch(p: Picture) -> None:
+    """Times the fewest tokens, 1 + B/B₀, and times the fewest steps, 1 + B₀/B, at a loss of 3 and of 1.974."""
+    c = Chart(p, (0.5, 16), (1, 20))
+    c.bottom -= 26
+    c.axes("million tokens in a step, B", "times the fewest", (0.5, 1, 2, 4, 8, 16), (1, 2, 5, 10, 20))
+    sizes = [0.5 * 2 ** (i / 8) for i in range(41)]
+    ours = 1024 * 8192 / 1e6
+    for loss, colour, anchor, dx, dy in ((3.0, ORANGE, "end", -10, -6), (1.974, BLUE, "start", 22, 5)):
+        critical = 200 / loss ** (1 / 0.21)
+        c.curve([(size, 1 + size / critical) for size in sizes], colour)
+        c.curve([(size, 1 + critical / size) for size in sizes], colour, dashed=True)
+        c.dot(ours, 1 + ours / critical, colour, f"{1 + ours / critical:.1f}×", anchor, dx, dy)
+    x, _ = c.at(ours, 1)
+    p.line(x, c.top, x, c.bottom, dashed=True)
+    p.words(16, 311, "full: tokens, dashed: steps; orange: at a loss of 3, blue: at 1.974", "soft small")
