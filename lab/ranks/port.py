@@ -47,13 +47,15 @@ class Port:
         """
         self._asked[header["number"]] = into, done
         self.tell(header, payload)
+        left = True  # to the background thread, which may also have read this answer in place of another
         if now and self._reading.acquire(blocking=False):
             try:
                 while header["number"] in self._asked:
+                    left = False
                     self._read()
             finally:
                 self._reading.release()
-        else:
+        if left:
             self._left.release()
 
     def gate(self, name: str) -> torch.Tensor:
