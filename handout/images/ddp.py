@@ -166,23 +166,6 @@ def bucket_size(p: Picture) -> None:
         c.dot(limits[at] / 1e6, steps[at], colour, f"α = {1e6 * alpha_s:.0f} µs", "middle", dy=dy)
 
 
-@picture(300, "The rate of an all-reduce over the size of its message: latency below, bandwidth above")
-def bandwidth(p: Picture) -> None:
-    """What an all-reduce reaches of its link, as the message grows."""
-    sizes = [10 ** (3 + i / 8) for i in range(49)]
-    c = Chart(p, (1e3, 1e9), (1e-3, 2))
-    bytes_named = {1e3: "1 kB", 1e5: "100 kB", 1e7: "10 MB", 1e9: "1 GB"}
-    c.axes("message", "GB/s that each rank sends", bytes_named, (0.001, 0.01, 0.1, 1))
-    for world, colour, dashed, anchor, dx in ((4, BLUE, False, "end", -10), (64, ORANGE, True, "start", 10)):
-        rates = []
-        for size in sizes:
-            sent = 2 * (world - 1) / world * size
-            rates.append((size, sent / ring_cost("all_reduce", size, world, LINK.alpha_s, 1 / LINK.bytes_per_s) / 1e9))
-        c.curve([r for r in rates if r[1] >= 1e-3], colour, dashed)
-        half = world * LINK.alpha_s * LINK.bytes_per_s
-        c.dot(half, 0.5, colour, f"W = {world}", anchor, dx, 5)
-
-
 @picture(226, "A bucket's flat tensor, and the gradients that are views of it")
 def views(p: Picture) -> None:
     """A bucket: one flat tensor, gradients that are views of it, and one that did not come."""
@@ -236,7 +219,7 @@ def norm(p: Picture) -> None:
 
 @picture(222, "A hook that waits, and a hook that starts: eight gradients of 0.5 MB")
 def hook_waits(p: Picture) -> None:
-    """Figure 8's first case, and the same with `wait()` in the hook: backward stands still under each message."""
+    """Figure 9's first case, and the same with `wait()` in the hook: backward stands still under each message."""
     ms, each, cost = 20.5, 1e3 * LAYERS_BACKWARD_S / len(LAYERS), cost_ms(LAYERS[0])
     p.words(16, 22, "upper lane: backward, 7 … 0; lower lane: messages", "soft")
     for top, name, step in ((48, "the hook waits", each + cost), (126, "the hook starts", each)):

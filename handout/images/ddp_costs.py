@@ -1,4 +1,4 @@
-"""Pictures of the chapter on data parallelism: micro-batches, streams, and how far batches and ranks scale."""
+"""Pictures of the chapter on data parallelism: machines, micro-batches, streams, and how far ranks scale."""
 
 import math
 
@@ -8,10 +8,61 @@ from lab.cluster.costs import ring_cost
 
 from .ddp import LAYERS, LAYERS_BACKWARD_S, LAYERS_BUCKET, RANKS, bucket_sends, cost_ms
 from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture, spaced
+from .planning import MEASURED
 
 PARAMETERS, TOKENS, RANK_FLOPS = 7e9, 4e6, 0.4 * 989e12  # a model, a global batch, and a rank that reaches 40 %
 GRADIENTS = 4 * PARAMETERS  # bytes in float32
 DDP_BUCKET = 25 * 2**20
+
+
+@picture(420, "A ring and a tree over two machines of eight GPUs")
+def machines(p: Picture) -> None:
+    """A ring's way through two machines and a tree's way up: by NVLink, or by card, leaf, spine, leaf and card."""
+
+    def way(*points: tuple[float, float]) -> None:
+        path = " L".join(f"{x:g} {y:g}" for x, y in points)
+        p.parts.append(f'<path d="M{path}" class="line" style="stroke: {ORANGE}" marker-end="url(#tip)"/>')
+
+    gpus = [[x + 12 + 25 * i for i in range(8)] for x in (16, 225)]
+    between = (((gpus[0][7], gpus[1][0]), 152), ((gpus[1][7], gpus[0][0]), 172))
+    up = (((gpus[1][0], gpus[0][0]), 152),)
+    looks = (("one of eight rings", 3.4, 1, between), ("a tree, on the way up", 4, -1, up))
+    for t, (name, hop, step, crossings) in spaced(looks, 22, 204):
+        p.words(16, t, name, "ink bold")
+        p.words(424, t, "NVLink of a GPU: 370.8 GB/s", "soft small", "end")
+        p.frame(16, t + 142, 408, 40, kind="line")
+        p.words(220, t + 167, "spine switch: 14 µs a hop between machines", "ink small", "middle")
+        for row in gpus:
+            p.frame(row[0] - 12, t + 8, 199, 34, kind="line")
+            p.words(row[0] + 88, t + 23, f"NVLink switch: {hop} µs a hop", "ink small", "middle")
+            p.words(row[0] + 88, t + 110, "8 cards of 48.5 GB/s", "soft small", "middle")
+            p.frame(row[0] - 12, t + 116, 199, 20, "leaf switch", "line")
+            for i, x in enumerate(row):
+                p.box(x - 11, t + 56, 22, 22, BLUE, str(i))
+                p.box(x - 11, t + 84, 22, 12, GREY)
+            for x, to in zip(row[::step], row[::step][1:], strict=False):
+                way((x + 4 * step, t + 56), (x + 4 * step, t + 34), (to - 4 * step, t + 34), (to - 4 * step, t + 56))
+        for (x, to), y in crossings:
+            way((x, t + 78), (x, t + y), (to, t + y), (to, t + 78))
+
+
+@picture(320, "The rate of an all-reduce over its size: by (3), and measured")
+def bandwidth(p: Picture) -> None:
+    """What an all-reduce reaches as it grows: by (3), and as Austin et al. (2025) and Bekman (2026) measured it."""
+    c = Chart(p, (1e6, 3e10), (0, 500), log_y=False)
+    named = {1e6: "1 MB", 1e7: "10 MB", 1e8: "100 MB", 1e9: "1 GB", 1e10: "10 GB"}
+    c.axes("all-reduce", "GB/s that each rank sends; lines: (3), dots: measured", named, range(0, 501, 100))
+    for world, alpha_s, rate, colour, dashed in ((8, 3.4e-6, 370.8e9, BLUE, False), (32, 4.7e-6, 388e9, ORANGE, True)):
+        sizes = [10 ** (6 + i / 8) for i in range(37)]
+        seconds = [ring_cost("all_reduce", s, world, alpha_s, 1 / rate) for s in sizes]
+        c.curve([(s, 2 * (1 - 1 / world) * s / t / 1e9) for s, t in zip(sizes, seconds, strict=True)], colour, dashed)
+    for size, rate in ((m * 2**20, MEASURED[m]) for m in (16, 64, 256, 1024, 16384)):
+        c.dot(size, rate, ORANGE)
+    c.say(16 * 2**20, MEASURED[16], "32 B200s", dx=10, dy=8)
+    c.dot(10e9, 370, BLUE)
+    c.dot(58e6, 150, BLUE, "8 H100s: 150", dx=11, dy=6)
+    for size, rate in ((2**26, 369), (2**34, 480)):
+        c.dot(size, rate, GREEN, f"8 H200s, the switch adds: {rate}", "end" if rate > 400 else "middle", -10, -8)
 
 
 @picture(222, "Four ranks accumulate four micro-batches each, and send once")
@@ -29,7 +80,7 @@ def accumulation(p: Picture) -> None:
 
 @picture(298, "Host, compute stream and NCCL's stream in a step: naive and in buckets")
 def three_lanes(p: Picture) -> None:
-    """Figure 8's step on a GPU: the host launches a layer in 0.3 ms, and the optimizer takes 1 ms."""
+    """Figure 9's step on a GPU: the host launches a layer in 0.3 ms, and the optimizer takes 1 ms."""
     ms, host, each = 19.4, 0.3, 1e3 * LAYERS_BACKWARD_S / len(LAYERS)
     cost, done = cost_ms(LAYERS[0]), 1e3 * LAYERS_BACKWARD_S
     naive: list[Bar] = [(done + at * cost, cost, str(len(LAYERS) - 1 - at)) for at in range(len(LAYERS))]
