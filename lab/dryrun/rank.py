@@ -26,7 +26,7 @@ from ..measure.process import settled
 from ..measure.tally import NeedsData, Tally
 from ..model.transformer import Transformer, attention
 from ..ranks import group
-from ..ranks.port import Done, Port
+from ..ranks.port import Port
 from .accounts import Account, Step
 
 
@@ -35,10 +35,6 @@ class DryPort(Port):
 
     def __init__(self, events: list[Any]):
         self.events, self._asked = events, {}
-
-    def ask(self, header: dict[str, Any], payload: Any, into: Any, done: Done, now: bool = False) -> None:
-        self._asked[header["number"]] = into, done
-        self.tell(header)
 
     def tell(self, header: dict[str, Any], payload: Sequence[Tensor] = ()) -> None:
         if header.get("again"):

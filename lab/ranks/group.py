@@ -200,8 +200,9 @@ class Group(dist.ProcessGroup):
                 _errors[row.number] = answer["error"]
             future.set_result((result, answer.get("error")))
 
+        _port.expect(row.number, into, done)
         header = {"do": "issue", "number": row.number, "op": row.op, "group": self.name_, "peer": row.peer}
-        _port.ask({**header, "segments": segments, **details}, payload, into, done, details.get("waits", False))
+        _port.tell({**header, "segments": segments, **details}, payload)
         # C++ does not see an error set by set_exception. It does see an error raised in `then`.
         return _create_work_from_future(future.then(_returned))
 

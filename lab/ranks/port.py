@@ -1,7 +1,4 @@
-"""A rank's only connection: a socket to the switch.
-
-A thread that waits at once reads the answer itself. A background thread reads the others.
-"""
+"""A rank's only connection: a socket to the switch. A background thread reads the answers."""
 
 import ctypes
 import queue
@@ -24,8 +21,7 @@ class Port:
         self._socket = socket.socket(fileno=fd)
         self._answers = self._socket.makefile("rb")
         self._asked: dict[int, tuple[Sequence[torch.Tensor], Done]] = {}  # answers that we expect
-        self._sending, self._reading = threading.Lock(), threading.Lock()
-        self._left = threading.Semaphore(0)  # how many answers we left to the background thread
+        self._sending = threading.Lock()
         self._gates = 0
         threading.Thread(target=self._listen, daemon=True, name="switch").start()
 
@@ -37,47 +33,25 @@ class Port:
             for part in parts:
                 self._socket.sendall(part)
 
-    def ask(
-        self, header: dict[str, Any], payload: Sequence[torch.Tensor], into: Sequence[torch.Tensor], done: Done,
-        now: bool = False,
-    ) -> None:  # fmt: skip
-        """Send a frame that has an answer. Write the answer into these tensors, one after the other, then call `done`.
-
-        now: whether the caller waits at once. Reading in its own thread saves two changes of threads.
-        """
-        self._asked[header["number"]] = into, done
-        self.tell(header, payload)
-        left = True  # to the background thread, which may also have read this answer in place of another
-        if now and self._reading.acquire(blocking=False):
-            try:
-                while header["number"] in self._asked:
-                    left = False
-                    self._read()
-            finally:
-                self._reading.release()
-        if left:
-            self._left.release()
+    def expect(self, number: int, into: Sequence[torch.Tensor], done: Done) -> None:
+        """Write the answer to operation `number` into these tensors, one after the other, then call `done`."""
+        self._asked[number] = into, done
 
     def gate(self, name: str) -> torch.Tensor:
         """Request the numbers of a gate from the switch; 1.0 if it has none for this name."""
         self._gates -= 1  # negative numbers, because operations count upwards from 0
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.ask({"do": "gate", "name": name, "number": self._gates}, [], [], answers.put, now=True)
+        self.expect(number := self._gates, [], answers.put)
+        self.tell({"do": "gate", "name": name, "number": number})
         answer = answers.get()
         if "error" in answer:
             raise ConnectionError(answer["error"])
         return torch.tensor(answer["numbers"])
 
     def _listen(self) -> None:
-        while True:
-            self._left.acquire()
-            with self._reading:
-                if self._asked:  # otherwise a thread that waited has read it
-                    self._read()
-
-    def _read(self) -> None:
         try:
-            self._take(*frames.receive(self._answers))
+            while True:
+                self._take(*frames.receive(self._answers))
         except (EOFError, OSError):
             while self._asked:
                 self._asked.popitem()[1][1]({"error": "Connection closed by peer: the switch is gone"})
