@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from lab.harness.callers import Theirs
 from lab.harness.layouts import WALLED, all_laid
 from lab.measure.kernels import Watch, addresses, watching
 from lab.measure.process import poisoned
+
+with contextlib.suppress(ImportError):  # there is no Triton for macOS
+    import triton
+    import triton.language as tl
 
 
 def place(where: str, *tensors: Tensor) -> list[Tensor]:
