@@ -19,7 +19,10 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes_steps as probes
 from . import weighted
+from .oracles import needs_triton
 from .weighted import DTYPES
+
+pytestmark = needs_triton
 
 BACKWARD = "flash_attention.weighted_sum_backward"
 STRIDES = "x, weight, dy, dx and dweight have strides of their own: none may be taken for another's, or for 1"

@@ -20,7 +20,10 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes_steps as probes
 from . import weighted
+from .oracles import needs_triton
 from .weighted import DTYPES
+
+pytestmark = needs_triton
 
 FORWARD = "flash_attention.weighted_sum_forward"
 SUM = "impl.flash_attention.weighted_sum_forward.weighted_sum_forward"

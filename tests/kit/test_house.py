@@ -104,3 +104,26 @@ def test_inline_runs_what_it_can_and_names_what_it_does_not_run():
     assert run.returncode == 0, f"a debugger is not to stop where nothing is wrong: {run.stdout}"
     assert " passed" in run.stdout
     assert "not run: --inline runs single-rank, real, interpreted probes; this one asks for world=" in run.stdout
+
+
+HIDES_TRITON = """
+import sys
+from importlib.machinery import PathFinder
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] == "triton" else PathFinder.find_spec(name, path, target)
+sys.meta_path = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+def test_without_triton_its_exercises_are_not_run_and_others_are(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(HIDES_TRITON)
+    asked = [e.id for e in default().exercises.values() if "@triton" in (ROOT / "reference" / e.file).read_text()]
+    command = [sys.executable, "-m", "pytest", "tests", "--impl", "reference", "--profile", "full"]
+    command += [f"--exercise={id}" for id in [*asked, "flash_attention.accounting"]]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    got = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert got.returncode == 0, got.stdout
+    marks = dict(line.split()[:2] for line in got.stdout.splitlines() if line.startswith("flash_attention."))
+    assert marks == {**dict.fromkeys(asked, "–"), "flash_attention.accounting": "✓"}
