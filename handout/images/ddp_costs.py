@@ -152,7 +152,7 @@ def critical(p: Picture) -> None:
 def end_s(world: float, tree: bool, alpha_s: float = 5e-6, messages: float | None = None) -> float:
     """Seconds from the start of backward to the last all-reduce's end, in equal buckets; None: in the best number.
 
-    Equation (6), for flat rings or for trees. A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels
+    Equation (6), for flat rings or trees. A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels
     of machines: 4 and 14 µs each by NCCL. With equal buckets either the last one waits for backward, or all follow.
     """
     if messages is None:
