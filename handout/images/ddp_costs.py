@@ -26,7 +26,7 @@ def machines(p: Picture) -> None:
     gpus = [[x + 12 + 25 * i for i in range(8)] for x in (16, 225)]
     between = (((gpus[0][7], gpus[1][0]), 152), ((gpus[1][7], gpus[0][0]), 172))
     up = (((gpus[1][0], gpus[0][0]), 152),)
-    looks = (("one of eight rings", 3.4, 1, between), ("a tree, on the way up", 4, -1, up))
+    looks = (("one of eight rings", 3.4, 1, between), ("one tree, on its way up", 4, -1, up))
     for t, (name, hop, step, crossings) in spaced(looks, 22, 204):
         p.words(16, t, name, "ink bold")
         p.words(424, t, "NVLink of a GPU: 370.8 GB/s", "soft small", "end")
@@ -152,7 +152,7 @@ def critical(p: Picture) -> None:
 def end_s(world: float, tree: bool, alpha_s: float = 5e-6, messages: float | None = None) -> float:
     """Seconds from the start of backward to the last all-reduce's end, in equal buckets; None: in the best number.
 
-    Equation (6), for a ring or for trees. A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels
+    Equation (6), for flat rings or trees. A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels
     of machines: 4 and 14 µs each by NCCL. With equal buckets either the last one waits for backward, or all follow.
     """
     if messages is None:
@@ -164,7 +164,7 @@ def end_s(world: float, tree: bool, alpha_s: float = 5e-6, messages: float | Non
     return max(backward / messages + messages * cost, backward + cost)
 
 
-@picture(330, "Speed over ranks for one global batch: bandwidth alone, trees, one flat ring")
+@picture(330, "Speed over ranks for one global batch: bandwidth alone, trees, flat rings")
 def scaling(p: Picture) -> None:
     """How many ranks' worth of speed W ranks have, on one global batch."""
     worlds = [round(2 ** (i / 4)) for i in range(20, 49)]
@@ -174,11 +174,11 @@ def scaling(p: Picture) -> None:
     whole_s = 6 * PARAMETERS * TOKENS / RANK_FLOPS  # forward and backward of the global batch on one rank
     many = GRADIENTS / DDP_BUCKET
     looks = (
-        ("bandwidth alone", GREY, False, (False, 0.0, 1e5), (1500, "end", -12, -8)),
+        ("bandwidth alone", GREY, False, (False, 0.0, 1e5), (4096, "end", 0, -12)),
         ("trees", GREEN, False, (True, 5e-6, None), (4096, "end", 0, 17)),
         ("trees, 25 MiB", GREEN, True, (True, 5e-6, many), (4096, "end", 0, 20)),
-        ("one flat ring", ORANGE, False, (False, 5e-6, None), (4096, "end", 0, 20)),
-        ("ring, 25 MiB", ORANGE, True, (False, 5e-6, many), (512, "start", 8, -6)),
+        ("flat rings", ORANGE, False, (False, 5e-6, None), (4096, "end", 0, 20)),
+        ("rings, 25 MiB", ORANGE, True, (False, 5e-6, many), (512, "start", 8, -6)),
     )
     for name, colour, dashed, how, (at, anchor, dx, dy) in looks:
         speed = {w: whole_s / (whole_s / w / 3 + end_s(w, *how)) for w in (*worlds, at)}
