@@ -130,30 +130,35 @@ def turns(p: Picture) -> None:
             y += 24
 
 
-def held(layers: int = 6) -> list[tuple[float, float]]:
-    """Parameters and gradients held with FSDP, and with data parallelism, in layers; a moment a layer, and rests."""
-    share = layers / RANKS
-    forward = [(share + 1, layers)] * layers
-    backward = [(share + done / RANKS + 2, layers + done + 1) for done in range(layers)]
-    return [(share, layers), *forward, *backward, (2 * share, 2 * layers)]
+def held(method: Method, layers: int = 6) -> list[tuple[float, float, float]]:
+    """Parameters, gradients and float32 AdamW's state that a rank holds, in layers; a moment a layer, and rests.
+
+    No message is ahead of its layer, and each is waited for at once.
+    """
+    p, g, s = (layers / 4 * n for n in bytes_per_parameter(method, RANKS, "float32"))
+    at_work = p + (method == "zero3")
+    backward = [(at_work, 1 + done * g / layers, s) for done in range(layers)]
+    return [(p, 0, s), *[(at_work, 0.0, s)] * layers, *backward, (p, g, s)]
 
 
-@picture(300, "Parameters and gradients held in a step of six layers on four ranks")
+@picture(442, "Parameters, gradients and state held in a step of six layers on four ranks, by four methods")
 def memory(p: Picture) -> None:
-    left, bottom, width, unit = 40.0, 236.0, 27.0, 16.0
-    p.words(16, 24, "held, in layers: grey data parallel, blue FSDP", "soft")
-    moments = held()
-    for x, (fsdp, whole) in spaced(moments, left, width):
-        p.box(x, bottom - unit * whole, width - 3, unit * whole, GREY)
-        p.box(x, bottom - unit * fsdp, width - 3, unit * fsdp, BLUE)
-    for value in (0, 6, 12):
-        p.words(left - 6, bottom - unit * value + 5, str(value), "soft small", "end")
-    p.line(left, bottom, left + width * len(moments), bottom)
-    for name, first, many in (("forward", 1, 6), ("backward", 7, 6)):
-        p.line(left + width * first, bottom + 8, left + width * (first + many) - 3, bottom + 8)
-        p.words(left + width * (first + many / 2), bottom + 26, name, "soft", "middle")
-    fsdp, whole = (max(of_moments) for of_moments in zip(*moments, strict=True))
-    p.words(16, 290, f"at most: {whole:g} layers, and {fsdp:g} with FSDP on {RANKS} ranks", "ink")
+    p.words(16, 22, "held, in layers; blue parameters, green gradients, orange state", "soft small")
+    left, width, unit, top = 24.0, 27.0, 4.4, 46.0
+    for name, method in STAGES:
+        moments = held(method)
+        highest = max(sum(parts) for parts in moments)
+        p.words(16, top, f"{name}: at most {highest:g} layers", "ink bold")
+        bottom = top + 8 + unit * highest
+        for x, (parameters, gradients, state) in spaced(moments, left, width):
+            y = bottom
+            for amount, colour in ((state, ORANGE), (parameters, BLUE), (gradients, GREEN)):
+                y -= unit * amount
+                p.box(x, y, width - 3, max(unit * amount - 1, 0), colour)
+        top = bottom + 24
+    for name, first, many in (("rest", 0, 1), ("forward", 1, 6), ("backward", 7, 6), ("step", 13, 1)):
+        p.line(left + width * first, top - 14, left + width * (first + many) - 3, top - 14)
+        p.words(left + width * (first + many / 2) - 1, top + 4, name, "soft small", "middle")
 
 
 @picture(262, "The views that autograd saved stay; the storage below them is emptied and filled again")

@@ -8,8 +8,8 @@ MANY = 6  # layers, as in held()
 
 @picture(352, "Parameters and gradients held in a step of six layers, where layers are freed and where they are not")
 def unfreed(p: Picture) -> None:
-    """The moments of held(), and above them what a layer leaves behind until its backward."""
-    unit, width, moments = 7.0, 27.0, [fsdp for fsdp, _ in held()]
+    """The parameters and gradients of held(), and above them what a layer leaves behind until its backward."""
+    unit, width, moments = 7.0, 27.0, [sum(parts[:2]) for parts in held("zero3")]
     p.words(16, 22, "held, in layers; orange: what should be free", "soft")
     for top, (name, own) in spaced(
         (("layers are freed", None), ("storage not emptied", 0), ("weight * scale", 1)), 46, 98
