@@ -144,7 +144,7 @@ def published(p: Picture) -> None:
     c.say(100, 260, "predicted as published", dy=20)
 
 
-@picture(308, "Gigabytes on a device over one micro-batch of 70B")
+@picture(314, "Gigabytes on a device over one micro-batch of 70B")
 def step_memory(p: Picture) -> None:
     """GB of state, activations and buffers over a forward and a backward of 80 layers, five layers a bar."""
     job = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", 256))
@@ -154,21 +154,25 @@ def step_memory(p: Picture) -> None:
     pair = 6 * (job.model.layer_products + job.model.ends[1]) / 4 / 1e9  # weights and gradients of a layer and the head
     levels = [*range(17), 16, *range(16, -1, -1)]
     foot, scale = 236.0, 2.6
-    for i, (x, level) in enumerate(spaced(levels, 36, 11.4)):
+    p.words(16, 22, "GB", "soft")
+    for gb in (0, 20, 40, 60):
+        p.words(38, foot - scale * gb + 5, f"{gb}", "soft small", "end")
+        p.parts.append(f'<path d="M44 {foot - scale * gb:g} H424" class="faint"/>')
+    for i, (x, level) in enumerate(spaced(levels, 46, 10.8)):
         parts = ((rest, BLUE), (buffers if i == 17 else pair, ORANGE), (peak * level / 16, GREEN))
         y = foot
         for gb, colour in parts:
             y -= scale * gb
-            p.box(x, y, 10.4, scale * gb, colour)
-    p.words(28, foot + 20, "forward", "soft small")
-    p.words(230, foot + 20, "loss", "soft small", "middle")
+            p.box(x, y, 9.8, scale * gb, colour)
+    p.words(46, foot + 20, "forward", "soft small")
+    p.words(235, foot + 20, "loss", "soft small", "middle")
     p.words(424, foot + 20, "backward", "soft small", "end")
     room = foot - scale * (1 - steps.RESERVED) * H100.device.hbm_bytes / 1e9
-    p.line(16, room, 424, room, dashed=True)
-    p.words(16, room - 6, "76 GB fit", "soft small")
+    p.line(44, room, 424, room, dashed=True)
+    p.words(46, room - 6, "76 GB fit", "soft small")
     p.words(424, room - 6, f"peak {kinds['total'] / 1e9:.1f} GB", "soft small", "end")
-    p.words(16, 288, f"blue: {rest:.0f} GB of weights, gradients, state; green: activations;", "soft small")
-    p.words(16, 300, "orange: a pair of whole layers, at the loss the logits, too", "soft small")
+    p.words(16, 286, f"blue: {rest:.0f} GB of weights, gradients, state; green: activations;", "soft small")
+    p.words(16, 304, "orange: a pair of whole layers, at the loss the logits, too", "soft small")
 
 
 @picture(408, "Nineteen runs with ZeRO 3: published speeds between two predictions")
