@@ -89,11 +89,11 @@ def placed(p: Picture) -> None:
 
 @picture(470, "A product of 4 × 4 matrices on two ranks in four cases: what each rank has, and what it computes")
 def cases(p: Picture) -> None:
-    """C = A B on two ranks, cut in four ways, before any message: whose cells of A and B each rank has."""
+    """Y = A B on two ranks, cut in four ways, before any message: whose cells of A and B each rank has."""
     every, half = range(4), (range(2), range(2, 4))
     rows = (
         ("1: i is cut", lambda r: (half[r], every), lambda r: (every, every), "nothing to send"),
-        ("2: j is cut in both", lambda r: (every, half[r]), lambda r: (half[r], every), "all-reduce C"),
+        ("2: j is cut in both", lambda r: (every, half[r]), lambda r: (half[r], every), "all-reduce Y"),
         ("3: j is cut in A", lambda r: (every, half[r]), lambda r: (every, every), "all-gather A, or cut B"),
         ("4: i and k, by one axis", lambda r: (half[r], every), lambda r: (every, half[r]), "all-gather A or B"),
     )
@@ -111,7 +111,7 @@ def cases(p: Picture) -> None:
             matrix(p, left + 64, y, "B", inner, k, r)
             p.words(left + 118, y + 27, "=", "ink bold", "middle")
             there = i if j == inner else range(0)  # a product needs as many columns of A as rows of B
-            matrix(p, left + 128, y, "C", there, k, r, hatched=len(j) < 4)
+            matrix(p, left + 128, y, "Y", there, k, r, hatched=len(j) < 4)
     p.words(16, 448, "blue, orange: this rank's own part; grey: whole, on both ranks", "soft small")
     p.words(16, 464, "hatched: a summand; empty: not on this rank", "soft small")
 
