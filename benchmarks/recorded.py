@@ -81,7 +81,7 @@ def traced(size: str, gpu: bool) -> dict[str, list]:
     host = [[e.name, e.time_range.start, e.time_range.end] for e in events
             if e.name in PHASES and e.device_type == DeviceType.CPU]  # fmt: skip
     ran = [[e.time_range.start, e.time_range.end] for e in events
-           if e.device_type == DeviceType.CUDA and e.name not in PHASES]  # fmt: skip
+           if e.device_type == DeviceType.CUDA and not e.is_user_annotation]  # fmt: skip
     first = host[3][1]  # without the first step
     return {
         "host": [[name, *(round(t - first, 1) for t in at)] for name, *at in host[3:]],

@@ -144,20 +144,21 @@ def measured(p: Picture) -> None:
 
 @picture(330, "A training step in a profiler's trace: of the tiny model, and of the small one")
 def traced(p: Picture) -> None:
-    """Draw the phases of a step on the host, and below them how busy the device is at each moment."""
+    """The host's phases, and how busy the device is. The last span is AdamW's range, recorded with the kernels."""
     sizes = json.loads((ROOT / "benchmarks" / "data" / "trace.json").read_text())
     for top, (size, words) in spaced((("tiny", "tiny, 4 × 128 tokens"), ("small", "small, 8 × 1,024 tokens")), 22, 152):
-        phases, spans = sizes[size]["host"][3:6], sizes[size]["device"]
-        start, end = phases[0][1], sizes[size]["host"][6][1]
+        phases, start, end = sizes[size]["host"][3:6], sizes[size]["host"][3][1], sizes[size]["host"][6][1]
+        *spans, adamw = [(a - start, b - start) for a, b in sizes[size]["device"] if a >= start and b <= end]
         px = 408 / (end - start)
         p.words(16, top, f"{words}: {(end - start) / 1000:.1f} ms", "ink bold")
         for (name, begins, ends), colour in zip(phases, (BLUE, GREEN, YELLOW), strict=True):
             wide = (ends - begins) * px
             p.box(16 + (begins - start) * px, top + 12, wide - 1, 26, colour, name if wide > 60 else "")
-        p.busy(top + 84, px, [(a - start, b - start) for a, b in spans], ORANGE, 40, end - start)
+        p.box(16 + adamw[0] * px, top + 44, (adamw[1] - adamw[0]) * px, 40, GREY, hatched=True)
+        p.busy(top + 84, px, spans, ORANGE, 40, end - start)
         step = 5 if size == "tiny" else 20
         p.times(top + 100, 1000 * px, range(0, int((end - start) / 1000) + 1, step), "ms")
-    p.words(16, 322, "host above (yellow: optimizer), device below", "soft")
+    p.words(16, 322, "host above (yellow: optimizer), device below (hatched: AdamW)", "soft small")
 
 
 @picture(340, "Kernels as measured on an H200, under the roofline of its data sheet")
