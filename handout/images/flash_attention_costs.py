@@ -91,7 +91,6 @@ def fastest(p: Picture) -> None:
 
 
 CYCLES = {"S": 2 * 64 * 128 * 128 / 4096, "P": 64 * 128 / 16, "v": 2 * 64 * 128 * 128 / 4096}  # of one group's 64 rows
-IN_TURN = [(kind, group, tile) for tile in range(2) for kind in "SPv" for group in range(2)]
 PING_PONG = [
     (kind, group, tile)
     for tile in range(3)
@@ -101,32 +100,40 @@ PING_PONG = [
 ]  # a group's product with v and its next scores, then its exponentials beside the other group's products
 
 
-def schedule(order: list[tuple[str, int, int]], together: bool) -> list[tuple[float, str, int, int]]:
-    """When each operation starts: in order on its unit, after its group's last one; `together`: after both groups'."""
+Started = list[tuple[float, float, str, int, int]]  # start, cycles, what, group, tile
+
+
+def in_step() -> Started:
+    """Both groups share a unit and end together: each operation takes them twice its cycles (of all kinds the same)."""
+    order = [(kind, tile) for tile in range(2) for kind in "SPv"]
+    return [(2 * CYCLES[k] * i, 2 * CYCLES[k], k, group, tile) for i, (k, tile) in enumerate(order) for group in (0, 1)]
+
+
+def in_turns() -> Started:
+    """Each operation starts in order on its unit, after its group's last one, and has the unit alone."""
     unit, ready, started = {"P": 0.0, "products": 0.0}, [0.0, 0.0], []
-    for i, (kind, group, tile) in enumerate(order):
+    for kind, group, tile in PING_PONG:
         lane = "P" if kind == "P" else "products"
-        if together and kind != order[i - 1][0]:
-            ready = [max(ready)] * 2
         start = max(unit[lane], ready[group])
         unit[lane] = ready[group] = start + CYCLES[kind]
-        started.append((start, kind, group, tile))
+        started.append((start, CYCLES[kind], kind, group, tile))
     return started
 
 
-@picture(274, "Two groups of warps: in step, and in turns, so that exponentials are hidden")
+@picture(302, "Two groups of warps: in step, and in turns, so that exponentials are hidden")
 def ping_pong(p: Picture) -> None:
     """Two groups of warps on one multiprocessor of an H100: a lane of tensor cores, one of exponential units."""
     scale = 408 / 6144
-    for top, name, order, together in ((26, "in step", IN_TURN, True), (136, "ping-pong", PING_PONG, False)):
-        started = schedule(order, together)
-        end = max(start + CYCLES[kind] for start, kind, _, _ in started)
-        busy = sum(CYCLES[kind] for _, kind, _, _ in started if kind != "P") / end
+    for top, name, started, high in ((26, "in step", in_step(), 42), (164, "ping-pong", in_turns(), 28)):
+        end = max(start + long for start, long, *_ in started)
+        busy = sum(CYCLES[kind] for *_, kind, _, _ in started if kind != "P") / end
         p.words(16, top, f"{name}: {end:,.0f} cycles, tensor cores busy {100 * busy:.0f} %", "ink bold")
         for k in range(2):
-            p.frame(16, top + 10 + 34 * k, scale * end - 2, 28)
-        for start, kind, group, tile in started:
-            y, words = top + 10 + 34 * (kind == "P"), f"P̃{tile}·v" if kind == "v" else f"{kind}{tile}".replace("P", "P̃")
-            p.box(16 + scale * start, y, scale * CYCLES[kind] - 2, 28, (BLUE, YELLOW)[group], words)
-    p.words(16, 246, "upper lane: tensor cores; lower: exponentials", "soft")
-    p.words(16, 264, "blue: group 1; yellow: group 2", "soft")
+            p.frame(16, top + 10 + (high + 6) * k, scale * end - 2, high)
+        for start, long, kind, group, tile in started:
+            half = high > 28  # of a lane that the groups share
+            y = top + 10 + (high + 6) * (kind == "P") + group * half * high / 2
+            words = f"P̃{tile}·v" if kind == "v" else f"{kind}{tile}".replace("P", "P̃")
+            p.box(16 + scale * start, y, scale * long - 2, high / 2 - 1 if half else high, (BLUE, YELLOW)[group], words)
+    p.words(16, 274, "upper lane: tensor cores; lower: exponentials", "soft")
+    p.words(16, 292, "blue: group 1; yellow: group 2", "soft")
