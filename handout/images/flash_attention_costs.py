@@ -26,6 +26,27 @@ def outer(p: Picture) -> None:
         p.words(left, 338, f"{programs:,} programs: {min(programs, there)} busy", "ink")
 
 
+@picture(396, "One program's walk along k: what lies in shared memory, and which warp sums which rows")
+def walk(p: Picture) -> None:
+    """A product of 512 in tiles of 128 × 128, 64 along k, 3 stages and 8 warps, at its third step."""
+    n, block, inner, stages, warps, now = 512, 128, 64, 3, 8, 2
+    p.words(16, 48, f"step {now} (of 0 to {n // inner - 1})", "ink bold")
+    said = ("grey: used", "blue: multiplied now", "hatched: copied ahead", "dashed: still in HBM")
+    for y, words in spaced(said, 72, 24):
+        p.words(16, y, words, "soft")
+    p.words(16, 180, f"x: {block} rows, {inner} a step", "ink")
+    p.words(424, 24, f"y: {block} columns, {inner} a step", "ink", "end")
+    for k in range(n // inner):
+        colour = GREY if k < now else BLUE if k == now else ORANGE if k < now + stages else None
+        p.box(16 + 26 * k, 190, 24, 142, colour, f"{k}", hatched=colour == ORANGE)
+        p.box(232, 32 + 19 * k, 192, 17, colour, f"{k}", hatched=colour == ORANGE)
+    for y, warp in spaced(range(warps), 190, 18):
+        p.box(232, y, 192, 16, GREEN, f"warp {warp}: rows {16 * warp} to {16 * warp + 15}")
+    shared, acc = stages * 2 * block * inner * 2, block**2
+    p.words(16, 360, f"shared memory: {stages} tiles of x, {stages} of y, {shared:,} bytes", "soft")
+    p.words(16, 382, f"registers: acc, {acc:,} numbers, {acc // (32 * warps)} in each thread", "soft")
+
+
 @picture(290, "Which tiles of x and y the programs read that run at once: column order, and patches")
 def patches(p: Picture) -> None:
     """16 programs of 16 × 16 in two orders, and what a product of 16,384 took in each, as counters.json has it."""
