@@ -275,7 +275,7 @@ def mistaken(n: int = 36, tile: int = 16) -> list[tuple[str, str, Tensor]]:
     ]
 
 
-@picture(354, "Which rows of the output six mistakes spoil")
+@picture(354, "Which rows of the output five mistakes spoil")
 def wrong_rows(p: Picture) -> None:
     """Errors of 36 rows in tiles of 16: an empty frame is NaN."""
     for i, (name, rule, errors) in enumerate(mistaken()):

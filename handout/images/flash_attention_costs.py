@@ -26,6 +26,27 @@ def outer(p: Picture) -> None:
         p.words(left, 338, f"{programs:,} programs: {min(programs, there)} busy", "ink")
 
 
+@picture(396, "One program's walk along k: what lies in shared memory, and which warp sums which rows")
+def walk(p: Picture) -> None:
+    """A product of 512 in tiles of 128 × 128, 64 along k, 3 stages and 8 warps, at its third step."""
+    n, block, inner, stages, warps, now = 512, 128, 64, 3, 8, 2
+    p.words(16, 48, f"step {now} (of 0 to {n // inner - 1})", "ink bold")
+    said = ("grey: used", "blue: multiplied now", "hatched: copied ahead", "dashed: still in HBM")
+    for y, words in spaced(said, 72, 24):
+        p.words(16, y, words, "soft")
+    p.words(16, 180, f"x: {block} rows, {inner} a step", "ink")
+    p.words(424, 24, f"y: {block} columns, {inner} a step", "ink", "end")
+    for k in range(n // inner):
+        colour = GREY if k < now else BLUE if k == now else ORANGE if k < now + stages else None
+        p.box(16 + 26 * k, 190, 24, 142, colour, f"{k}", hatched=colour == ORANGE)
+        p.box(232, 32 + 19 * k, 192, 17, colour, f"{k}", hatched=colour == ORANGE)
+    for y, warp in spaced(range(warps), 190, 18):
+        p.box(232, y, 192, 16, GREEN, f"warp {warp}: rows {16 * warp} to {16 * warp + 15}")
+    shared, acc = stages * 2 * block * inner * 2, block**2
+    p.words(16, 360, f"shared memory: {stages} tiles of x, {stages} of y, {shared:,} bytes", "soft")
+    p.words(16, 382, f"registers: acc, {acc:,} numbers, {acc // (32 * warps)} in each thread", "soft")
+
+
 @picture(290, "Which tiles of x and y the programs read that run at once: column order, and patches")
 def patches(p: Picture) -> None:
     """16 programs of 16 × 16 in two orders, and what a product of 16,384 took in each, as counters.json has it."""
@@ -91,7 +112,6 @@ def fastest(p: Picture) -> None:
 
 
 CYCLES = {"S": 2 * 64 * 128 * 128 / 4096, "P": 64 * 128 / 16, "v": 2 * 64 * 128 * 128 / 4096}  # of one group's 64 rows
-IN_TURN = [(kind, group, tile) for tile in range(2) for kind in "SPv" for group in range(2)]
 PING_PONG = [
     (kind, group, tile)
     for tile in range(3)
@@ -101,32 +121,40 @@ PING_PONG = [
 ]  # a group's product with v and its next scores, then its exponentials beside the other group's products
 
 
-def schedule(order: list[tuple[str, int, int]], together: bool) -> list[tuple[float, str, int, int]]:
-    """When each operation starts: in order on its unit, after its group's last one; `together`: after both groups'."""
+Started = list[tuple[float, float, str, int, int]]  # start, cycles, what, group, tile
+
+
+def in_step() -> Started:
+    """Both groups share a unit and end together: each operation takes them twice its cycles (of all kinds the same)."""
+    order = [(kind, tile) for tile in range(2) for kind in "SPv"]
+    return [(2 * CYCLES[k] * i, 2 * CYCLES[k], k, group, tile) for i, (k, tile) in enumerate(order) for group in (0, 1)]
+
+
+def in_turns() -> Started:
+    """Each operation starts in order on its unit, after its group's last one, and has the unit alone."""
     unit, ready, started = {"P": 0.0, "products": 0.0}, [0.0, 0.0], []
-    for i, (kind, group, tile) in enumerate(order):
+    for kind, group, tile in PING_PONG:
         lane = "P" if kind == "P" else "products"
-        if together and kind != order[i - 1][0]:
-            ready = [max(ready)] * 2
         start = max(unit[lane], ready[group])
         unit[lane] = ready[group] = start + CYCLES[kind]
-        started.append((start, kind, group, tile))
+        started.append((start, CYCLES[kind], kind, group, tile))
     return started
 
 
-@picture(274, "Two groups of warps: in step, and in turns, so that exponentials are hidden")
+@picture(302, "Two groups of warps: in step, and in turns, so that exponentials are hidden")
 def ping_pong(p: Picture) -> None:
     """Two groups of warps on one multiprocessor of an H100: a lane of tensor cores, one of exponential units."""
     scale = 408 / 6144
-    for top, name, order, together in ((26, "in step", IN_TURN, True), (136, "ping-pong", PING_PONG, False)):
-        started = schedule(order, together)
-        end = max(start + CYCLES[kind] for start, kind, _, _ in started)
-        busy = sum(CYCLES[kind] for _, kind, _, _ in started if kind != "P") / end
+    for top, name, started, high in ((26, "in step", in_step(), 42), (164, "ping-pong", in_turns(), 28)):
+        end = max(start + long for start, long, *_ in started)
+        busy = sum(CYCLES[kind] for *_, kind, _, _ in started if kind != "P") / end
         p.words(16, top, f"{name}: {end:,.0f} cycles, tensor cores busy {100 * busy:.0f} %", "ink bold")
         for k in range(2):
-            p.frame(16, top + 10 + 34 * k, scale * end - 2, 28)
-        for start, kind, group, tile in started:
-            y, words = top + 10 + 34 * (kind == "P"), f"P̃{tile}·v" if kind == "v" else f"{kind}{tile}".replace("P", "P̃")
-            p.box(16 + scale * start, y, scale * CYCLES[kind] - 2, 28, (BLUE, YELLOW)[group], words)
-    p.words(16, 246, "upper lane: tensor cores; lower: exponentials", "soft")
-    p.words(16, 264, "blue: group 1; yellow: group 2", "soft")
+            p.frame(16, top + 10 + (high + 6) * k, scale * end - 2, high)
+        for start, long, kind, group, tile in started:
+            half = high > 28  # of a lane that the groups share
+            y = top + 10 + (high + 6) * (kind == "P") + group * half * high / 2
+            words = f"P̃{tile}·v" if kind == "v" else f"{kind}{tile}".replace("P", "P̃")
+            p.box(16 + scale * start, y, scale * long - 2, high / 2 - 1 if half else high, (BLUE, YELLOW)[group], words)
+    p.words(16, 274, "upper lane: tensor cores; lower: exponentials", "soft")
+    p.words(16, 292, "blue: group 1; yellow: group 2", "soft")
