@@ -82,7 +82,7 @@ def _relinked(text: str, of: str, edition: str, linked: set[str], kept: set[str]
     for i in range(0, len(parts), 2):  # those between are code
         parts[i] = _LINK.sub(lambda m: _target(m[1], of, edition, linked, kept), parts[i])
     joined = "".join(parts)
-    return re.sub(r"(?<!!)\[([^\]\n]+)\]\(\)", r"\1", joined)  # what has no page is no link
+    return re.sub(r"(?<!!)\[([^\[\]]+)\]\(\)", r"\1", joined)  # what has no page is no link
 
 
 def _target(link: str, of: str, edition: str, linked: set[str], kept: set[str]) -> str:
