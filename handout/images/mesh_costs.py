@@ -39,7 +39,7 @@ def exposed(p: Picture) -> None:
     products at the peak, messages by bandwidth alone; then the speed left at 16 ranks, as Tazi et al. 2025 measured."""
     tokens, width, keys, hidden, tensor, data = 32_768, 8192, 1024, 28_672, 8, 16
     h100 = cluster("dgx-h100", tensor * data)
-    weights = {"attn": 2 * width * (width + keys), "mlp": 3 * width * hidden}
+    weights = {"qkvo": 2 * width * (width + keys), "mlp": 3 * width * hidden}
     products = {name: 1e3 * 2 * tokens * n / tensor / h100.device.peak_flops for name, n in weights.items()}
     reduce = 1e3 * 2 * (tensor - 1) / tensor * 2 * tokens * width / h100.inside.bytes_per_s
     gather = 1e3 * 2 * sum(weights.values()) / tensor * (data - 1) / data / h100.between.bytes_per_s
