@@ -179,5 +179,7 @@ def attained(p: Picture) -> None:
         ("n = 1,024", 1024 / 3, 203, ORANGE, "middle", 8, 23),
         ("n = 8,192", 8192 / 3, 765, BLUE, "end", 34, -37),
     ):  # fmt: skip
-        share = 100 * speed / min(peak, intensity * tb_per_s)
+        share, (x, y) = 100 * speed / min(peak, intensity * tb_per_s), c.at(intensity, speed)
+        if dy < -20:  # a label above the roof
+            p.line(x, y, x, y + dy + 4)
         c.dot(intensity, speed, colour, f"{name}: {share:.{1 if share < 10 else 0}f} %", anchor, dx, dy)
