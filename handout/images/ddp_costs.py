@@ -149,10 +149,10 @@ def critical(p: Picture) -> None:
         c.dot(batch / noise, taken * batch / fewest / noise, ORANGE)
 
 
-def end_s(world: float, tree: bool, alpha_s: float = 5e-6, messages: float | None = None) -> float:
+def end_s(world: float, tree: bool, alpha_s: float = 4.7e-6, messages: float | None = None) -> float:
     """Seconds from the start of backward to the last all-reduce's end, in equal buckets; None: in the best number.
 
-    Equation (6), for flat rings or trees. A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels
+    Equation (5), for flat rings or trees. A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels
     of machines: 4 and 14 µs each by NCCL. With equal buckets either the last one waits for backward, or all follow.
     """
     if messages is None:
@@ -175,15 +175,15 @@ def scaling(p: Picture) -> None:
     many = GRADIENTS / DDP_BUCKET
     looks = (
         ("bandwidth alone", GREY, False, (False, 0.0, 1e5), (4096, "end", 0, -12)),
-        ("trees", GREEN, False, (True, 5e-6, None), (4096, "end", 0, 17)),
-        ("trees, 25 MiB", GREEN, True, (True, 5e-6, many), (4096, "end", 0, 20)),
-        ("flat rings", ORANGE, False, (False, 5e-6, None), (4096, "end", 0, 20)),
-        ("rings, 25 MiB", ORANGE, True, (False, 5e-6, many), (512, "start", 8, -6)),
+        ("trees", GREEN, False, (True, 4.7e-6, None), (4096, "end", 0, 17)),
+        ("trees, 25 MiB", GREEN, True, (True, 4.7e-6, many), (4096, "end", 0, 20)),
+        ("flat rings", ORANGE, False, (False, 4.7e-6, None), (4096, "end", 0, 20)),
+        ("rings, 25 MiB", ORANGE, True, (False, 4.7e-6, many), (512, "start", 8, -6)),
     )
     for name, colour, dashed, how, (at, anchor, dx, dy) in looks:
         speed = {w: whole_s / (whole_s / w / 3 + end_s(w, *how)) for w in (*worlds, at)}
         c.curve([(w, speed[w]) for w in worlds if speed[w] >= 32], colour, dashed)
         c.say(at, speed[at], name, anchor, dx, dy)
-        if how == (False, 5e-6, many):
+        if how == (False, 4.7e-6, many):
             best = max(worlds, key=lambda w: speed[w])
             c.dot(best, speed[best], ORANGE)

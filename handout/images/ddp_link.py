@@ -19,7 +19,7 @@ BYTES_PER_MS = 2**27 / (MS["one message", "67,108,864 B"] - ALPHA_MS)
 
 
 def step_ms(alone_ms: float, limit: float) -> float:
-    """A step by (6), where a bucket goes out when it is ready and back when it is out; `limit` bytes close a bucket.
+    """A step by (5), where a bucket goes out when it is ready and back when it is out; `limit` bytes close a bucket.
 
     Forward is a third of the step alone. Backward spends time in proportion to bytes, and none on the embedding.
     """
