@@ -40,6 +40,7 @@ def anchors(path: Path) -> set[str]:
 def test_links_resolve_to_headings_and_the_exercises_and_questions_that_are_named_exist(chapter):
     for target in (target for target in links(chapter) if not target.startswith("http")):
         path, hash, heading = target.partition("#")
+        assert not target.startswith("#exercise-"), f"{chapter.name}: {target}: name the page; editions leave some out"
         there = (chapter.parent / path).resolve() if path else chapter
         assert there.exists(), f"{chapter.name}: {target} is not there"
         assert not hash or heading in anchors(there), f"{chapter.name}: {target}"
