@@ -5,6 +5,7 @@ import math
 import torch
 
 from lab.cluster.costs import ring_cost
+from lab.cluster.hardware import cluster
 
 from .ddp import LAYERS, LAYERS_BACKWARD_S, LAYERS_BUCKET, RANKS, bucket_sends, cost_ms
 from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture, spaced
@@ -13,11 +14,15 @@ from .planning import MEASURED
 PARAMETERS, TOKENS, RANK_FLOPS = 7e9, 4e6, 0.4 * 989e12  # a model, a global batch, and a rank that reaches 40 %
 GRADIENTS = 4 * PARAMETERS  # bytes in float32
 DDP_BUCKET = 25 * 2**20
+H100S = cluster("dgx-h100", 16)
+INSIDE, CARD = H100S.inside, H100S.between
+TREE_S = 4e-6  # a hop of a tree over NVLink, by NCCL
+FLAT_S = 4.7e-6  # the mean hop of a flat ring: of eight, seven are inside a machine
 
 
 @picture(420, "A ring and a tree over two machines of eight GPUs")
 def machines(p: Picture) -> None:
-    """A ring's way through two machines and a tree's way up: by NVLink, or by card, leaf, spine, leaf and card."""
+    """Draw a ring's way through two machines and a tree's way up: by NVLink, or by card, leaf, spine, leaf, card."""
 
     def way(*points: tuple[float, float]) -> None:
         path = " L".join(f"{x:g} {y:g}" for x, y in points)
@@ -26,16 +31,16 @@ def machines(p: Picture) -> None:
     gpus = [[x + 12 + 25 * i for i in range(8)] for x in (16, 225)]
     between = (((gpus[0][7], gpus[1][0]), 152), ((gpus[1][7], gpus[0][0]), 172))
     up = (((gpus[1][0], gpus[0][0]), 152),)
-    looks = (("one of eight rings", 3.4, 1, between), ("one tree, on its way up", 4, -1, up))
+    looks = (("one of eight rings", INSIDE.alpha_s, 1, between), ("one tree, on its way up", TREE_S, -1, up))
     for t, (name, hop, step, crossings) in spaced(looks, 22, 204):
         p.words(16, t, name, "ink bold")
-        p.words(424, t, "NVLink of a GPU: 370.8 GB/s", "soft small", "end")
+        p.words(424, t, f"NVLink of a GPU: {INSIDE.bytes_per_s / 1e9:.1f} GB/s", "soft small", "end")
         p.frame(16, t + 142, 408, 40, kind="line")
-        p.words(220, t + 167, "spine switch: 14 µs a hop between machines", "ink small", "middle")
+        p.words(220, t + 167, f"spine switch: {1e6 * CARD.alpha_s:g} µs a hop between machines", "ink small", "middle")
         for row in gpus:
             p.frame(row[0] - 12, t + 8, 199, 34, kind="line")
-            p.words(row[0] + 88, t + 23, f"NVLink switch: {hop} µs a hop", "ink small", "middle")
-            p.words(row[0] + 88, t + 110, "8 cards of 48.5 GB/s", "soft small", "middle")
+            p.words(row[0] + 88, t + 23, f"NVLink switch: {1e6 * hop:g} µs a hop", "ink small", "middle")
+            p.words(row[0] + 88, t + 110, f"8 cards of {CARD.bytes_per_s / 1e9:.1f} GB/s", "soft small", "middle")
             p.frame(row[0] - 12, t + 116, 199, 20, "leaf switch", "line")
             for i, x in enumerate(row):
                 p.box(x - 11, t + 56, 22, 22, BLUE, str(i))
@@ -48,11 +53,12 @@ def machines(p: Picture) -> None:
 
 @picture(320, "The rate of an all-reduce over its size: by (3), and measured")
 def bandwidth(p: Picture) -> None:
-    """What an all-reduce reaches as it grows: by (3), and as Austin et al. (2025) and Bekman (2026) measured it."""
+    """Draw an all-reduce's rate over its size: by (3), and as Austin et al. (2025) and Bekman (2026) measured it."""
     c = Chart(p, (1e6, 3e10), (0, 500), log_y=False)
     named = {1e6: "1 MB", 1e7: "10 MB", 1e8: "100 MB", 1e9: "1 GB", 1e10: "10 GB"}
     c.axes("all-reduce", "GB/s that each rank sends; lines: (3), dots: measured", named, range(0, 501, 100))
-    for world, alpha_s, rate, colour, dashed in ((8, 3.4e-6, 370.8e9, BLUE, False), (32, 4.7e-6, 388e9, ORANGE, True)):
+    lines = ((8, INSIDE.alpha_s, INSIDE.bytes_per_s, BLUE, False), (32, FLAT_S, 8 * CARD.bytes_per_s, ORANGE, True))
+    for world, alpha_s, rate, colour, dashed in lines:
         sizes = [10 ** (6 + i / 8) for i in range(37)]
         seconds = [ring_cost("all_reduce", s, world, alpha_s, 1 / rate) for s in sizes]
         c.curve([(s, 2 * (1 - 1 / world) * s / t / 1e9) for s, t in zip(sizes, seconds, strict=True)], colour, dashed)
@@ -149,7 +155,7 @@ def critical(p: Picture) -> None:
         c.dot(batch / noise, taken * batch / fewest / noise, ORANGE)
 
 
-def end_s(world: float, tree: bool, alpha_s: float = 4.7e-6, messages: float | None = None) -> float:
+def end_s(world: float, tree: bool, alpha_s: float = FLAT_S, messages: float | None = None) -> float:
     """Seconds from the start of backward to the last all-reduce's end, in equal buckets; None: in the best number.
 
     Equation (5), for flat rings or trees. A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels
@@ -158,9 +164,9 @@ def end_s(world: float, tree: bool, alpha_s: float = 4.7e-6, messages: float | N
     if messages is None:
         return min(end_s(world, tree, alpha_s, n) for n in range(1, 1500))
     backward = 4 * PARAMETERS * TOKENS / world / RANK_FLOPS
-    cost = ring_cost("all_reduce", GRADIENTS / messages, round(world), alpha_s, 1 / 370.8e9)
+    cost = ring_cost("all_reduce", GRADIENTS / messages, round(world), alpha_s, INSIDE.beta)
     if tree:
-        cost = 2 * (7 * 4e-6 + math.log2(world / 8) * 14e-6) + 2 * GRADIENTS / messages / 370.8e9
+        cost = 2 * (7 * TREE_S + math.log2(world / 8) * CARD.alpha_s) + 2 * GRADIENTS / messages * INSIDE.beta
     return max(backward / messages + messages * cost, backward + cost)
 
 
@@ -175,15 +181,15 @@ def scaling(p: Picture) -> None:
     many = GRADIENTS / DDP_BUCKET
     looks = (
         ("bandwidth alone", GREY, False, (False, 0.0, 1e5), (4096, "end", 0, -12)),
-        ("trees", GREEN, False, (True, 4.7e-6, None), (4096, "end", 0, 17)),
-        ("trees, 25 MiB", GREEN, True, (True, 4.7e-6, many), (4096, "end", 0, 20)),
-        ("flat rings", ORANGE, False, (False, 4.7e-6, None), (4096, "end", 0, 20)),
-        ("rings, 25 MiB", ORANGE, True, (False, 4.7e-6, many), (512, "start", 8, -6)),
+        ("trees", GREEN, False, (True, FLAT_S, None), (4096, "end", 0, 17)),
+        ("trees, 25 MiB", GREEN, True, (True, FLAT_S, many), (4096, "end", 0, 20)),
+        ("flat rings", ORANGE, False, (False, FLAT_S, None), (4096, "end", 0, 20)),
+        ("rings, 25 MiB", ORANGE, True, (False, FLAT_S, many), (512, "start", 8, -6)),
     )
     for name, colour, dashed, how, (at, anchor, dx, dy) in looks:
         speed = {w: whole_s / (whole_s / w / 3 + end_s(w, *how)) for w in (*worlds, at)}
         c.curve([(w, speed[w]) for w in worlds if speed[w] >= 32], colour, dashed)
         c.say(at, speed[at], name, anchor, dx, dy)
-        if how == (False, 4.7e-6, many):
+        if how == (False, FLAT_S, many):
             best = max(worlds, key=lambda w: speed[w])
             c.dot(best, speed[best], ORANGE)

@@ -119,11 +119,17 @@ sys.meta_path = [Finder if finder is PathFinder else finder for finder in sys.me
 
 def test_without_triton_its_exercises_are_not_run_and_others_are(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HIDES_TRITON)
-    asked = [e.id for e in default().exercises.values() if "@triton" in (ROOT / "reference" / e.file).read_text()]
+    exercises = default().exercises.values()
+    asked = [e.id for e in exercises if e.track == "cpu" and "triton" in (ROOT / "reference" / e.file).read_text()]
     command = [sys.executable, "-m", "pytest", "tests", "--impl", "reference", "--profile", "full"]
     command += [f"--exercise={id}" for id in [*asked, "flash_attention.accounting"]]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     got = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert got.returncode == 0, got.stdout
+    page = (ROOT / "grader" / "release" / "README.md").read_text(encoding="utf-8").replace("\n", " ")
+    gpu = sum(e.points for e in exercises if e.track == "gpu")
+    for words in (f"of {sum(e.points for e in exercises):g} points in all", f"| {gpu:g} |"):
+        assert words in page
+    assert f"| {gpu + sum(e.points for e in exercises if e.id in asked):g} |" in page
     marks = dict(line.split()[:2] for line in got.stdout.splitlines() if line.startswith("flash_attention."))
     assert marks == {**dict.fromkeys(asked, "–"), "flash_attention.accounting": "✓"}
