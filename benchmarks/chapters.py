@@ -37,7 +37,20 @@ def main() -> None:
         raise SystemExit("not run: no CUDA device (--device cpu rehearses it)")
     rows: list[Row] = []
     with torch.device("cuda" if gpu else "cpu"):
-        for part in (warming, asking, products, moving, models, profiled, layers, checkpoints, contexts, graphs):
+        for part in (
+            warming,
+            asking,
+            clocks,
+            fusing,
+            products,
+            moving,
+            models,
+            profiled,
+            layers,
+            checkpoints,
+            contexts,
+            graphs,
+        ):
             try:
                 for row in part():
                     print(*row, sep=" | ", flush=True)
@@ -73,6 +86,49 @@ def asking() -> Iterator[Row]:
             done.append(time.perf_counter() - start)
         times = f"asked {1e6 * statistics.median(asked):.1f}, done {1e6 * statistics.median(done):.1f}"
         yield "benchmarking", f"product of {n} in bfloat16, µs", times
+
+
+def clocks() -> Iterator[Row]:
+    """Calls between two events: after a flush of the cache, after one of a byte, and with nothing before them."""
+    x = torch.randn(2**22 if gpu else 64, dtype=torch.bfloat16)
+    a = torch.randn(1024 if gpu else 8, 1024 if gpu else 8, dtype=torch.bfloat16)
+    calls: dict[str, Callable[[], Any]] = {"nothing": lambda: None, "x + 1 of 2^22 bfloat16": lambda: x + 1}
+    calls |= {"product of 1,024": lambda: a @ a, "a hundred x + 1": lambda: [x + 1 for _ in range(100)]}
+    for name, call in calls.items() if gpu else ():
+        told = []
+        for flush in (2**28, 1, 0):
+            pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(50)]
+            buffer = torch.empty(max(flush, 1), dtype=torch.uint8)
+            for start, end in pairs:
+                if flush:
+                    buffer.zero_()
+                start.record()
+                call()
+                end.record()
+                if not flush:
+                    wait()
+            wait()
+            times = [1e3 * start.elapsed_time(end) for start, end in pairs[3:]]
+            told.append(f"{flush:,} B flushed {statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})")
+        yield "benchmarking", f"{name} between events, µs", ", ".join(told)
+
+
+def fusing() -> Iterator[Row]:
+    """Multiply-adds of each number of one tensor, as one kernel each and compiled to one."""
+    x = torch.randn(2**26 if gpu else 64, dtype=torch.float32)
+    for count in (1, 4, 16, 64, 256, 1024) if gpu else (1,):
+
+        def chain(x: Tensor, count: int = count) -> Tensor:
+            for _ in range(count):
+                x = x * 0.999 + 0.001
+            return x
+
+        ways = {"eager": chain} | ({"compiled": torch.compile(chain, dynamic=False)} if gpu else {})
+        times = {way: seconds(lambda f=f: f(x)) for way, f in ways.items() if way == "compiled" or count <= 64}
+        told = ", ".join(
+            f"{way} {1e6 * t:.1f} ({2e-12 * count * x.numel() / t:.3g} TFLOP/s)" for way, t in times.items()
+        )
+        yield "benchmarking", f"{count} multiply-adds of 2^26 float32, µs", told
 
 
 def products() -> Iterator[Row]:
