@@ -21,6 +21,7 @@ from . import probes_fsdp
 from .messages_fsdp import messages, sends_exactly
 from .oracles_fsdp import BLOCK, NEEDS, draw_plan, natural, steps_of, trains_as_one
 from .probes_fsdp import DTYPES
+from .weighed_fsdp import holds_a_part
 
 MIXED = "zero.fsdp_mixed"
 
@@ -101,3 +102,8 @@ def test_layers_at_work_take_half_the_bytes(run, rng):
                 f"rank {rank} of {world}: {got[moment]} bytes held ({moment}), FSDP holds {base[moment]}: masters and "
                 "their gradients, in float32, and nothing else"
             )
+
+
+@exercise(MIXED, kind="property")
+def test_a_layer_at_work_is_never_there_in_float32(run, rng):
+    holds_a_part(run, rng, "mixed", "forward")
