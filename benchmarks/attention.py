@@ -6,7 +6,6 @@ shared; medians and quartiles; the matrix ceiling measured beside them; results 
 bfloat16, batch · N = 16,384, heads · dim = 2,048. A run that was stopped goes on where it was.
 """
 
-import argparse
 import functools
 import math
 import os
@@ -21,8 +20,8 @@ from torch import Tensor
 from lab.course.assignment import ROOT
 from lab.solution.impl import load
 
-from .peers import add_peer
-from .results import Kept, reason
+from .peers import PEER
+from .results import Kept, asked, reason
 
 GOALS = "Goals on Hopper, N >= 4,096: forward 1.4 x FlashAttention-2 and 0.9 x cuDNN, backward 1.3 x FlashAttention-2."
 TOKENS, WIDTH = 16384, 2048
@@ -32,18 +31,16 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dims", nargs="+", type=int, default=[64, 128])
-    parser.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096, 8192, 16384])
-    parser.add_argument("--rounds", type=int, default=20, help="at least 2")
-    parser.add_argument("--peers", nargs="+", default=PEERS)
-    add_peer(parser)
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a smoke test of ours, tiny")
-    options = parser.parse_args()
+    options = asked(
+        __doc__,
+        dims={"nargs": "+", "type": int, "default": [64, 128]},
+        lengths={"nargs": "+", "type": int, "default": [512, 1024, 2048, 4096, 8192, 16384]},
+        rounds={"type": int, "default": 20, "help": "at least 2"},
+        peers={"nargs": "+", "default": PEERS},
+        peer=PEER,
+    )
     if options.device == "cpu":
         return smoke(dict(options.peer))
-    if not torch.cuda.is_available():
-        raise SystemExit("not run: no CUDA device (--device cpu shows that it works, on a tiny size)")
     ceiling, kept = matrix_ceiling(), Kept("attention")
     for dim in options.dims:
         for is_causal in (False, True):

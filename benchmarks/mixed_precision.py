@@ -14,23 +14,16 @@ from lab.course.assignment import ROOT
 from lab.model.transformer import SIZES, Transformer
 from lab.solution.impl import load
 
-from .results import write
+from .results import asked, write
 
 GOAL = 2.0  # bfloat16 over TF32, on the sizes whose products are bound by compute
 
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--sizes", nargs="+", default=["small", "medium"], choices=list(SIZES))
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=20)
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("not run: no CUDA device (--device cpu shows that it works, on the smallest size)")
+    options = asked(__doc__, batch={"type": int, "default": 8}, steps={"type": int, "default": 20})
     impl = load(ROOT / "reference")
-    sizes = options.sizes if options.device == "cuda" else ["tiny"]
+    sizes = ["small", "medium"] if options.device == "cuda" else ["tiny"]
     with torch.device(options.device):
         rows = [row(impl, size, options) for size in sizes]
     if options.device == "cuda":
