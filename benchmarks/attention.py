@@ -31,18 +31,12 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def main() -> None:
     """Measure, print, keep."""
-    options = asked(
-        __doc__,
-        dims={"nargs": "+", "type": int, "default": [64, 128]},
-        lengths={"nargs": "+", "type": int, "default": [512, 1024, 2048, 4096, 8192, 16384]},
-        rounds={"type": int, "default": 20, "help": "at least 2"},
-        peers={"nargs": "+", "default": PEERS},
-        peer=PEER,
-    )
+    lengths = {"nargs": "+", "type": int, "default": [512, 1024, 2048, 4096, 8192, 16384]}
+    options = asked(__doc__, lengths=lengths, rounds={"type": int, "default": 20, "help": "at least 2"}, peer=PEER)
     if options.device == "cpu":
         return smoke(dict(options.peer))
     ceiling, kept = matrix_ceiling(), Kept("attention")
-    for dim in options.dims:
+    for dim in (64, 128):
         for is_causal in (False, True):
             for n in options.lengths:
                 if not kept.has(dim=dim, causal=is_causal, N=n):
@@ -139,7 +133,7 @@ def measure(dim: int, n: int, is_causal: bool, options: Any, ceiling: float) -> 
     q, k, v = inputs(n, dim)
     do = torch.randn_like(q)
     torch.compiler.reset()  # or a size after the eighth would not be compiled
-    calls = candidates(options.peers, is_causal, n, dim, dict(options.peer))
+    calls = candidates(PEERS, is_causal, n, dim, dict(options.peer))
     columns = [
         "dim", "causal", "N", "what", *PEERS, *dict(options.peer), "of the ceiling", "over flash2", "over cudnn",
         "error over flash2's",
