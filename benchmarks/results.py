@@ -20,17 +20,12 @@ COMMIT, UNCOMMITTED = commit(), uncommitted()  # of the code that is running: re
 
 def device() -> str:
     """The machine, in words."""
-    cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.is_file() else []
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     cores = f"{os.cpu_count()} cores, {cpu or platform.processor() or platform.machine()}, {platform.system()}"
     return ", ".join([*gpus, cores])
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 def asked(doc: str | None, **options: dict[str, Any]) -> argparse.Namespace:

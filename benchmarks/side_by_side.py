@@ -95,7 +95,8 @@ def compare(name: str, doc: str | None, note: str, measure: Callable[..., list[d
             over = {"link": link} if link else {"network": "gloo"}  # the switch is the link; Gloo goes past it
             with closing(Runner(Executor(ROOT / "reference"))) as runner:
                 new = measure(runner, world, options.rounds, held, over)
-            rows += [{"network": _in_words(link), "ranks": world, **row} for row in new]
+            told = f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
+            rows += [{"network": told, "ranks": world, **row} for row in new]
             print(*rows[-len(new) :], sep="\n", flush=True)
     if not options.print:
         print(write(name, rows, note))
@@ -107,10 +108,6 @@ def _link(text: str) -> Link:
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected seconds:bytes a second, as 1e-4:400e6, got {text}") from None
     return Link(alpha_s, bytes_per_s)
-
-
-def _in_words(link: Link | None) -> str:
-    return f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
 
 
 def slowest(said: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
