@@ -22,7 +22,7 @@ NOTE = (
 BEST = "over torch's best"
 
 
-def measure(runner: Runner, ranks: int, rounds: int, _: dict, over: dict) -> list[dict]:
+def measure(runner: Runner, _: str, ranks: int, rounds: int, held: dict, over: dict) -> list[dict]:
     """A row for the bound, and one a variant."""
     said = runner.run(steps, rounds, world=ranks, timeout=1800.0, **over)
     times = slowest([s["times"] for s in said])

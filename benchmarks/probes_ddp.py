@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .side_by_side import WARM_UP, in_turn, loss_of, model, tokens_of_rank, training_step
+from .side_by_side import WARM_UP, Step, backward, in_turn, loss_of, model, tokens_of_rank
 
 MIB = 1 << 20
 VARIANTS = {
@@ -31,9 +31,20 @@ VARIANTS = {
 def steps(impl: Any, rounds: int) -> dict:
     """Seconds of each variant's steps, in turn, and this rank's lower bound."""
     tokens, targets = tokens_of_rank()
-    wrapped = {name: make(impl, model()) for name, make in VARIANTS.items()}
-    each = {n: training_step(w, torch.optim.SGD(w.parameters(), lr=1e-3), tokens, targets) for n, w in wrapped.items()}
+    each = {name: training_step(make(impl, model()), tokens, targets) for name, make in VARIANTS.items()}
     return {"times": in_turn(each, rounds), "bound": lower_bound(model(), tokens, targets, rounds)}
+
+
+def training_step(wrapped: nn.Module, tokens: Tensor, targets: Tensor) -> Step:
+    """Forward, backward and SGD."""
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        backward(wrapped, tokens, targets)
+        optimizer.step()
+
+    return step
 
 
 def lower_bound(plain: nn.Module, tokens: Tensor, targets: Tensor, rounds: int) -> float:

@@ -1,6 +1,7 @@
-"""What the benchmarks of ranks share: a model, training steps in turn, and a row of each."""
+"""What the benchmarks of ranks share: a model, steps in turn, what a step holds and sends, and a row of each."""
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +11,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from lab.cluster.costs import Link
+from lab.cluster.costs import Link, sent_bytes
 from lab.course.assignment import ROOT
+from lab.measure.memory import Held
 from lab.model.transformer import Config, Transformer
+from lab.ranks.group import ledger
 
 CONFIG = Config(layers=6, width=512, heads=8, kv_heads=8, hidden=1408, vocabulary=512, context=64)  # 20 M parameters
+RATE = 1e-4
 WARM_UP = 3  # steps of each that are not timed
 Step = Callable[[], object]
 
@@ -30,10 +34,10 @@ def model() -> Transformer:
     return Transformer(CONFIG)
 
 
-def tokens_of_rank() -> tuple[Tensor, Tensor]:
+def tokens_of_rank(length: int = 32) -> tuple[Tensor, Tensor]:
     """One sequence and its targets, another on each rank."""
     torch.manual_seed(1 + dist.get_rank())
-    tokens, targets = torch.randint(CONFIG.vocabulary, (2, 1, 32)).unbind()
+    tokens, targets = torch.randint(CONFIG.vocabulary, (2, 1, length)).unbind()
     return tokens, targets
 
 
@@ -42,17 +46,23 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-def training_step(wrapped: Any, optimizer: Any, tokens: Tensor, targets: Tensor) -> Step:
-    """Forward, backward and the optimizer's step; a wrapper of ours waits for its gradients."""
+def backward(wrapped: Any, tokens: Tensor, targets: Tensor) -> None:
+    """Forward and backward, and a wrapper of ours waits for its gradients."""
+    loss_of(wrapped(tokens), targets).backward()
+    if hasattr(wrapped, "finish_gradient_synchronization"):
+        wrapped.finish_gradient_synchronization()
 
-    def step() -> None:
-        optimizer.zero_grad()
-        loss_of(wrapped(tokens), targets).backward()
-        if hasattr(wrapped, "finish_gradient_synchronization"):
-            wrapped.finish_gradient_synchronization()
-        optimizer.step()
 
-    return step
+def fully_sharded(plain: Any) -> nn.Module:
+    """By torch: each block, and all the rest together, as its documentation has it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in plain.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(plain, mesh=mesh)
+    return plain
 
 
 def in_turn(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
@@ -68,35 +78,59 @@ def in_turn(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
     return times
 
 
+def second_step(make: Callable[[], Step]) -> dict[str, float]:
+    """Bytes: held at most and held after it, of every storage that torch operations met; and sent, by the ledger."""
+    with Held() as memory:
+        step = make()
+        step()
+        first = len(ledger.rows)
+        memory.restart()
+        step()
+        told: dict[str, float] = {"peak": memory.peak, "kept": memory.now()}
+    return {**told, "sent": sum(_sent(row) for row in ledger.rows[first:])}
+
+
+def _sent(row: Any) -> float:
+    """As handout/conventions.md counts; of a broadcast the mean over ranks, since each is the root of some."""
+    world = len(row.group)
+    return row.bytes * (world - 1) / world if row.op == "broadcast" else sent_bytes(row.op, row.bytes, world)
+
+
 # In the process that asks.
 
 
-def compare(name: str, doc: str | None, note: str, measure: Callable[..., list[dict]]) -> None:
-    """A benchmark's command line: measure with each number of ranks, on Gloo and on each link; print, keep.
+def compare(
+    name: str, doc: str | None, note: str, measure: Callable[..., list[dict]],
+    what: str = "", kinds: Sequence[str] = ("",), ranks: Sequence[int] = (2, 4),
+) -> None:  # fmt: skip
+    """A benchmark's command line: measure each kind with each number of ranks, on Gloo and on each link; print, keep.
 
-    measure(runner, ranks, rounds, held, over) returns a row a variant. over: the network, as `Runner.run` takes it.
-    held: bytes of each variant, which no network changes; to be filled where it is empty.
+    measure(runner, kind, ranks, rounds, held, over) returns a row a variant. over: the network, as `Runner.run` takes
+    it. held: bytes of each variant, which no network changes; to be filled where it is empty. what: the option that
+    chooses among kinds, and their column.
     """
     from lab.harness.runner import Executor, Runner  # late: the ranks import this file, and need neither
 
     from .results import write
 
     asked = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
+    asked.add_argument("--ranks", nargs="+", type=int, default=list(ranks))
     asked.add_argument("--rounds", type=int, default=15)
     links = [_link("1e-4:400e6"), _link("1e-4:1600e6")]
     asked.add_argument("--links", nargs="*", type=_link, default=links, help="seconds:bytes a second")
     asked.add_argument("--print", action="store_true", help="keep nothing")
+    if what:
+        asked.add_argument(f"--{what}", dest="kinds", nargs="+", choices=kinds, default=kinds)
     options = asked.parse_args()
     rows = []
-    for world in options.ranks:
+    for kind, world in itertools.product(options.kinds if what else kinds, options.ranks):
         held: dict[str, dict[str, str]] = {}
         for link in [None, *options.links]:
             over = {"link": link} if link else {"network": "gloo"}  # the switch is the link; Gloo goes past it
             with closing(Runner(Executor(ROOT / "reference"))) as runner:
-                new = measure(runner, world, options.rounds, held, over)
-            told = f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
-            rows += [{"network": told, "ranks": world, **row} for row in new]
+                new = measure(runner, kind, world, options.rounds, held, over)
+            head = {**({what: kind} if what else {}), "network": _in_words(link), "ranks": world}
+            rows += [{**head, **row} for row in new]
             print(*rows[-len(new) :], sep="\n", flush=True)
     if not options.print:
         print(write(name, rows, note))
@@ -110,9 +144,18 @@ def _link(text: str) -> Link:
     return Link(alpha_s, bytes_per_s)
 
 
+def _in_words(link: Link | None) -> str:
+    return f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
+
+
 def slowest(said: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
     """Of each variant's steps, what the slowest rank took."""
     return {name: [max(of) for of in zip(*(s[name] for s in said), strict=True)] for name in said[0]}
+
+
+def most(said: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Of each kind of bytes, MiB on the rank that has most."""
+    return {what: f"{max(each[what] for each in said) / 2**20:.1f}" for what in said[0]}
 
 
 def took(values: list[float], others: Mapping[str, float]) -> dict[str, str]:

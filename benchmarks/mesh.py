@@ -1,0 +1,41 @@
+"""A mesh's axes side by side with PyTorch's own: `python -m benchmarks.mesh`.
+
+Training steps of the same transformer along one axis: the reference's `train_step`, and fully_shard (data),
+torch.distributed.pipelining (pipe), parallelize_module (tensor), a step each in turn. Seconds as medians in the same
+ranks of one run; bytes held at most and between steps, of every storage that torch operations have met; bytes sent,
+from the ledger. Ranks are no more than cores. PyTorch has no expert axis of its own: there is no row for it.
+"""
+
+import os
+import statistics
+
+from lab.harness.runner import Runner
+
+from .probes_mesh import VARIANTS, bytes_of, same, seconds
+from .side_by_side import compare, most, slowest, took
+
+NOTE = (
+    "A transformer of 20 M parameters, AdamW in float32, sequences of 64 tokens: data, one a rank, sharded; tensor, "
+    "one; pipe, 1F1B with 4 micro-batches of one. Medians of interleaved steps, of each the slowest rank; before, the "
+    "losses of three steps were found to agree to 1e-4. peak, kept, sent: MiB, on the rank that has most. Goal: at "
+    "most 1.00 of torch on each axis."
+)
+AXES = ("data", "pipe", "tensor")
+
+
+def measure(runner: Runner, axis: str, ranks: int, rounds: int, held: dict[str, dict], over: dict) -> list[dict]:
+    """A row a variant."""
+    if not held:
+        losses = runner.run(same, axis, ranks, 3, world=ranks, timeout=600.0)[0]
+        for a, b in zip(*losses.values(), strict=True):
+            assert abs(a - b) <= 1e-4 * abs(b), f"{axis}: losses differ: {losses}"
+    times = slowest(runner.run(seconds, axis, ranks, rounds, world=ranks, timeout=1800.0, **over))
+    for name in VARIANTS if not held else ():
+        held[name] = most(runner.run(bytes_of, axis, ranks, name, world=ranks, timeout=600.0))
+    peer = statistics.median(times["torch"])
+    return [{"variant": n, **took(t, {"over torch's": peer}), **held[n]} for n, t in times.items()]
+
+
+if __name__ == "__main__":
+    cores = os.cpu_count() or 2
+    compare("mesh", __doc__, NOTE, measure, "axis", AXES, [n for n in (2, 4) if n <= cores] or [2])
