@@ -14,11 +14,6 @@ from lab.cluster.schedule import Action
 from lab.ranks.group import ledger
 
 
-def echo(impl, *values):
-    """Return the same values."""
-    return list(values)
-
-
 def environment(impl) -> dict[str, str]:
     return dict(os.environ)
 

@@ -32,13 +32,13 @@ def test_what_was_recorded_comes_back(path: Path) -> None:
         "ada", "submissions/ada.zip", "a" * 64, "graded", "", 12.5, ["left out: .git/"], [result(), failed],
         [Flag("forged results", "wrote results.json")],
     )  # fmt: skip
-    refused = Graded("bob", "submissions/bob.zip", "b" * 64, "refused", "not an archive")
+    refused = Graded("odd\udc80\0name", "submissions/bob.zip", "b" * 64, "refused", "not an archive")
     with Gradebook(path) as book:
         run = book.start_run(**RUN, versions={"torch": "2.13.0"}, commit="c0ffee")
         book.record(run, refused)
         book.record(run, graded)
     with Gradebook(path, write=False) as book:
-        assert list(book.graded(run).items()) == [("ada", graded), ("bob", refused)]
+        assert list(book.graded(run).items()) == [("ada", graded), (refused.name, refused)]
         latest = book.latest_run()
     assert latest == replace(ABOUT, id=run, started=latest.started)
 
@@ -102,11 +102,11 @@ def test_it_is_durable(path: Path) -> None:
 def test_a_second_grader_is_refused_and_a_reader_is_not(path: Path) -> None:
     with Gradebook(path) as book:
         run = book.start_run(**RUN)
-        with pytest.raises(GradebookError, match=rf"another grader \(process {os.getpid()}\) is using it"):
+        with pytest.raises(GradebookError, match=rf"another grader (\(process {os.getpid()}\) )?is using"):
             Gradebook(path)
         with Gradebook(path, write=False) as reader:
             assert reader.graded(run) == {}
-            with pytest.raises(GradebookError, match="cannot be opened or written"):
+            with pytest.raises(GradebookError, match=r"cannot be opened or written|read-only"):
                 reader.record(run, Graded("ada"))
     Gradebook(path).close()
 

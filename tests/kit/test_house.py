@@ -33,7 +33,6 @@ def test_a_page_names_each_file_of_lab_with_its_first_sentence():
         (["grade", "{one}", "--out", "{empty}/out", "--isolation", "process", "--resume"], "--resume"),
         (["grade", "{one}", "--isolation", "process", "--seed", "\udcff"], "--seed: expected characters that can be"),
         (["grade", "{one}", "--out", "{file}", "--isolation", "process"], "expected a folder"),
-        (["grade", "{one}", "--out", "{broken}", "--isolation", "process"], "gradebook.sqlite"),
         (["adjust", "ada", "--points", "2", "--why", "x", "--out", "{empty}"], "holds no run"),
         (["mutants", "--stage", "nope"], "--stage: expected one of"),
         (["report", "--out", "{empty}/nowhere"], "gradebook.sqlite"),
@@ -45,11 +44,7 @@ def test_bad_input_gets_one_clear_line_and_exit_code_2(tmp_path, said, arguments
     (tmp_path / "file").write_text("a file")
     (tmp_path / "one" / "ddp").mkdir(parents=True)
     (tmp_path / "one" / "ddp" / "naive.py").write_text("")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "gradebook.sqlite").write_text(
-        "no database, but long enough to be read as a header of one\n" * 9
-    )
-    names = {n: tmp_path / n for n in ("empty", "file", "one", "broken")}
+    names = {n: tmp_path / n for n in ("empty", "file", "one")}
     code, err = said(grader_main, *(a.format(**names) for a in arguments))
     assert code == 2, err
     assert words in err.replace("\n", " "), err

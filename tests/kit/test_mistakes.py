@@ -97,10 +97,6 @@ def test_a_mistake_that_fails_a_test_that_passed_is_not_the_cause(known):
     assert mistakes.settled([first]) == [first]
 
 
-def test_where_nothing_is_recorded_the_message_stays_as_it_is(known):
-    assert mistakes.added(TEST, "got 1") == "got 1"
-
-
 def test_a_failure_on_the_secret_seed_has_the_cause_of_the_public_one(known):
     known(sum="got 1.23\n2")
     secret = Result("ddp.naive", "numerics", TEST, "", "failed", "assertion", "got 7\nthe inputs")

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from grader.gradebook import Gradebook, GradebookError, Graded
-from grader.graded import Flag
+from grader.gradebook import Gradebook, GradebookError
 from grader.postgres import psycopg
 
-from .classroom import RUN, result
-from .test_gradebook import test_what_was_recorded_comes_back  # noqa: F401
+from .test_gradebook import (  # noqa: F401
+    test_a_second_grader_is_refused_and_a_reader_is_not,
+    test_what_was_recorded_comes_back,
+)
+from .test_policy import test_decisions_survive_a_regrade_and_nothing_is_changed_behind_them  # noqa: F401
 from .test_serve import (  # noqa: F401
     app,
     filled,
@@ -73,52 +75,20 @@ def server() -> Iterator[str]:
         shutil.rmtree(folder)
 
 
-def of_its_own(server: str, folder: Path) -> Path:
+@pytest.fixture
+def path(server: str, tmp_path: Path) -> Iterator[Path]:
     """The path of a gradebook in a schema of its own."""
     schema = f"course_{next(SCHEMAS)}"
     with psycopg.connect(server, autocommit=True) as db:
         db.execute(f"CREATE SCHEMA {schema}")
-    (folder / "gradebook.address").write_text(f"{server}?options=-csearch_path%3D{schema}\n")
-    return folder / "gradebook.sqlite"
-
-
-@pytest.fixture
-def path(server: str, tmp_path: Path) -> Path:
-    return of_its_own(server, tmp_path)
+    (tmp_path / "gradebook.address").write_text(f"{server}?options=-csearch_path%3D{schema}\n")
+    yield tmp_path / "gradebook.sqlite"
+    assert not (tmp_path / "gradebook.sqlite").exists(), "the class is not in a file"
 
 
 @pytest.fixture
 def out(path: Path) -> Path:
     return filled(path.parent)
-
-
-def test_a_new_run_carries_over_and_decisions_keep_their_kind(path: Path):
-    with Gradebook(path) as book:
-        first = book.start_run(**RUN)
-        book.record(first, Graded("ada", results=[result()], flags=[Flag("x", "y")]))
-        book.record(first, Graded("odd\udc80\0name", results=[result(test="b"), result()]))
-        book.decide("submitted", "ada", "", "2026-02-14T23:59:00Z", "times.csv", "tess")
-        number = book.decide("adjust", "ada", "", 1.5, "ours", "tess")
-        book.decide("withdraw", "ada", "", number, "theirs", "tess")
-        second = book.start_run(**RUN, base=first, again={"ada": ["ddp.naive"]})
-        found = book.graded(second)
-        assert [d.value for d in book.decisions()] == ["2026-02-14T23:59:00Z", 1.5, number]
-    assert [r.test[-6:] for r in found["odd\udc80\0name"].results] == ["test_b", "test_a"]
-    assert (found["ada"].judged["ddp.naive"], found["ada"].judged["benchmarking.benchmark"]) == (None, first)
-    assert [d.kind for d in found["ada"].decisions] == ["submitted"]
-    assert not path.exists(), "the class is not in a file"
-
-
-def test_a_second_grader_is_refused_and_nothing_is_changed_behind(path: Path):
-    with Gradebook(path) as book:
-        book.decide("adjust", "ada", "", 1, "x", "tess")
-        with pytest.raises(GradebookError, match="another grader"):
-            Gradebook(path)
-        with pytest.raises(GradebookError, match="never changed or removed"):
-            book._db.ask("DELETE FROM entry")
-        with Gradebook(path, write=False) as reader, pytest.raises(GradebookError, match="read-only"):
-            reader.decide("adjust", "ada", "", 1, "x", "tess")
-    Gradebook(path).close()
 
 
 def test_an_address_that_is_wrong_is_one_line(path: Path):
