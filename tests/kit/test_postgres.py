@@ -6,8 +6,6 @@ import getpass
 import itertools
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -46,33 +44,20 @@ def server() -> Iterator[str]:
     initdb = next(filter(None, found), None)
     if initdb is None or psycopg is None:
         pytest.skip("no PostgreSQL on this machine: apt-get install postgresql; pip install '.[postgres]'")
-    folder = Path(tempfile.mkdtemp(prefix="pg"))
-    root = os.geteuid() == 0
-    if root:
-        shutil.chown(folder, "nobody")
-    who = {"user": "nobody"} if root else {}
-    name = "nobody" if root else getpass.getuser()
-    make = [initdb, "-D", folder / "data", "-A", "trust", "-E", "UTF8", "--no-locale", "-U", name, "--no-sync"]
-    subprocess.run(make, check=True, capture_output=True, cwd="/", **who)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    postgres = Path(initdb).resolve().with_name("postgres")
-    options = ["-D", folder / "data", "-p", str(port), "-k", folder, "-c", "listen_addresses=127.0.0.1"]
-    process = subprocess.Popen([postgres, *options], cwd="/", stderr=subprocess.DEVNULL, **who)
-    address = f"postgresql://{name}@127.0.0.1:{port}/postgres"
-    try:
-        for _ in range(200):
-            try:
-                psycopg.connect(address).close()
-                break
-            except psycopg.OperationalError:
-                subprocess.run(["sleep", "0.1"], check=True)
-        yield address
-    finally:
-        process.send_signal(signal.SIGINT)  # SIGTERM would wait for those who are connected
-        process.wait()
-        shutil.rmtree(folder)
+    name = "nobody" if os.geteuid() == 0 else getpass.getuser()
+    with tempfile.TemporaryDirectory(prefix="pg") as folder:
+        shutil.chown(folder, name)
+
+        def run(*command: object) -> None:
+            """As that user, in a folder that anybody may enter."""
+            other = {"user": name} if os.geteuid() == 0 else {}
+            subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL, cwd="/", **other)
+
+        run(initdb, "-D", f"{folder}/data", "-A", "trust", "-E", "UTF8", "--no-locale", "-U", name, "--no-sync")
+        control = Path(initdb).resolve().with_name("pg_ctl"), "-w", "-D", f"{folder}/data", "-l", f"{folder}/log"
+        run(*control, "-o", f"-k {folder} -c listen_addresses=", "start")
+        yield f"postgresql:///postgres?host={folder}&user={name}"
+        run(*control, "stop")
 
 
 @pytest.fixture
@@ -81,7 +66,7 @@ def path(server: str, tmp_path: Path) -> Iterator[Path]:
     schema = f"course_{next(SCHEMAS)}"
     with psycopg.connect(server, autocommit=True) as db:
         db.execute(f"CREATE SCHEMA {schema}")
-    (tmp_path / "gradebook.address").write_text(f"{server}?options=-csearch_path%3D{schema}\n")
+    (tmp_path / "gradebook.address").write_text(f"{server}&options=-csearch_path%3D{schema}\n")
     yield tmp_path / "gradebook.sqlite"
     assert not (tmp_path / "gradebook.sqlite").exists(), "the class is not in a file"
 
