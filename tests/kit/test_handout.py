@@ -78,9 +78,8 @@ def test_the_shorter_ways_are_the_profiles():
 
 
 @pytest.mark.parametrize("exercise", default().exercises.values(), ids=lambda e: e.id)
-def test_a_chapter_has_its_exercise_its_file_and_what_is_forbidden(exercise):
+def test_a_chapter_names_an_exercises_file_and_what_is_forbidden(exercise):
     text = (ROOT / "handout" / f"{exercise.stage}.md").read_text(encoding="utf-8")
-    assert f"Exercise `{exercise.id}`" in text
     assert f"student/{exercise.file}" in text
     for name in exercise.forbidden:
         assert f"`{name}`" in text, f"{name} is forbidden in {exercise.id}, and its chapter does not say so"
@@ -104,7 +103,7 @@ def test_figures_are_numbered_as_they_appear_and_each_has_a_caption(chapter):
     numbers = [int(n) for n in re.findall(r"(?m)^\*\*Figure (\d+)\.\*\* \S", text)]
     assert numbers == [*range(1, 1 + len(numbers))]
     assert len(numbers) >= 6 or chapter == "published"
-    captioned = re.findall(r"!\[[^\]]+\]\(images/\w+\.svg\)\n\n\*\*Figure \d", text)
+    captioned = re.findall(r"!\[[^\]]{41,}\]\(images/\w+\.svg\)\n\n\*\*Figure \d", text)  # with what is to be seen
     assert len(captioned) == len(numbers) == text.count("](images/")
     assert {int(n) for n in re.findall(r"Figure (\d+)", text)} == set(numbers)
     assert not re.search(r"(?m)^%", text), "the site drops a line that begins with %, as a comment"
@@ -170,13 +169,6 @@ def test_its_picture_of_a_failing_check_is_what_the_kit_says():
     )
     for line in says:
         assert line in picture
-
-
-def test_pictures_say_what_is_to_be_seen_and_are_small():
-    for name, text in HANDOUT.items():
-        for alt, path in re.findall(r"!\[([^\]]*)\]\((images/[^)]+)\)", text):
-            assert len(alt) > 40, f"{name}, {path}: say what is to be seen"
-            assert (ROOT / "handout" / path).stat().st_size <= 150 * 1024, f"{path} is too large to be committed"
 
 
 def test_every_file_of_versions_has_the_same():

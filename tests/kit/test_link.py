@@ -1,7 +1,7 @@
 """Messages on a link: what they cost by the formula, that none is done sooner, and that all of Gloo runs on it.
 
-The switch's clock gives the times. The tests assert lower bounds, which no busy core can break, and one ratio that
-sleeping makes large.
+The switch's clock gives the times. The tests assert lower bounds, which no busy core can break. That work hides
+messages is timed in tests/ddp and tests/zero.
 """
 
 import itertools
@@ -127,16 +127,3 @@ def test_a_rank_sends_one_message_after_the_other_and_a_collective_begins_on_all
 
 def test_what_gets_through_on_gloo_gets_through_on_a_link(runner):
     assert runner.run(probes_link.crossed, world=2, link=SLOW) == [[2.0, 2.0, 1.0]] * 2
-
-
-def test_messages_and_work_beside_them_overlap(runner):
-    link, count, compute = Link(alpha_s=0.03), 4, 0.24
-    costs = count * link.cost_s("all_reduce", 16, 2)
-    for trace in runner.trace(probes_link.overlap, count, compute, world=2, link=link):
-        took, row = trace.values, trace.messages[-count]  # the first at once, done long before it is waited for
-        assert took["after"]["issued_s"] >= costs
-        assert took["after"]["s"] >= costs + compute
-        assert took["at once"]["s"] >= max(costs, compute)
-        assert not took["at once"]["done_early"]
-        assert row.issued_s < row.started_s < row.done_s < row.waited_s
-        assert took["at once"]["s"] < 0.85 * took["after"]["s"], "0.24 s beside 0.24 s should take little more than one"
