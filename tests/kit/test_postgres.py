@@ -24,13 +24,8 @@ from .test_policy import test_decisions_survive_a_regrade_and_nothing_is_changed
 from .test_serve import (  # noqa: F401
     app,
     filled,
-    test_a_decision_counts_and_says_who,
-    test_a_request_has_a_thread_here_and_on_the_command_line,
-    test_a_student_sees_no_page_but_their_own,
-    test_marks_are_those_of_a_sheet,
     test_of_ten_who_save_at_the_same_moment_one_does,
     test_the_second_of_two_who_mark_is_shown_what_the_first_gave,
-    test_what_submissions_say_is_text,
     test_while_a_grader_is_at_work_nothing_is_lost_and_the_page_says_so,
 )
 
