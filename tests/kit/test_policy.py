@@ -66,7 +66,6 @@ def test_what_counts_is_what_was_earned_and_decided(decisions, possible, adjuste
         ("2026-02-15T00:00:00-08:00", 0, 1, 1, 0),  # a day begun is a day, and free
         ("2026-02-18T12:00:00-08:00", 0, 4, 2, 5.0),  # two beyond: a fifth of the 25 points due on the 14th
         ("2026-02-18T12:00:00", 0, 4, 2, 5.0),  # no offset: the due date's
-        ("2026-02-18T20:00:00+00:00", 0, 4, 2, 5.0),
         ("2026-02-18T12:00:00-08:00", 2, 2, 2, 0),
         ("2027-02-18T12:00:00-08:00", 0, 369, 2, 35),  # never more than all, of either due date
     ],
