@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grader.database import FORMAT
+from grader.database import APPLICATION, FORMAT
 from grader.gradebook import Flag, Gradebook, GradebookError, Graded
 
 from .classroom import ABOUT, RUN, refused, result
@@ -111,27 +111,25 @@ def test_a_second_grader_is_refused_and_a_reader_is_not(path: Path) -> None:
     Gradebook(path).close()
 
 
-def _of_format(number: int) -> Callable[[Path], None]:
+def _sqlite(*statements: str) -> Callable[[Path], None]:
     def make(path: Path) -> None:
-        Gradebook(path).close()
         with contextlib.closing(sqlite3.connect(path)) as db:
-            db.execute(f"PRAGMA user_version = {number}")
+            for statement in statements:
+                db.execute(statement)
 
     return make
 
 
-def _other(path: Path) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE songs (title)")
+OURS = f"PRAGMA application_id = {APPLICATION}"
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda path: path.write_text("name,points\nada,35\n" * 100), "not a gradebook"),
-        (_other, "another SQLite file"),
-        (_of_format(FORMAT + 1), f"of format {FORMAT + 1}, this grader reads format {FORMAT}; use a newer grader"),
-        (_of_format(FORMAT - 1), f"of format {FORMAT - 1}, this grader reads format {FORMAT}; grade into a new folder"),
+        (_sqlite("CREATE TABLE songs (title)"), "another SQLite file"),
+        (_sqlite(OURS, f"PRAGMA user_version = {FORMAT + 1}"), f"reads format {FORMAT}; use a newer grader"),
+        (_sqlite(OURS, f"PRAGMA user_version = {FORMAT - 1}"), f"reads format {FORMAT}; grade into a new folder"),
         (lambda path: path.mkdir(), "expected a file"),
     ],
 )

@@ -92,13 +92,19 @@ def test_untouched_stubs_score_nothing_and_say_what_is_next(runner, tmp_path, mo
     assert told == {f"not written yet: {e.object}\nhint: {e.hints[0]}" for e in exercises}
 
 
+def passing(*arguments: str, **environment: str) -> str:
+    """What a run of the reference's tests prints in which none fails."""
+    command = [sys.executable, "-m", "pytest", "tests", "--impl", "reference", *arguments]
+    run = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+    return run.stdout
+
+
 def test_inline_runs_what_it_can_and_names_what_it_does_not_run():
     asked = ("--exercise", "mixed_precision.checkpoint_plan", "--exercise", "ddp.broadcast")
-    command = [sys.executable, "-m", "pytest", "tests", "--impl", "reference", "--inline", *asked]
-    run = subprocess.run(command, cwd=ROOT, env={**os.environ, "COLUMNS": "400"}, capture_output=True, text=True)
-    assert run.returncode == 0, f"a debugger is not to stop where nothing is wrong: {run.stdout}"
-    assert " passed" in run.stdout
-    assert "not run: --inline runs single-rank, real, interpreted probes; this one asks for world=" in run.stdout
+    said = passing("--inline", *asked, COLUMNS="400")  # a debugger is not to stop where nothing is wrong
+    assert " passed" in said
+    assert "not run: --inline runs single-rank, real, interpreted probes; this one asks for world=" in said
 
 
 def test_without_triton_its_exercises_are_not_run_and_others_are(tmp_path):
@@ -107,15 +113,12 @@ def test_without_triton_its_exercises_are_not_run_and_others_are(tmp_path):
     )
     exercises = default().exercises.values()
     asked = [e.id for e in exercises if e.track == "cpu" and "triton" in (ROOT / "reference" / e.file).read_text()]
-    command = [sys.executable, "-m", "pytest", "tests", "--impl", "reference", "--profile", "full"]
-    command += [f"--exercise={id}" for id in [*asked, "flash_attention.accounting"]]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    got = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert got.returncode == 0, got.stdout
+    named = [f"--exercise={id}" for id in [*asked, "flash_attention.accounting"]]
+    said = passing("--profile", "full", *named, PYTHONPATH=str(tmp_path))
     page = (ROOT / "grader" / "release" / "README.md").read_text(encoding="utf-8").replace("\n", " ")
     gpu = sum(e.points for e in exercises if e.track == "gpu")
     for words in (f"of {sum(e.points for e in exercises):g} points in all", f"| {gpu:g} |"):
         assert words in page
     assert f"| {gpu + sum(e.points for e in exercises if e.id in asked):g} |" in page
-    marks = dict(line.split()[:2] for line in got.stdout.splitlines() if line.startswith("flash_attention."))
+    marks = dict(line.split()[:2] for line in said.splitlines() if line.startswith("flash_attention."))
     assert marks == {**dict.fromkeys(asked, "–"), "flash_attention.accounting": "✓"}
