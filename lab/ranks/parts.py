@@ -19,7 +19,7 @@ class Refused(Exception):
     """A rank sent a frame that our process group never sends."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Part:
     """One rank's contribution to one operation."""
 

@@ -59,7 +59,7 @@ class Switch:
         self.ranks, self.ends = [rank for rank, _ in pairs], [end for _, end in pairs]
         self._selector = selectors.SelectSelector()  # select()'s timeout has microsecond resolution
         self._queues: defaultdict[tuple, dict[int, deque[Part]]] = defaultdict(dict)  # collectives, by group
-        self._mail: defaultdict[tuple, deque[Part]] = defaultdict(deque)  # sends and recvs without a partner yet
+        self._mail: defaultdict[tuple, list[Part]] = defaultdict(list)  # sends and recvs without a partner, by tag
         self._later: list[tuple[float, int, Callable[[], None]]] = []  # heap of deliveries: (time, order, function)
         self._order = itertools.count()
         self._busy = [0.0] * world  # time at which each rank's link is free again
@@ -156,9 +156,9 @@ class Switch:
                     self._fail([part for queue in queues.values() for part in queue], why)
                     queues.clear()
             for key, parts in self._mail.items():
-                if rank.number in key[1:3]:
-                    self._fail(parts, why)
-                    parts.clear()
+                lost = [part for part in parts if rank.number in (part.rank, part.row.peer)]
+                self._mail[key] = [part for part in parts if part not in lost]
+                self._fail(lost, why)
 
     def _issue(self, rank: Rank, header: dict[str, Any], payload: bytearray) -> None:
         op, name, peer = header["op"], header["group"], int(header["peer"])
@@ -202,25 +202,20 @@ class Switch:
         self._at(self._carry([p.row for p in parts]) if len(parts) > 1 else 0.0, answers)
 
     def _message(self, name: str, part: Part) -> None:
-        row = part.row
-        if row.op == "send":
-            self._carry([row])
-            for source in (row.rank, -1):
-                if waiting := self._mail["recv", source, row.peer, name, row.tag]:
-                    self._meet(part, waiting.popleft())
-                    return
-            self._mail["send", row.rank, row.peer, name, row.tag].append(part)
-            return
-        found = [
-            parts[0] for (op, source, to, of, tag), parts in self._mail.items()
-            if (op, to, of, tag) == ("send", row.rank, name, row.tag) and parts and row.peer in (source, -1)
+        """Match a send and a recv. Of several, take the oldest; a recv from this rank before one from any rank."""
+        waiting = self._mail[name, part.row.tag]
+        if part.row.op == "send":
+            self._carry([part.row])
+        fit = [
+            (send, recv) for other in waiting for send, recv in ((part, other), (other, part))
+            if (send.row.op, recv.row.op) == MESSAGES and send.row.peer == recv.rank and recv.row.peer in (send.rank, -1)
         ]  # fmt: skip
-        if found:
-            first = min(found, key=lambda p: p.row.issued_s)
-            self._mail["send", first.rank, row.rank, name, row.tag].popleft()
-            self._meet(first, part)
+        if fit:
+            send, recv = min(fit, key=lambda pair: pair[1].row.peer < 0)
+            waiting.remove(recv if part is send else send)
+            self._meet(send, recv)
         else:
-            self._mail["recv", row.peer, row.rank, name, row.tag].append(part)
+            waiting.append(part)
 
     def _meet(self, send: Part, recv: Part) -> None:
         """Deliver a matched send and recv."""
