@@ -208,7 +208,8 @@ class Switch:
             self._carry([part.row])
         fit = [
             (send, recv) for other in waiting for send, recv in ((part, other), (other, part))
-            if (send.row.op, recv.row.op) == MESSAGES and send.row.peer == recv.rank and recv.row.peer in (send.rank, -1)
+            if (send.row.op, recv.row.op) == MESSAGES
+            and send.row.peer == recv.rank and recv.row.peer in (send.rank, -1)
         ]  # fmt: skip
         if fit:
             send, recv = min(fit, key=lambda pair: pair[1].row.peer < 0)
