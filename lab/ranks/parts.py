@@ -89,15 +89,12 @@ def check(part: Part, world: int) -> None:
 def results(parts: list[Part], members: tuple[int, ...]) -> list[Any]:
     """Compute each rank's result of a collective, as bytes. Sums are taken in rank order."""
     op, world = parts[0].row.op, len(parts)
-    nothing = [b""] * world
-    if op == "barrier":
-        return nothing
     if op in ("all_reduce", "reduce"):
         total = reduced(parts[0].segments, [p.payload for p in parts], parts[0].reduce, parts[0].factor)
         return [total if op == "all_reduce" or p.rank == p.row.peer else b"" for p in parts]
-    if op in ("all_gather", "gather"):
+    if op in ("all_gather", "gather", "barrier"):  # a barrier's payloads are empty
         whole = b"".join(p.payload for p in parts)
-        return [whole if op == "all_gather" or p.rank == p.row.peer else b"" for p in parts]
+        return [whole if op != "gather" or p.rank == p.row.peer else b"" for p in parts]
     root = next((p for p in parts if p.rank == p.row.peer), parts[0])
     if op == "broadcast":
         return [b"" if p is root else root.payload for p in parts]
