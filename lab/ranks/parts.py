@@ -86,29 +86,26 @@ def check(part: Part, world: int) -> None:
         raise Refused("an all_to_all whose parts are not all of it")
 
 
-def results(parts: list[Part], members: tuple[int, ...]) -> list[Any]:
+def results(parts: list[Part]) -> list[Any]:
     """Compute each rank's result of a collective, as bytes. Sums are taken in rank order."""
-    op, world = parts[0].row.op, len(parts)
-    if op in ("all_reduce", "reduce"):
-        total = reduced(parts[0].segments, [p.payload for p in parts], parts[0].reduce, parts[0].factor)
-        return [total if op == "all_reduce" or p.rank == p.row.peer else b"" for p in parts]
-    if op in ("all_gather", "gather", "barrier"):  # a barrier's payloads are empty
-        whole = b"".join(p.payload for p in parts)
-        return [whole if op != "gather" or p.rank == p.row.peer else b"" for p in parts]
-    root = next((p for p in parts if p.rank == p.row.peer), parts[0])
-    if op == "broadcast":
-        return [b"" if p is root else root.payload for p in parts]
-    size = parts[0].row.bytes
-    if op == "scatter":
-        return [root.payload[r * size : (r + 1) * size] for r in range(world)]
-    if op == "reduce_scatter":
+    first, op, world = parts[0], parts[0].row.op, len(parts)
+    root = next((p for p in parts if p.rank == p.row.peer), first)
+    if op == "all_to_all":
+        item = first.segments[0][0].itemsize if first.segments else 1
+        ends = [list(itertools.accumulate(p.splits, initial=0)) for p in parts]
         return [
-            reduced(parts[0].segments, [p.payload[r * size : (r + 1) * size] for p in parts], p0.reduce, p0.factor)
-            for r, p0 in enumerate(parts)
+            b"".join(p.payload[item * e[r] : item * e[r + 1]] for p, e in zip(parts, ends, strict=True))
+            for r in range(world)
         ]
-    item = parts[0].segments[0][0].itemsize if parts[0].segments else 1  # the operation is an all_to_all
-    ends = [list(itertools.accumulate(p.splits, initial=0)) for p in parts]
-    return [
-        b"".join(p.payload[item * e[r] : item * e[r + 1]] for p, e in zip(parts, ends, strict=True))
-        for r in range(world)
-    ]
+    whole: Any = root.payload
+    if "reduce" in op:
+        segments = first.segments * (world if op == "reduce_scatter" else 1)
+        whole = reduced(segments, [p.payload for p in parts], first.reduce, first.factor)
+    elif op in ("all_gather", "gather", "barrier"):  # a barrier's payloads are empty
+        whole = b"".join(p.payload for p in parts)
+    if op in ("scatter", "reduce_scatter"):
+        size = first.row.bytes
+        return [whole[r * size : (r + 1) * size] for r in range(world)]
+    if op == "broadcast":  # the root has it already
+        return [b"" if p is root else whole for p in parts]
+    return [whole if p is root or op not in ("reduce", "gather") else b"" for p in parts]

@@ -195,7 +195,7 @@ class Switch:
             self._fail(parts, why)
             return
         try:
-            answers = [(p, a, -1) for p, a in zip(parts, results(parts, members), strict=True)]
+            answers = [(p, a, -1) for p, a in zip(parts, results(parts), strict=True)]
         except (RuntimeError, ValueError) as error:  # torch cannot add, say, 8-bit floats, or AND floats
             self._fail(parts, f"{parts[0].row.op} of {parts[0].row.dtype} is not possible: {error}")
             return
