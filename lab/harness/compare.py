@@ -3,6 +3,7 @@
 A comparison that is undecided at the limit is *inconclusive*: the test does not pass, but costs no points.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -152,12 +153,8 @@ def _look(logarithms: numpy.ndarray, bar: float, miss: float) -> Comparison:
 
 def _looks(least: int, most: int) -> list[int]:
     """Numbers of pairs at which to look: least, 2 · least, 4 · least, …, most."""
-    if not 1 <= least <= most:
-        raise ValueError(f"pairs: expected (least, most) with 1 <= least <= most, got {(least, most)}")
-    looks = [least]
-    while 2 * looks[-1] < most:
-        looks.append(2 * looks[-1])
-    return looks if looks[-1] == most else [*looks, most]
+    doubled = (least << times for times in itertools.count())
+    return [*itertools.takewhile(lambda look: look < most, doubled), most]
 
 
 def _without(b_s: Times, starved_s: Times = 0.0) -> numpy.ndarray:
