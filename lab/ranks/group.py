@@ -46,10 +46,8 @@ def join(rank: int, world: int, port: Port | None, gloo: str = "") -> None:
     global _port, _plain
     _port, ledger.rank, _plain = port, rank, bool(gloo)
     install()
-    if gloo:
-        dist.init_process_group("gloo", store=dist.FileStore(gloo, world), rank=rank, world_size=world)
-        return
-    dist.init_process_group(BACKEND, store=dist.HashStore(), rank=rank, world_size=world)
+    store = dist.FileStore(gloo, world) if gloo else dist.HashStore()
+    dist.init_process_group("gloo" if gloo else BACKEND, store=store, rank=rank, world_size=world)
 
 
 def install() -> None:
