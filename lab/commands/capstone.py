@@ -79,14 +79,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             f"{options.impl}; lab train --mesh data=4 trains without it"
         )
     options.mesh = options.mesh or MESHES[options.stack]
-    if options.compare and not known(options.compare):
+    if options.compare not in (None, STAND_INS, "reference") and not train.folder_of(options.compare).is_dir():
         there = "reference, " if (ROOT / "reference").is_dir() else ""
         parser.error(f"expected --compare {there}a folder or {STAND_INS}, got {options.compare!r}")
     return options
-
-
-def known(name: str) -> bool:
-    return name == STAND_INS or train.folder_of(name).is_dir() or name == "reference"
 
 
 def other(options: argparse.Namespace) -> argparse.Namespace:

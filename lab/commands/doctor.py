@@ -95,12 +95,11 @@ def _version(name: str, wanted: Requirement) -> Finding:
     """A version below the supported range is fatal; one newer than CI's is only mentioned."""
     here = wanted.marker is None or wanted.marker.evaluate()
     found = installed(name)
-    if found is None:
-        if not here:
-            return Finding(name, f"no {name} for {platform.system()}", "its exercises are not run here; all else works")
-        return Finding(name, "not installed", f"pip install '{name}{wanted.specifier}'; or: make env", True)
-    if not wanted.specifier.contains(found, prereleases=True):
-        return Finding(name, str(found), f"pip install '{name}{wanted.specifier}'; or: make env", True)
+    if found is None and not here:
+        return Finding(name, f"no {name} for {platform.system()}", "its exercises are not run here; all else works")
+    if found is None or not wanted.specifier.contains(found, prereleases=True):
+        had = str(found or "not installed")
+        return Finding(name, had, f"pip install '{name}{wanted.specifier}'; or: make env", True)
     tried = _pinned(name)
     if tried and found.release[:2] > tried.release[:2]:
         return Finding(name, f"{found}, newer than {tried}, which was tried", f"if odd things fail: {name}=={tried}")

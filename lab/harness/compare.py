@@ -3,6 +3,7 @@
 A comparison that is undecided at the limit is *inconclusive*: the test does not pass, but costs no points.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -41,12 +42,7 @@ class Comparison:
 
 
 def compare(
-    more: Callable[[], Pairs],
-    bar: float,
-    *,
-    pairs: tuple[int, int] = (12, 192),
-    limit_s: float = 60.0,
-    seed: int = 0,
+    more: Callable[[], Pairs], bar: float, *, pairs: tuple[int, int] = (12, 192), limit_s: float = 60.0
 ) -> Comparison:
     """Ask for more pairs until the interval of the median of a / b clears the bar, or the limit is reached.
 
@@ -64,8 +60,8 @@ def compare(
             a_s, b_s, *starved_s = more()
             logarithms = numpy.concatenate([logarithms, _log_ratios(a_s, b_s, len(logarithms))])
             fed = numpy.concatenate([fed, _log_ratios(a_s, _without(b_s, *starved_s))])
-        found = _look(logarithms, bar, share, seed)
-        if found.verdict == "slower" and (left := _look(fed, bar, share, seed)).verdict != "slower":
+        found = _look(logarithms, bar, share)
+        if found.verdict == "slower" and (left := _look(fed, bar, share)).verdict != "slower":
             found = replace(found, verdict="inconclusive", high=left.high, starved=True)
         if found.verdict != "inconclusive" or len(logarithms) < look:
             break
@@ -119,7 +115,7 @@ def slowest(ranks: Sequence[Sequence[Sequence[float]]]) -> tuple[list[float], li
     return [max(times) for times in a_s], [max(times) for times in b_s], [sum(times) for times in starved_s]
 
 
-def interval(values: numpy.ndarray, miss: float, seed: int = 0) -> tuple[float, float]:
+def interval(values: numpy.ndarray, miss: float) -> tuple[float, float]:
     """A confidence interval of the median: it misses the median with a probability of at most `miss`.
 
     Computes two intervals, and takes the wider at each end. The first lies between order statistics. It is exact for
@@ -131,7 +127,7 @@ def interval(values: numpy.ndarray, miss: float, seed: int = 0) -> tuple[float, 
     outside = _order_statistic(n, miss / 2)
     if not outside:
         return -math.inf, math.inf
-    draw, length = numpy.random.default_rng(seed), round(math.sqrt(n))
+    draw, length = numpy.random.default_rng(0), round(math.sqrt(n))
     starts = draw.integers(0, n, (RESAMPLES, math.ceil(n / length), 1))
     resampled = values[(starts + numpy.arange(length)) % n].reshape(RESAMPLES, -1)[:, :n]
     low, high = numpy.quantile(numpy.median(resampled, axis=1), [miss / 2, 1 - miss / 2], method="inverted_cdf")
@@ -148,8 +144,8 @@ def _order_statistic(n: int, tail: float) -> int:
     return n // 2
 
 
-def _look(logarithms: numpy.ndarray, bar: float, miss: float, seed: int) -> Comparison:
-    low, high = interval(logarithms, miss, seed)
+def _look(logarithms: numpy.ndarray, bar: float, miss: float) -> Comparison:
+    low, high = interval(logarithms, miss)
     verdict = "faster" if low >= math.log(bar) else "slower" if high < math.log(bar) else "inconclusive"
     ratio = math.exp(numpy.median(logarithms)) if len(logarithms) else math.nan
     return Comparison(verdict, ratio, math.exp(low), math.exp(high), bar, len(logarithms))
@@ -157,12 +153,8 @@ def _look(logarithms: numpy.ndarray, bar: float, miss: float, seed: int) -> Comp
 
 def _looks(least: int, most: int) -> list[int]:
     """Numbers of pairs at which to look: least, 2 · least, 4 · least, …, most."""
-    if not 1 <= least <= most:
-        raise ValueError(f"pairs: expected (least, most) with 1 <= least <= most, got {(least, most)}")
-    looks = [least]
-    while 2 * looks[-1] < most:
-        looks.append(2 * looks[-1])
-    return looks if looks[-1] == most else [*looks, most]
+    doubled = (least << times for times in itertools.count())
+    return [*itertools.takewhile(lambda look: look < most, doubled), most]
 
 
 def _without(b_s: Times, starved_s: Times = 0.0) -> numpy.ndarray:

@@ -23,6 +23,7 @@ from .executor import Zygote
 from .trace import Trace
 
 PRINTED_LIMIT = 16 << 10  # we keep the last bytes that a test's probes print
+OPTIONS = {"triton": ("interpret", "native"), "device": ("real", "simulated"), "network": ("switch", "gloo")}
 PATIENCE_S = 40.0  # for all failing probes of one exercise: enough for two that hang, or many that crash
 # Reasons that an executor may report. It does not judge, and does not know about failures of the kit.
 TOLD = frozenset(REASONS) - {"assertion", "kit"}
@@ -172,25 +173,18 @@ class Runner:
         probe: Callable[..., Any],
         world: int | None = None,
         triton: str = "interpret",
-        device: str = "real",
-        replace: dict[str, str] | None = None,
         timeout: float | None = None,
-        forbidden: Sequence[str] = (),
-        files: list[str] | None = None,
-        private: bool = False,
-        network: str = "switch",
+        replace: dict[str, str] | None = None,
+        **options: Any,
     ) -> Job:
-        """Make the request to the zygote. Raises ValueError for an unknown option."""
-        options = ((triton, ("interpret", "native")), (device, ("real", "simulated")), (network, ("switch", "gloo")))
-        for option, known in options:
-            if option not in known:
-                raise ValueError(f"expected {' or '.join(map(repr, known))}, got {option!r}")
+        """Make the request to the zygote. options: more fields of Job. Raises ValueError if one is not in OPTIONS."""
+        for option, known in OPTIONS.items():
+            if (asked := {"triton": triton, **options}.get(option, known[0])) not in known:
+                raise ValueError(f"expected {' or '.join(map(repr, known))}, got {asked!r}")
         name = f"{probe.__module__}:{probe.__qualname__}"
         seed = int.from_bytes(hashlib.sha256(f"{self.seed}\0{name}".encode()).digest()[:4], "little")
-        return Job(
-            name, self.executor.impl, world or 0, device, replace or {}, list(forbidden), timeout or self.timeout_s,
-            seed, files, private, network,
-        )  # fmt: skip
+        limit_s = timeout or self.timeout_s
+        return Job(name, self.executor.impl, seed, limit_s, world or 0, replace=replace or {}, **options)
 
     def _ask(
         self, triton: str, job: Job, given: list[bytes], make: Callable[[], Switch]

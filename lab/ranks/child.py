@@ -10,7 +10,7 @@ import random
 import select
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,12 @@ class Job:
 
     probe: str  # "tests.ddp.probes:train"
     impl: str  # the implementation's folder
-    world: int  # 0: one process, no process group
-    device: str  # "real" or "simulated"
-    replace: dict[str, str]  # "ddp/naive.py:NaiveDDP" -> "lab.standins.ddp:naive"
-    forbidden: list[str]  # dotted names that raise when the solution calls them
-    timeout_s: float  # time spent waiting for a core does not count
     seed: int
+    timeout_s: float  # time spent waiting for a core does not count
+    world: int = 0  # 0: one process, no process group
+    device: str = "real"  # or "simulated"
+    replace: dict[str, str] = field(default_factory=dict)  # "ddp/naive.py:NaiveDDP" -> "lab.standins.ddp:naive"
+    forbidden: list[str] = field(default_factory=list)  # dotted names that raise when the solution calls them
     files: list[str] | None = None  # what the folder that all ranks share begins with; None: there is no folder
     private: bool = False  # whether peak_bytes leaves out files that are mapped
     network: str = "switch"  # or "gloo"

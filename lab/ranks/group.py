@@ -9,6 +9,7 @@ functional collectives run on it unchanged.
 from __future__ import annotations
 
 import datetime
+import functools
 import threading
 import time
 from collections.abc import Sequence
@@ -45,10 +46,8 @@ def join(rank: int, world: int, port: Port | None, gloo: str = "") -> None:
     global _port, _plain
     _port, ledger.rank, _plain = port, rank, bool(gloo)
     install()
-    if gloo:
-        dist.init_process_group("gloo", store=dist.FileStore(gloo, world), rank=rank, world_size=world)
-        return
-    dist.init_process_group(BACKEND, store=dist.HashStore(), rank=rank, world_size=world)
+    store = dist.FileStore(gloo, world) if gloo else dist.HashStore()
+    dist.init_process_group("gloo" if gloo else BACKEND, store=store, rank=rank, world_size=world)
 
 
 def install() -> None:
@@ -124,29 +123,22 @@ class Group(dist.ProcessGroup):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
-        self.name_ = ""
-        self.ranks_: list[int] | None = None
 
     def __repr__(self) -> str:
-        return f"the group of ranks {', '.join(map(str, self.ranks()))}"
+        return f"the group of ranks {', '.join(map(str, self.ranks))}"
 
     # ---- methods that torch requires of a group, besides collectives ----
     def getBackendName(self) -> str:
         return BACKEND
 
-    @property
-    def group_name(self) -> str:
-        return self.name_
+    group_name = pg_name = ""
 
     def _set_group_name(self, name: str) -> None:
-        self.name_ = name
+        self.group_name = self.pg_name = name
 
-    pg_name = group_name
-
+    @functools.cached_property
     def ranks(self) -> list[int]:
-        if self.ranks_ is None:
-            self.ranks_ = dist.get_process_group_ranks(self)
-        return self.ranks_
+        return dist.get_process_group_ranks(self)
 
     def issue(
         self,
@@ -164,7 +156,7 @@ class Group(dist.ProcessGroup):
         of: tensors whose size the row counts, by default `sends`. peer: rank within the group. gets: number of
         elements to receive. opts: torch's, which show whether the caller waits at once. details: more header entries.
         """
-        counted, ranks = list(sends if of is None else of), self.ranks()
+        counted, ranks = list(sends if of is None else of), self.ranks
         if peer >= len(ranks):
             raise ValueError(
                 f"expected one of the {len(ranks)} ranks of the group, 0 … {len(ranks) - 1}, got {peer}: "
@@ -201,7 +193,7 @@ class Group(dist.ProcessGroup):
             future.set_result((result, answer.get("error")))
 
         _port.expect(row.number, into, done)
-        header = {"do": "issue", "number": row.number, "op": row.op, "group": self.name_, "peer": row.peer}
+        header = {"do": "issue", "number": row.number, "op": row.op, "group": self.group_name, "peer": row.peer}
         _port.tell({**header, "segments": segments, **details}, payload)
         # C++ does not see an error set by set_exception. It does see an error raised in `then`.
         return _create_work_from_future(future.then(_returned))

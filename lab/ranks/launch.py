@@ -20,7 +20,7 @@ from ..measure.clock import time_on_cores
 from ..solution import framing
 from . import alone, child, seccomp
 from .child import LATE, Job
-from .processes import anonymous, dumpable, ends_with_its_parent, processes, resident
+from .processes import dumpable, ends_with_its_parent, processes, resident
 from .rank_process import Rank, frames_of
 
 OUTPUT_LIMIT = 16 << 10  # bytes of a rank's output that we keep; the rest is read and dropped
@@ -128,7 +128,7 @@ class World:
                 os.write(2, f"the rank did not start: {error}\n".encode())
             finally:
                 os._exit(1)
-        began_bytes = (anonymous if self.job.private else resident)(pid)
+        began_bytes = resident(pid, self.job.private)
         theirs.close()
         go.send(b"g")
         for fd in (reply_write, output_write):

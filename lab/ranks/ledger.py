@@ -74,10 +74,6 @@ class Ledger:
         self.rows.append(row)
         return row
 
-    def plain(self) -> list[dict]:
-        """Rows as plain values, for the wire."""
-        return [row.plain() for row in self.rows]
-
 
 def readable(count: int) -> str:
     """4096 -> "4 KiB"."""

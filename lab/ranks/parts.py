@@ -1,25 +1,36 @@
 """Parts: each rank's contribution to an operation. Checks the parts, and computes each rank's result from them."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .ledger import MESSAGES, Row
-from .reduction import reduced
 
 OPERATIONS = frozenset((
     "all_reduce", "all_gather", "all_to_all", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "scatter",
     *MESSAGES,
 ))  # fmt: skip
+_IN_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "SUM": torch.Tensor.add_,
+    "AVG": torch.Tensor.add_,
+    "PREMUL_SUM": torch.Tensor.add_,
+    "PRODUCT": torch.Tensor.mul_,
+    "MIN": lambda a, b: torch.minimum(a, b, out=a),
+    "MAX": lambda a, b: torch.maximum(a, b, out=a),
+    "BAND": torch.Tensor.bitwise_and_,
+    "BOR": torch.Tensor.bitwise_or_,
+    "BXOR": torch.Tensor.bitwise_xor_,
+}
 
 
 class Refused(Exception):
     """A rank sent a frame that our process group never sends."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Part:
     """One rank's contribution to one operation."""
 
@@ -27,7 +38,7 @@ class Part:
     row: Row
     payload: bytearray
     segments: list[tuple[torch.dtype, int]]
-    reduce: str  # "SUM", …
+    reduce: str  # a key of _IN_PLACE
     factor: float  # of PREMUL_SUM
     splits: list[int]  # for an all_to_all: elements that this rank sends to each rank of the group
     expected: list[int]  # for an all_to_all: elements that this rank receives from each
@@ -86,32 +97,53 @@ def check(part: Part, world: int) -> None:
         raise Refused("an all_to_all whose parts are not all of it")
 
 
-def results(parts: list[Part], members: tuple[int, ...]) -> list[Any]:
-    """Compute each rank's result of a collective, as bytes. Sums are taken in rank order."""
-    op, world = parts[0].row.op, len(parts)
-    nothing = [b""] * world
-    if op == "barrier":
-        return nothing
-    if op in ("all_reduce", "reduce"):
-        total = reduced(parts[0].segments, [p.payload for p in parts], parts[0].reduce, parts[0].factor)
-        return [total if op == "all_reduce" or p.rank == p.row.peer else b"" for p in parts]
-    if op in ("all_gather", "gather"):
-        whole = b"".join(p.payload for p in parts)
-        return [whole if op == "all_gather" or p.rank == p.row.peer else b"" for p in parts]
-    root = next((p for p in parts if p.rank == p.row.peer), parts[0])
-    if op == "broadcast":
-        return [b"" if p is root else root.payload for p in parts]
-    size = parts[0].row.bytes
-    if op == "scatter":
-        return [root.payload[r * size : (r + 1) * size] for r in range(world)]
-    if op == "reduce_scatter":
+def results(parts: list[Part]) -> list[Any]:
+    """Compute each rank's result of a collective, as bytes. Raises ValueError for an unknown reduction."""
+    first, op, world = parts[0], parts[0].row.op, len(parts)
+    root = next((p for p in parts if p.rank == p.row.peer), first)
+    if op == "all_to_all":
+        item = first.segments[0][0].itemsize if first.segments else 1
+        ends = [list(itertools.accumulate(p.splits, initial=0)) for p in parts]
         return [
-            reduced(parts[0].segments, [p.payload[r * size : (r + 1) * size] for p in parts], p0.reduce, p0.factor)
-            for r, p0 in enumerate(parts)
+            b"".join(p.payload[item * e[r] : item * e[r + 1]] for p, e in zip(parts, ends, strict=True))
+            for r in range(world)
         ]
-    item = parts[0].segments[0][0].itemsize if parts[0].segments else 1  # the operation is an all_to_all
-    ends = [list(itertools.accumulate(p.splits, initial=0)) for p in parts]
-    return [
-        b"".join(p.payload[item * e[r] : item * e[r + 1]] for p, e in zip(parts, ends, strict=True))
-        for r in range(world)
-    ]
+    whole: Any = root.payload
+    if "reduce" in op:
+        whole = _reduced(parts, first.segments * (world if op == "reduce_scatter" else 1))
+    elif op in ("all_gather", "gather", "barrier"):  # a barrier's payloads are empty
+        whole = b"".join(p.payload for p in parts)
+    if op in ("scatter", "reduce_scatter"):
+        size = first.row.bytes
+        return [whole[r * size : (r + 1) * size] for r in range(world)]
+    if op == "broadcast":  # the root has it already
+        return [b"" if p is root else whole for p in parts]
+    return [whole if p is root or op not in ("reduce", "gather") else b"" for p in parts]
+
+
+def _reduced(parts: list[Part], segments: list[tuple[torch.dtype, int]]) -> bytearray:
+    """Reduce all payloads to one, in rank order and in the dtype that was sent, as in a real ring.
+
+    segments: (dtype, elements) of the tensors in each payload, one after the other.
+    """
+    how, factor, payloads = parts[0].reduce, parts[0].factor, [p.payload for p in parts]
+    if how not in _IN_PLACE:
+        raise ValueError(f"expected a reduction among {', '.join(_IN_PLACE)}, got {how!r}")
+    if len(parts) == 1 and how != "PREMUL_SUM":
+        return payloads[0]
+    total, start = bytearray(payloads[0]), 0
+    for dtype, elements in segments:
+        if not elements:
+            continue
+        accumulated, *others = (
+            torch.frombuffer(p, dtype=dtype, count=elements, offset=start) for p in (total, *payloads[1:])
+        )
+        if how == "PREMUL_SUM":
+            accumulated.mul_(factor)
+            others = [t * factor for t in others]
+        for tensor in others:
+            _IN_PLACE[how](accumulated, tensor)
+        if how == "AVG":
+            accumulated.div_(len(parts)) if dtype.is_floating_point else accumulated.floor_divide_(len(parts))
+        start += elements * dtype.itemsize
+    return total

@@ -8,6 +8,7 @@ import signal
 import sys
 
 _HUGE = 2 << 20
+_PROC = os.path.isdir("/proc")
 
 
 def processes() -> set[str]:
@@ -16,13 +17,8 @@ def processes() -> set[str]:
     Without a PID namespace, /proc shows other users' processes too, so we compare the user. We read the user from the
     status file: the files of an undumpable process belong to root.
     """
-    found = set()
-    for process in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        with contextlib.suppress(OSError, StopIteration), open(f"/proc/{process}/status") as status:
-            uids = next(line for line in status if line.startswith("Uid:")).split()[1:]
-            if str(os.geteuid()) in uids:
-                found.add(process)
-    return found
+    user = str(os.geteuid())
+    return {process for process in os.listdir("/proc") if user in _status(process, "Uid")} if _PROC else set()
 
 
 def left_behind() -> bool:
@@ -63,20 +59,20 @@ def asleep(pid: int) -> list[str]:
     return seen
 
 
-def resident(pid: int) -> int:
-    """Bytes of a process that are in memory (its resident set); -1 if the system does not report it."""
-    try:
-        with open(f"/proc/{pid}/statm") as pages:
-            return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return -1
+def resident(pid: int, private: bool = False) -> int:
+    """Bytes of a process that are in memory (its resident set); -1 if the system does not report it.
+
+    private: leave out those that belong to a file.
+    """
+    size = _status(pid, "RssAnon" if private else "VmRSS")
+    return 1024 * int(size[0]) if size else -1
 
 
-def anonymous(pid: int) -> int:
-    """Bytes of a process that are in memory and belong to no file; -1 if the system does not report it."""
-    with contextlib.suppress(OSError, StopIteration), open(f"/proc/{pid}/status") as status:
-        return 1024 * int(next(line for line in status if line.startswith("RssAnon:")).split()[1])
-    return -1
+def _status(pid: int | str, name: str) -> list[str]:
+    """The words of this line of a process's status file; [] if there is none."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+        return next((line.split()[1:] for line in status if line.startswith(f"{name}:")), [])
+    return []
 
 
 def dumpable(yes: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .processes import anonymous
+from .processes import resident
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Rank:
     def sample(self) -> None:
         """Look how much its private memory has grown by now: the kernel keeps no high-water mark of it."""
         if self.pids() and self.began_bytes >= 0:
-            self.peak_bytes = max(self.peak_bytes, anonymous(self.inner or self.pid) - self.began_bytes, 0)
+            self.peak_bytes = max(self.peak_bytes, resident(self.inner or self.pid, private=True) - self.began_bytes, 0)
 
 
 def frames_of(stack: str, impl: str) -> list[list]:

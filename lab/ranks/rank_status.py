@@ -49,7 +49,6 @@ class Rank:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # groups that it is in: name -> global ranks
     answered: set[int] = field(default_factory=set)
     outbox: deque[memoryview] = field(default_factory=deque)
-    is_full: bool = False  # whether its socket's buffer is full
     kept: dict[int, tuple[str, Callable]] = field(default_factory=dict)  # by operation: a delayed answer, until a gate
     rest: list[str] = field(default_factory=list)  # processes.asleep, when we last looked
     looked_s: float = 0.0
@@ -78,9 +77,8 @@ class Rank:
             raise Refused(f"to wait for operation {number} of {len(self.rows)}")
         return number
 
-    def flush(self) -> bool:
-        """Send as much of the outbox as the socket takes. Return whether `is_full` has changed."""
-        was_full = self.is_full
+    def flush(self) -> None:
+        """Send as much of the outbox as the socket takes now."""
         try:
             while self.outbox:
                 sent = self.socket.send(self.outbox[0])
@@ -91,8 +89,6 @@ class Rank:
             pass
         except OSError:
             self.outbox.clear()
-        self.is_full = bool(self.outbox)
-        return self.is_full != was_full
 
     def held_until(self, row: Row, hold: Sequence[tuple[str, ...]]) -> str:
         """The gate that the rank must request before we answer this operation, "*" if any; "" if we may answer now."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import selectors
+import select
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -57,9 +57,9 @@ class Switch:
         self.stood_still: list[tuple[int, Row]] = []  # (rank, row) of each wait for a delayed answer
         pairs = [connected(number) for number in range(world)]  # empty if the probe has no process group
         self.ranks, self.ends = [rank for rank, _ in pairs], [end for _, end in pairs]
-        self._selector = selectors.SelectSelector()  # select()'s timeout has microsecond resolution
+        self._connected = {rank.socket.fileno(): rank for rank in self.ranks}
         self._queues: defaultdict[tuple, dict[int, deque[Part]]] = defaultdict(dict)  # collectives, by group
-        self._mail: defaultdict[tuple, deque[Part]] = defaultdict(deque)  # sends and recvs without a partner yet
+        self._mail: defaultdict[tuple, list[Part]] = defaultdict(list)  # sends and recvs without a partner, by tag
         self._later: list[tuple[float, int, Callable[[], None]]] = []  # heap of deliveries: (time, order, function)
         self._order = itertools.count()
         self._busy = [0.0] * world  # time at which each rank's link is free again
@@ -70,7 +70,6 @@ class Switch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._selector.close()
         for end in (*self.ends, *(rank.socket for rank in self.ranks)):
             end.close()
 
@@ -78,23 +77,19 @@ class Switch:
         """Carry messages until `done` is readable or time.monotonic() is `deadline`. stop: called at a deadlock."""
         for end in self.ends:  # the ranks have their own copies now
             end.close()
-        self._selector.register(done, selectors.EVENT_READ, None)
-        for rank in self.ranks:
-            self._selector.register(rank.socket, selectors.EVENT_READ, rank)
         for rank, packed in zip(self.ranks, self.args, strict=False):
             self._send(rank, {}, packed)
         while time.monotonic() < deadline:
             unheard, self._unheard = self._unheard, []
-            events = self._selector.select(0 if unheard else self._patience())
-            for rank in unheard:
+            full = [fd for fd, rank in self._connected.items() if rank.outbox]
+            patience_s = 0 if unheard else self._patience()  # of which select keeps the microseconds, unlike epoll
+            heard, emptier, _ = select.select([done, *self._connected], full, [], patience_s)
+            for fd in emptier:
+                self._connected[fd].flush()
+            for rank in (*unheard, *(self._connected[fd] for fd in heard if fd != done)):
                 self._hear(rank)
-            for key, mask in events:
-                if key.data is None:
-                    return
-                if mask & selectors.EVENT_WRITE:
-                    self._flush(key.data)
-                if mask & selectors.EVENT_READ:
-                    self._hear(key.data)
+            if done in heard:
+                return
             self._deliver()
             if not self.hang and self._is_stuck():
                 self.hang = reports.deadlock(self)
@@ -146,8 +141,7 @@ class Switch:
 
     def _lose(self, rank: Rank) -> None:
         """Drop a rank whose connection is closed. Operations that wait for it fail."""
-        if rank.socket in self._selector.get_map():
-            self._selector.unregister(rank.socket)
+        self._connected.pop(rank.socket.fileno(), None)
         if rank.state == "running":
             rank.state = "gone"
             why = f"Connection closed by peer: rank {rank.number} is gone"
@@ -156,9 +150,9 @@ class Switch:
                     self._fail([part for queue in queues.values() for part in queue], why)
                     queues.clear()
             for key, parts in self._mail.items():
-                if rank.number in key[1:3]:
-                    self._fail(parts, why)
-                    parts.clear()
+                lost = [part for part in parts if rank.number in (part.rank, part.row.peer)]
+                self._mail[key] = [part for part in parts if part not in lost]
+                self._fail(lost, why)
 
     def _issue(self, rank: Rank, header: dict[str, Any], payload: bytearray) -> None:
         op, name, peer = header["op"], header["group"], int(header["peer"])
@@ -195,32 +189,28 @@ class Switch:
             self._fail(parts, why)
             return
         try:
-            answers = [(p, a, -1) for p, a in zip(parts, results(parts, members), strict=True)]
+            answers = [(p, a, -1) for p, a in zip(parts, results(parts), strict=True)]
         except (RuntimeError, ValueError) as error:  # torch cannot add, say, 8-bit floats, or AND floats
             self._fail(parts, f"{parts[0].row.op} of {parts[0].row.dtype} is not possible: {error}")
             return
         self._at(self._carry([p.row for p in parts]) if len(parts) > 1 else 0.0, answers)
 
     def _message(self, name: str, part: Part) -> None:
-        row = part.row
-        if row.op == "send":
-            self._carry([row])
-            for source in (row.rank, -1):
-                if waiting := self._mail["recv", source, row.peer, name, row.tag]:
-                    self._meet(part, waiting.popleft())
-                    return
-            self._mail["send", row.rank, row.peer, name, row.tag].append(part)
-            return
-        found = [
-            parts[0] for (op, source, to, of, tag), parts in self._mail.items()
-            if (op, to, of, tag) == ("send", row.rank, name, row.tag) and parts and row.peer in (source, -1)
+        """Match a send and a recv. Of several, take the oldest; a recv from this rank before one from any rank."""
+        waiting = self._mail[name, part.row.tag]
+        if part.row.op == "send":
+            self._carry([part.row])
+        fit = [
+            (send, recv) for other in waiting for send, recv in ((part, other), (other, part))
+            if (send.row.op, recv.row.op) == MESSAGES
+            and send.row.peer == recv.rank and recv.row.peer in (send.rank, -1)
         ]  # fmt: skip
-        if found:
-            first = min(found, key=lambda p: p.row.issued_s)
-            self._mail["send", first.rank, row.rank, name, row.tag].popleft()
-            self._meet(first, part)
+        if fit:
+            send, recv = min(fit, key=lambda pair: pair[1].row.peer < 0)
+            waiting.remove(recv if part is send else send)
+            self._meet(send, recv)
         else:
-            self._mail["recv", row.peer, row.rank, name, row.tag].append(part)
+            waiting.append(part)
 
     def _meet(self, send: Part, recv: Part) -> None:
         """Deliver a matched send and recv."""
@@ -283,13 +273,7 @@ class Switch:
 
     def _send(self, rank: Rank, header: dict[str, Any], payload: Any) -> None:
         rank.outbox += map(memoryview, frames.joined([frames.pack(header, len(payload)), payload]))
-        self._flush(rank)
-
-    def _flush(self, rank: Rank) -> None:
-        """Send what fits into the rank's socket now, and the rest later."""
-        if rank.flush() and rank.socket in self._selector.get_map():
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.outbox else 0)
-            self._selector.modify(rank.socket, events, rank)
+        rank.flush()
 
     # ---- gates ----
 

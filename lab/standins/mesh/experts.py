@@ -48,10 +48,7 @@ def dispatch(module: ModuleType) -> Callable[..., Any]:
         if n % world:
             raise ValueError(f"expected a number of experts that {world} ranks divide, got {n}")
         chosen = experts.flatten()
-        order = torch.tensor(
-            [i for e in range(n) for i in (chosen == e).nonzero().flatten().tolist()],
-            dtype=torch.int64, device=x.device,
-        )  # fmt: skip
+        order = chosen.argsort(stable=True)[(chosen < 0).sum() :]  # dropped tokens have expert -1
         counts = torch.bincount(chosen[order], minlength=n)
         arriving = _exchange(counts, [n // world] * world, [n // world] * world, group).view(world, -1)
         sent, received = counts.view(world, -1).sum(1).tolist(), arriving.sum(1).tolist()
