@@ -183,8 +183,11 @@ class Group(dist.ProcessGroup):
         assert _port is not None
         future: torch.futures.Future = torch.futures.Future()
         result = list(into)
-        with _disable_current_modes():
-            payload = [t if t.is_contiguous() else t.detach().contiguous() for t in sends]
+        with torch._C.DisableTorchFunction():  # _disable_current_modes takes 15 µs
+            payload = list(sends)
+            if not all(t.is_contiguous() for t in sends):
+                with _disable_current_modes():
+                    payload = [t.detach().contiguous() for t in sends]
 
         def done(answer: dict[str, Any]) -> None:
             row.peer = answer.get("peer", row.peer)
