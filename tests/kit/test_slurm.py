@@ -215,12 +215,12 @@ def test_a_run_that_lost_its_node_is_queued_again_and_goes_on_behind_its_checkpo
     folder, log, steps = tmp_path / "run", tmp_path / "log", 120
     script = [str(ROOT / "examples" / "cluster" / "train.sbatch"), "--mesh", "data=rest", "--folder", str(folder)]
     train = ["--fsdp", "--impl", "reference", "--steps", str(steps), "--save-every", "5"]
-    job = said("sbatch", "--parsable", "--nodes=1", "--gpus-per-node=0", f"--output={log}", *script, *train).strip()
+    job = said("sbatch", "--parsable", "--nodes=1-2", "--gpus-per-node=0", f"--output={log}", *script, *train).strip()
     wait_for((folder / "checkpoint" / "index.json").exists, "a checkpoint")
     slurm.lose_the_node()
     slurm.start("slurmd", "-D")
     wait_for(lambda: "PENDING" in said("squeue", "--noheader", "--format=%T"), "the job to be queued again")
-    said("scontrol", "update", f"JobId={job}", "StartTime=now")  # not in two minutes
-    wait_for(lambda: not said("squeue", "--noheader"), "the job to end")
+    said("scontrol", "update", f"JobId={job}", "StartTime=now+5")  # seconds, not two minutes
+    wait_for(lambda: "JobState=COMPLETED" in said("scontrol", "show", "job", job), "the job to end")
     assert log.read_text().count("resumed behind step") == 1, log.read_text()[-2000:]
     assert len(json.loads((folder / "losses.json").read_text())) == steps
