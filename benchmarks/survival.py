@@ -27,8 +27,8 @@ def main() -> None:
     options = parser.parse_args()
     isolation = "process" if available()["bubblewrap"] else "bubblewrap"
     with tempfile.TemporaryDirectory() as folder:
-        kit = toy.build(Path(folder), options.submissions)
-        grade = ["grade", str(kit.parent / "class"), "--isolation", isolation]
+        kit = toy.build(Path(folder) / "kit", options.submissions)
+        grade = ["grade", str(kit / "class"), "--isolation", isolation]
         graded = survive(kit, "grade", grade, options)
         toy.write_test(kit, "apart", want="x - 2")
         regraded = survive(kit, "regrade", ["regrade"], options)

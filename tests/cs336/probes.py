@@ -73,7 +73,7 @@ class Shapes(TorchDispatchMode):
 
 def computed(impl, q: Tensor, k: Tensor, v: Tensor, names: list) -> dict:
     """o of the PyTorch version, and the shapes of what operators of these names gave."""
-    with Shapes([name.rstrip("_") for name in names]) as shapes:
+    with Shapes(names) as shapes:
         o = function(impl, "pytorch").apply(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), False)
     return {"o": o.detach(), "shapes": sorted(shapes.seen)}
 

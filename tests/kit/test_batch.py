@@ -37,7 +37,7 @@ def kit(tmp_path_factory):
 
 
 def grade(kit, *options):
-    return toy.grader(kit, "grade", str(kit.parent / "class"), "--isolation", ISOLATION, "--jobs", "1", *options)
+    return toy.grader(kit, "grade", str(kit / "class"), "--isolation", ISOLATION, "--jobs", "1", *options)
 
 
 def wait_for(what, process):
@@ -53,7 +53,7 @@ def wait_for(what, process):
 
 def outcomes(kit):
     """{name: {exercise: outcome}} of the latest run."""
-    return {n: {r.exercise: r.outcome for r in g.results} for n, g in latest(kit.parent / "out").items()}
+    return {n: {r.exercise: r.outcome for r in g.results} for n, g in latest(kit / "out").items()}
 
 
 def test_killed_and_stopped_it_goes_on_loses_nothing_and_grades_nothing_twice(kit):
@@ -99,7 +99,7 @@ def test_a_change_regrades_what_rests_on_it_and_keeps_the_rest(kit):
     assert told.count("regrading") == 1
     assert told.count("toys.apart: 10 of 10 → 0 of 10") == CLASS
     assert outcomes(kit) == {n: {**o, "toys.apart": "failed"} for n, o in before.items()}
-    with reading(kit.parent / "out") as book:
+    with reading(kit / "out") as book:
         first, second = book.runs()
         judged = book.graded(second.id)["s000"].judged
         assert judged == {"toys.add": first.id, "toys.double": first.id}

@@ -3,11 +3,6 @@
 import pytest
 
 from lab.cluster.schedule import Action, ScheduleError, check, drawn
-from tests.mesh.schedules import one_forward_one_backward
-
-
-def actions(ranks: list) -> list[list[Action]]:
-    return [[Action(*a) for a in rank] for rank in ranks]
 
 
 def line(text: str) -> list[Action]:
@@ -26,7 +21,7 @@ def test_a_schedule_played_by_hand_and_drawn_in_text():
     assert (slow.length, slow.bubble) == (12, 0.5)
     assert drawn(played) == "rank 0  F0 F1 ·  ·  B0 B0 ·  B1 B1\nrank 1  ·  F0 B0 B0 F1 B1 B1 ·  ·"
     assert all(len(row) == 20 and row.endswith(" …") for row in drawn(played, 20).splitlines())
-    two = check(actions(one_forward_one_backward(1, 1, 2)), 1, 2)
+    two = check([line("F0 F0.1 B0.1 B0")], 1, 2)
     assert drawn(two).split() == ["rank", "0", "F0", "F0'", "B0'", "B0'", "B0", "B0"]
 
 

@@ -15,16 +15,8 @@ from lab.course.assignment import ROOT, default
 
 from .test_handout import prose
 
-PAGES = sorted((ROOT / "handout").glob("*.md"))
 CHAPTERS = [ROOT / "handout" / f"{s.name}.md" for s in default().stages]
 PARTS = ["Why", "The idea", "Pitfalls", "On a GPU", "Questions", "Further reading"]
-
-
-def test_the_first_page_leads_to_every_other():
-    """Sphinx stops at a page that no contents list."""
-    pages = {p.name: "" for p in PAGES}
-    listed = set(re.findall(r"(?m)^\w+$", stage._contents("README.md", pages)))
-    assert listed == {p.stem for p in PAGES if p.name != "README.md"}
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
@@ -91,13 +83,3 @@ def test_a_file_in_the_middle_of_an_edit_gets_one_line(tmp_path, monkeypatch, he
     assert says in told
     assert "\n" not in told
     assert str(tmp_path) not in told
-
-
-def test_the_students_edition_opens_no_file_of_the_reference(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "ROOT", tmp_path / "kit")
-    (tmp_path / "kit").mkdir()
-    for name in ("handout", "notebooks", "student", "lab", "examples", "assignment.toml", "questions.toml"):
-        (tmp_path / "kit" / name).symlink_to(ROOT / name)
-    stage.stage(tmp_path / "out", "student")
-    assert (tmp_path / "out" / "mesh.md").is_file()
-    assert not (tmp_path / "out" / "instructors.md").exists()

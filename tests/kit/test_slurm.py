@@ -1,4 +1,4 @@
-"""On a real Slurm of one node, in a folder of its own (`make test-slurm`): a class is graded whatever is killed."""
+"""On a real Slurm of one node, in a folder of its own (`make test-slurm`): kills cost neither a class nor a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 from grader.sandbox import available
+from lab.course.assignment import ROOT
 
 from . import toy_class as toy
 from .toy import hand_in
@@ -56,7 +58,7 @@ PartitionName=class Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
 
 class Daemons:
-    """munged, slurmctld and slurmd of one folder; each can be killed and started again."""
+    """munged, slurmctld and slurmd of one folder; the last can be lost and started again."""
 
     def __init__(self, folder: Path):
         self.folder, self.running = folder, dict[str, subprocess.Popen[bytes]]()
@@ -77,31 +79,26 @@ class Daemons:
         os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
 
     def begin(self) -> None:
-        for name in ("munged", "slurmctld", "slurmd"):
-            self.start(name)
+        own = [
+            f"--{what}={self.folder}/munge.{what.partition('-')[0]}"
+            for what in ("socket", "key-file", "pid-file", "log-file", "seed-file")
+        ]
+        self.start("munged", "--foreground", "--force", *own)
+        wait_for((self.folder / "munge.socket").exists, "munged")
+        self.start("slurmctld", "-D")
+        self.start("slurmd", "-D")
         wait_for(lambda: "idle" in said("sinfo", "--noheader", "--format=%T"), f"a node; see {self.folder}/*.log")
 
-    def start(self, name: str) -> None:
-        own = [f"--{what}={self.folder}/munge.{what.partition('-')[0]}" for what in
-               ("socket", "key-file", "pid-file", "log-file", "seed-file")]  # fmt: skip
-        options = {"munged": ["--foreground", "--force", *own], "slurmctld": ["-D"], "slurmd": ["-D"]}[name]
-        command = [str(shutil.which(name)), *options]
+    def start(self, name: str, *options: str) -> None:
         with open(self.folder / f"{name}.out", "ab") as out:
-            self.running[name] = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-        if name == "munged":
-            wait_for((self.folder / "munge.socket").exists, "munged")
-
-    def kill(self, name: str) -> None:
-        process = self.running.pop(name)
-        process.kill()
-        process.wait()
+            self.running[name] = subprocess.Popen([name, *options], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
 
     def lose_the_node(self) -> None:
         """slurmd, its shepherds and all they started, at once: as if the power went."""
         steps = [p for p in psutil.process_iter() if p.name() == "slurmstepd" and self._owns(p)]
         doomed = [*steps, *(child for p in steps for child in p.children(recursive=True))]
-        if "slurmd" in self.running:
-            self.kill("slurmd")
+        self.running["slurmd"].kill()
+        self.running["slurmd"].wait()
         for process in doomed:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -115,9 +112,11 @@ class Daemons:
     def end(self) -> None:
         subprocess.run(["scancel", "--user", getpass.getuser()], capture_output=True)
         time.sleep(1)
-        self.lose_the_node()
-        for name in reversed(list(self.running)):
-            self.kill(name)
+        if "slurmd" in self.running:
+            self.lose_the_node()
+        for process in self.running.values():
+            process.kill()
+            process.wait()
         del os.environ["SLURM_CONF"]
 
 
@@ -160,9 +159,9 @@ def grade(kit: Path, *options: str) -> subprocess.Popen[str]:
     return toy.head(kit, "--json", *options)
 
 
-def result(head: subprocess.Popen[str]) -> dict:
+def result(head: subprocess.Popen[str], code: int = 0) -> dict:
     told, says = head.communicate(timeout=PATIENCE_S)
-    assert head.returncode == 0, says
+    assert head.returncode == code, says
     return json.loads(told)["submissions"]
 
 
@@ -172,7 +171,7 @@ def test_jobs_of_a_lost_node_are_requeued(light, slurm):
     wait_for(lambda: len(toy.judged(light)) >= 2, "jobs")
     slurm.lose_the_node()
     wait_for(lambda: "down" in said("sinfo", "--noheader", "--format=%T"), "Slurm to miss the node")
-    slurm.start("slurmd")
+    slurm.start("slurmd", "-D")
     assert len(result(head)) == 6
     assert len(toy.judged(light)) > 6
     wait_for(lambda: not said("squeue", "--noheader"), "nothing to be left in the queue")
@@ -202,9 +201,26 @@ def test_a_class_is_graded_as_it_is_without_slurm(slurm, tmp_path):
     hand_in(kit, "wrong", add="def add(x):\n    return x\n", apart="def (")
     (kit / "class" / "empty").mkdir()
     isolation = ["--isolation", "process" if available()["bubblewrap"] else "bubblewrap"]
-    plain = result(grade(kit, *isolation))
-    jobs = result(grade(kit, *isolation, "--cluster", "slurm", "--jobs", "4", "--gpus", "1"))
+    plain = result(grade(kit, *isolation), code=1)  # for the empty one is refused
+    jobs = result(grade(kit, *isolation, "--cluster", "slurm", "--jobs", "4", "--gpus", "1"), code=1)
     assert {n: s["status"] for n, s in jobs.items()} == {n: s["status"] for n, s in plain.items()}
     points = {n: [e["earned"] for e in s["exercises"].values()] for n, s in jobs.items()}
     assert points == {n: [e["earned"] for e in s["exercises"].values()] for n, s in plain.items()}
     assert (points["right"], points["wrong"]) == ([10, 10], [0, 0])
+
+
+def test_a_run_that_lost_its_node_is_queued_again_and_goes_on_behind_its_checkpoint(slurm, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PER_NODE", "2")
+    folder, log, steps = tmp_path / "run", tmp_path / "log", 120
+    script = [str(ROOT / "examples" / "cluster" / "train.sbatch"), "--mesh", "data=rest", "--folder", str(folder)]
+    train = ["--fsdp", "--impl", "reference", "--steps", str(steps), "--save-every", "5"]
+    job = said("sbatch", "--parsable", "--nodes=1-2", "--gpus-per-node=0", f"--output={log}", *script, *train).strip()
+    wait_for((folder / "checkpoint" / "index.json").exists, "a checkpoint")
+    slurm.lose_the_node()
+    slurm.start("slurmd", "-D")
+    wait_for(lambda: "PENDING" in said("squeue", "--noheader", "--format=%T"), "the job to be queued again")
+    said("scontrol", "update", f"JobId={job}", "StartTime=now+5")  # seconds, not two minutes
+    wait_for(lambda: "JobState=COMPLETED" in said("scontrol", "show", "job", job), "the job to end")
+    assert log.read_text().count("resumed behind step") == 1, log.read_text()[-2000:]
+    assert len(json.loads((folder / "losses.json").read_text())) == steps

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from grader import stubs
 from grader.cli import app
-from grader.stub_cutter import WIDTH
 from lab.course.assignment import ROOT, default
 from lab.solution.unwritten import untouched
 
@@ -39,34 +38,16 @@ HOUSE = '''
     import math as secret
     import os
     from collections import OrderedDict as secrets
-    from typing import TYPE_CHECKING, Literal
-
-    import triton
-    import triton.language as tl
+    from typing import Literal
 
     from lab.provided import provided
-
-    if TYPE_CHECKING:
-        from collections.abc import Callable, Iterable
 
     _SECRET = secret.pi
     """What SECRET is."""
     TILE = 128  # as in the paper
-    __all__ = ["NaiveDDP", "Timing"]
 
 
     # what tests read
-    @provided
-    class Timing:
-        """A timing."""
-
-        def double(self, x: int) -> int:
-            return _twice(x)
-
-        def _kept(self):
-            return "kept"
-
-
     @provided
     def _twice(x: int) -> int:
         return x * FACTOR  # kept
@@ -101,7 +82,7 @@ HOUSE = '''
         order: Literal["secrets"]
         _secret = "SECRET"
 
-        def __init__(self, module, hooks: "Callable | None" = None, scale=FACTOR):
+        def __init__(self, module, scale=FACTOR):
             # SECRET
             self._secrets(module)
 
@@ -114,42 +95,19 @@ HOUSE = '''
             return len("SECRET")
 
         @provided
-        def show(self):
-            return self._show()
-
-        @provided
         def _show(self):
             return os.getcwd()
 
         # SECRET: a last word
-        def _secret_of(self, x: Iterable):
+        def _secret_of(self, x):
             pass  # SECRET
-
-
-    async def gather(x):
-        """Gather x.
-
-        Returns a list.
-        """
-        for i in x:  # SECRET
-            yield "SECRET"
-
-
-    @triton.autotune(configs=[], key=["n"])
-    @triton.jit
-    def kernel(x, n, B: tl.constexpr):
-        """Add."""
-        secret = tl.load(x)
 '''
 BESIDES = """
-        from collections.abc import Callable
             raise NotImplementedError("ddp.naive: write Base.forward")
         order: Literal["secrets"]
             raise NotImplementedError("ddp.naive: write NaiveDDP.__init__")
             raise NotImplementedError('ddp.naive: Count "bytes", e.g. of buckets')
-        raise NotImplementedError("ddp.naive: Gather x")
-        tl.static_assert(False, "ddp.naive: write this kernel")
-"""  # lines of its stub: what raises, an import without a name, and a secret that is a text
+"""  # lines of its stub: what raises, and a secret that is a text
 
 
 def test_a_stub_is_the_house_without_what_is_in_it(tmp_path):
@@ -157,7 +115,7 @@ def test_a_stub_is_the_house_without_what_is_in_it(tmp_path):
     besides = [line[4:] for line in BESIDES.splitlines()[1:]]
     lines = [line for line in text.splitlines() if line]
     assert [line for line in lines if line in besides] == besides
-    stays = [line for line in house if line and "secret" not in line.lower() and "Iterable" not in line]
+    stays = [line for line in house if line and "secret" not in line.lower()]
     assert [line for line in lines if line not in besides] == stays
     assert stub(tmp_path, text) == text, "the stub of a stub is itself"
     assert_clean(tmp_path)
@@ -186,19 +144,12 @@ def test_what_cannot_be_cut_is_refused_in_a_line_that_names_its_own(tmp_path, sa
 
 
 MORE = {  # source, what stays, what does not
-    "guarded": (
-        "try:\n  import zlib\nexcept ImportError:\n  zlib = None\nif 1:\n  def f():\n    zlib.SECRET\n",
-        "if 1:\n\n    def f():\n        raise",
-        "zlib",
-    ),
-    "dunder all": ("from os import sep, path\n__all__ = ['path']\ndef f(): sep, path\n", "import path", "sep"),
     "shadowed": (
         "import zlib\ndef _h(): SECRET\n@provided\ndef f(zlib, _h):\n    return zlib, _h\ndef g(): zlib\n",
         "zlib, _h",
         "import",
     ),
     "decorator": ("@provided\ndef _d(f): return f\n@_d\ndef f(x): SECRET\n", "return f", "SECRET"),
-    "long": (f'def f():\n    """{"do it " * 40}."""\n    SECRET\n', '…"\n    )', "SECRET"),
     "end of a file": ("x = 1\ndef _f(): x\n\n# SECRET\n", "x = 1\n", "SECRET"),
 }
 
@@ -209,7 +160,6 @@ def test_corners(tmp_path, case):
     text = stub(tmp_path, source)
     assert stays in text, text
     assert goes not in text, text
-    assert max(map(len, text.splitlines())) <= WIDTH or case == "long"
 
 
 def test_the_id_is_that_of_the_exercise_nearest_by_file_then_name(tmp_path):
@@ -221,8 +171,6 @@ def test_the_id_is_that_of_the_exercise_nearest_by_file_then_name(tmp_path):
     text = stubs.generate(tmp_path, both)[FILE]
     for message in ("ddp.flat: write FlatDDP.f", "ddp.flat: write flatten", "ddp.naive: write NaiveDDP.f"):
         assert f'"{message}"' in text
-    none = dataclasses.replace(default(), exercises={})
-    assert '"ddp: write NaiveDDP.f"' in stubs.generate(tmp_path, none)[FILE]
 
 
 def test_stubs_are_written_where_they_differ_and_what_is_no_stub_goes(tmp_path):

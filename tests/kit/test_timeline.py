@@ -5,20 +5,6 @@ import pytest
 from lab.plots.timeline import Span, timelines
 
 
-def two_ranks() -> list[list[Span]]:
-    """Steps of 12 and of 8 ms, with compute and messages."""
-    first = [
-        Span("forward", "forward", 0.000, 0.004), Span("backward", "backward", 0.004, 0.010),
-        Span("message", "all_reduce #0", 0.008, 0.0095), Span("message", "all_reduce #1", 0.009, 0.011),
-        Span("step", "optimizer", 0.011, 0.012),
-    ]  # fmt: skip
-    second = [
-        Span("forward", "forward", 0.000, 0.005), Span("message", "all_reduce #0", 0.005, 0.007),
-        Span("step", "optimizer", 0.007, 0.008),
-    ]  # fmt: skip
-    return [first, second]
-
-
 @pytest.fixture
 def pyplot():
     matplotlib = pytest.importorskip("matplotlib")
@@ -30,10 +16,12 @@ def pyplot():
 
 
 def test_the_picture_has_a_row_a_rank_and_a_look_a_kind(pyplot):
-    figure = timelines({"bucketed": two_ranks()})
+    kinds = ["forward", "backward", "step", "message"]
+    rank = [Span(kind, kind, 0.003 * i, 0.003 * (i + 1)) for i, kind in enumerate(kinds)]
+    figure = timelines({"bucketed": [rank, rank[1:]]})
     assert [axes.get_title() for axes in figure.axes] == ["bucketed: 12.0 ms"]
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["forward", "backward", "step", "message"]
+    assert [text.get_text() for text in legend.get_texts()] == kinds
     handles = legend.legend_handles
     assert len({h.get_hatch() for h in handles}) == len({h.get_facecolor() for h in handles}) == 4, "no colour alone"
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["rank 0", "rank 1"]

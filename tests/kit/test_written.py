@@ -112,13 +112,9 @@ def test_the_models_flops_are_those_that_it_spends():
 
 def test_every_question_that_is_no_prose_has_a_plausible_truth():
     assert answer_key.known() == {q.id for q in COMPUTED}
-    for q in COMPUTED:
-        value = answer_key.truth(q.id)
-        if q.kind == "choice":
-            assert value in dict(q.options)
-        else:
-            low, high = (in_base(x, q.unit, q.unit) for x in q.range)
-            assert low <= value <= high
+    for q in (q for q in COMPUTED if q.kind != "choice"):
+        low, high = (in_base(x, q.unit, q.unit) for x in q.range)
+        assert low <= answer_key.truth(q.id) <= high
 
 
 @pytest.mark.parametrize(
@@ -256,6 +252,3 @@ def test_grading_a_submission_judges_its_answers(tmp_path):
     g = batch.grade_one(Submission("ada", submitted), job)
     assert [(a.question, a.outcome) for a in g.answers] == [("zero.devices", "right"), ("ddp.timeline", "prose")]
     assert any("mesh.nothing" in note for note in g.notes)
-
-
-# ---- points, pages, exports ----

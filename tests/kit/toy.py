@@ -87,11 +87,11 @@ def frame(kit: Path, tracks: dict[str, str]) -> Path:
     return kit
 
 
-def build(folder: Path, submissions: int) -> Path:
-    """The kit in folder/kit and a class in folder/class; returns the kit. Every third submission has a wrong `add`."""
-    kit = frame(folder / "kit", dict.fromkeys(NEEDS, "cpu"))
+def build(kit: Path, submissions: int) -> Path:
+    """The kit, and beside its code a class. Every third submission has a wrong `add`."""
+    frame(kit, dict.fromkeys(NEEDS, "cpu"))
     for number in range(submissions):
-        hand_in(folder, f"s{number:03}", add="def add(x):\n    return x\n" if number % 3 == 2 else RIGHT["add"])
+        hand_in(kit, f"s{number:03}", add="def add(x):\n    return x\n" if number % 3 == 2 else RIGHT["add"])
     return kit
 
 
@@ -100,27 +100,27 @@ def write_test(kit: Path, name: str, want: str = "") -> None:
     (kit / "tests" / "toys" / f"test_{name}.py").write_text(text)
 
 
-def hand_in(folder: Path, name: str, **files: str) -> None:
-    """A submission in folder/class: right, but for these files."""
+def hand_in(kit: Path, name: str, **files: str) -> None:
+    """A submission in kit/class: right, but for these files."""
     for file, text in {**RIGHT, **files}.items():
-        path = folder / "class" / name / "toys" / f"{file}.py"
+        path = kit / "class" / name / "toys" / f"{file}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
 
 def grader(kit: Path, *arguments: str) -> subprocess.Popen[str]:
-    """The toy kit's grader, with scratch files in a folder of its own beside it."""
-    scratch = kit.parent / "scratch"
+    """The toy kit's grader, with scratch files in a folder of its own; its results are in kit/out."""
+    scratch = kit / "scratch"
     scratch.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(kit), "TMPDIR": str(scratch)}
-    command = [sys.executable, "-m", "grader", *arguments, "--out", str(kit.parent / "out")]
+    command = [sys.executable, "-m", "grader", *arguments, "--out", str(kit / "out")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=kit, env=environment, **pipes)
+    return subprocess.Popen(command, cwd="/", env=environment, **pipes)
 
 
 def rows(kit: Path) -> dict[str, tuple[int, int, float]]:
     """{name: (run, row, seconds)} of what is done in the latest run: written down once, it must stay as it is."""
-    book = kit.parent / "out" / "gradebook.sqlite"
+    book = kit / "out" / "gradebook.sqlite"
     if not book.exists():
         return {}
     sql = "SELECT name, run, number, graded FROM submission WHERE run = (SELECT count(*) FROM entry WHERE kind = 'run')"
@@ -160,5 +160,5 @@ def left_behind(kit: Path, processes: list[psutil.Process]) -> list[str]:
     """Folders and control groups of graders that are dead."""
     tags = {f"-{p.pid}-" for p in processes}
     groups = [str(g) for g in Path("/sys/fs/cgroup").rglob("shardlings-*") if any(tag in g.name for tag in tags)]
-    halves = [str(f) for f in (kit.parent / "out").rglob(".*.tmp")]
-    return [*map(str, (kit.parent / "scratch").glob("shardlings-*")), *groups, *halves]
+    halves = [str(f) for f in (kit / "out").rglob(".*.tmp")]
+    return [*map(str, (kit / "scratch").glob("shardlings-*")), *groups, *halves]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 from . import toy
@@ -53,7 +51,5 @@ def judged(kit: Path) -> list[str]:
 
 def head(kit: Path, *options: str) -> subprocess.Popen[str]:
     """A grader that grades kit/class into kit/out."""
-    command = [sys.executable, "-m", "grader", "grade", str(kit / "class"), "--out", str(kit / "out"), *options]
-    command += [] if "--isolation" in options else ["--isolation", "process"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(kit)}, cwd="/", **pipes)
+    isolation = [] if "--isolation" in options else ["--isolation", "process"]
+    return toy.grader(kit, "grade", str(kit / "class"), *isolation, *options)
