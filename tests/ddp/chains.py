@@ -4,8 +4,6 @@ A model is (width, plan, states). If plan is a list, the model is a chain of sma
 `probes.Model` of that depth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

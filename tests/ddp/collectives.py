@@ -1,7 +1,5 @@
 """Draws inputs for the collectives, and has checks that all of them share."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

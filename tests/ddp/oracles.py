@@ -1,7 +1,5 @@
 """Checks that several data-parallel wrappers share, besides training like one process."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Probes of data-parallel wrappers: build a model on each rank, average given gradients, return what was sent."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,7 +1,5 @@
 """Probes that clip given gradients and count given targets on each rank; return messages, and reads by Python."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

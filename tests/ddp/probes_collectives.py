@@ -1,7 +1,5 @@
 """Probes that call a collective on each rank for several cases, and return the messages of each."""
 
-from __future__ import annotations
-
 import contextlib
 
 import torch

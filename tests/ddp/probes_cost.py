@@ -1,7 +1,5 @@
 """Probes that call the cost functions on given cases."""
 
-from __future__ import annotations
-
 
 def link(impl, case: dict):
     return impl.ddp.accounting.Link(alpha_s=case["alpha_s"], bytes_per_s=case["bytes_per_s"])

@@ -1,7 +1,5 @@
 """Probes that step a layerwise optimizer, and measure gradient noise, with given gradients."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

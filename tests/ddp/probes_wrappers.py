@@ -1,7 +1,5 @@
 """Train a chain of small layers in a wrapper, and say what was sent while backward went on."""
 
-from __future__ import annotations
-
 import contextlib
 
 import torch

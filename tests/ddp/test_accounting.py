@@ -6,8 +6,6 @@ passed where buckets in the middle queue); hiding all communication, or none; a 
 thumb for the best bucket. The oracle plays the step, message by message, and knows no formula.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -7,8 +7,6 @@ filling them (the probe keeps its own); all parts to everyone (bytes); leave out
 before).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

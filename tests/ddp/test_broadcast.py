@@ -5,8 +5,6 @@ longer than ⌈log₂ W⌉ rounds. How it would be faked: src sends to everyone 
 always from rank 0 (src is drawn); a world that is a power of two (it is 3, 5 and 6); torch's broadcast (the ledger).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.judge import measured

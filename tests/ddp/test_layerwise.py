@@ -7,8 +7,6 @@ though some have no gradient; NaN where a norm is 0; norms in float16. All of it
 hyperparameters, against a float64 oracle.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The messages that a sharded model must send in a step, and likely causes if it sends others."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from lab.harness.judge import measured

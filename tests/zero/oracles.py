@@ -1,7 +1,5 @@
 """Draws inputs for sharded optimizers, and checks that they step exactly like the optimizer they shard."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 

@@ -1,7 +1,5 @@
 """Inputs, float64 oracles and shared checks of sharded models."""
 
-from __future__ import annotations
-
 import torch
 
 from lab.harness import gated, judge

@@ -1,7 +1,5 @@
 """Probes of the memory counts, and of what torch's own sharded optimizer keeps and sends."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

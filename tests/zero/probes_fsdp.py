@@ -1,7 +1,5 @@
 """Probes of sharded models: train a net on each rank; return what was sent and when, and memory held."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Probes of sharded optimizers: take steps with given gradients; return memory held, and what was sent."""
 
-from __future__ import annotations
-
 import gc
 import math
 import warnings

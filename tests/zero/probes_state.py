@@ -1,7 +1,5 @@
 """Probes of checkpoints: save, interrupt, and continue."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

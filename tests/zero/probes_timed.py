@@ -1,7 +1,5 @@
 """Probes for timing on a link: an optimizer whose step takes a given time, sharded and unsharded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ once and kept, kept by autograd, or outside of torch, gradients reduced and kept
 each moment, by the kernel's books); old weights, gathered before the step and used after it (outputs under no_grad).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -8,8 +8,6 @@ masters (steps too small for them); autocast (forbidden, and its messages are fl
 (large gradients).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -11,8 +11,6 @@ drawn, and changed later); gathers that nobody uses (messages are counted). All 
 weights are right.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

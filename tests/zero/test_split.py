@@ -8,8 +8,6 @@ kept (by how much the process grew, by the kernel's books); a list of refused na
 are not elementwise are tried).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -8,8 +8,6 @@ the last name taken for the last whole one (the folder is copied before every fi
 them slow to begin, and every copy must load; and a disk that is full in the middle of a file).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

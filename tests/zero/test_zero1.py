@@ -11,8 +11,6 @@ switch keeps answers back until the step is done); everything updated everywhere
 its time, the clock). All of it is judged on runs whose tensors are those of the plain optimizer.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

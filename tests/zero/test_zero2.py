@@ -8,8 +8,6 @@ and who waits stands still); parameters brought back by broadcasts, or not at al
 backward and after it; a meter inside only says by how much.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
