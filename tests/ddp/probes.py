@@ -41,6 +41,19 @@ def group_of(rank: int, groups: list) -> dict:
     return {"group": mine[0]} if mine else {}
 
 
+def fill(parameters: list, gradients: list) -> None:
+    """Give each parameter its gradient, or None."""
+    for p, g in zip(parameters, gradients, strict=True):
+        p.grad = None if g is None else g.clone()
+
+
+def parameters_of(gradients: list) -> list[nn.Parameter]:
+    """A parameter of zeros for each of these gradients, with the gradient; for None, one without."""
+    parameters = [nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in gradients]
+    fill(parameters, gradients)
+    return parameters
+
+
 def wrap(impl, kind: str, m: nn.Module, **options):
     """Wrap m in the wrapper of this kind. options: its arguments, such as group."""
     return getattr(getattr(impl.ddp, kind), f"{kind.title()}DDP")(m, **options)
