@@ -4,9 +4,8 @@ A model is (width, plan, states). If plan is a list, the model is a chain of sma
 `probes.Model` of that depth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from operator import call
 
 import torch
 
@@ -17,7 +16,6 @@ from lab.ranks import gates
 
 from . import probes_wrappers
 from .payloads import carries_own
-from .probes_wrappers import DTYPES
 
 
 def draw_chain(rng, world, dtypes=("float32",), layers=None, hidden=None, largest=0):
@@ -44,15 +42,15 @@ def draw_batches(rng, width, world, orders):
             for _ in range(world)]  # fmt: skip
 
 
-def whole_batch(width, plan, state, batches, lr, set_to_none, dtype, numbers) -> dict:
-    """Train in one process on the batches of all ranks. dtype: for everything; "" keeps each parameter's own.
+def whole_batch(width, plan, state, batches, lr, set_to_none, exact, numbers) -> dict:
+    """Train in one process on the batches of all ranks. exact: all in float64, not each parameter in its own dtype.
 
     numbers: by which gates multiply. In the result, "own"[step][rank] has the gradients of that rank's batch only.
     """
     m = probes_wrappers.made(width, plan)
     m.load_state_dict(state)
-    if dtype:
-        m.to(DTYPES[dtype])
+    if exact:
+        m.double()
     probes_wrappers.start(m, set_to_none)
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
     gradients, outputs, own = [], [], []
@@ -62,8 +60,8 @@ def whole_batch(width, plan, state, batches, lr, set_to_none, dtype, numbers) ->
         micro, total = len(ranks[0][step]), torch.zeros(())
         for i in range(micro):
             x, y = (torch.cat([rank[step][i][j] for rank in ranks]) for j in (0, 1))
-            if dtype:
-                x, y = x.to(DTYPES[dtype]), y.to(DTYPES[dtype])
+            if exact:
+                x, y = x.double(), y.double()
             outs.append(m(x, ranks[0][step][i][2], at=f"{step}.{i}", **probes_wrappers.keywords(plan)))
             total = total + ((outs[-1] - y) ** 2).mean() / micro
         return total
@@ -85,11 +83,6 @@ def own_gradients(m: torch.nn.Module, loss: torch.Tensor) -> dict:
     return dict(zip(wanted, torch.autograd.grad(loss, [*wanted.values()], allow_unused=True), strict=True))
 
 
-def called(oracle, *args):
-    """Call the oracle without a cache: replaces the fixture `expect` if the same inputs are not drawn again."""
-    return oracle(*args)
-
-
 def needs(kind: str) -> list[str]:
     """Stand-ins for the prerequisites of this wrapper."""
     return [] if kind == "naive" else ["ddp.naive"]
@@ -107,7 +100,7 @@ def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, 
     for rank, trace in enumerate(traces):
         judge.modes(trace.values["modes"], f"rank {rank} of {len(states)}")
     args = width, plan, states[0], batches, lr, set_to_none
-    return traces, *(expect(whole_batch, *args, dtype, numbers) for dtype in ("float64", ""))
+    return traces, *(expect(whole_batch, *args, exact, numbers) for exact in (True, False))
 
 
 def seen_of(trace, orders, rank, want, plain) -> dict:
@@ -118,7 +111,7 @@ def seen_of(trace, orders, rank, want, plain) -> dict:
     return {**trace.values, "made": trace.messages[: trace.gates[0].issued], "steps": steps}
 
 
-def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expect=called) -> tuple:
+def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expect=call) -> tuple:
     """Train a chain; return (what each rank did, the oracle's result, the plain result).
 
     Asserts that gradients are right, since other properties of a run with wrong gradients mean nothing.
@@ -188,7 +181,7 @@ def usual_error(want, plain) -> float:
     return float(torch.stack(errors).quantile(0.9)) if errors else 0.0
 
 
-def trains_model_as_one(run, rng, kind, model, batches, expect=called) -> list:
+def trains_model_as_one(run, rng, kind, model, batches, expect=call) -> list:
     """What each rank did in a training of a Model, with a tied weight, a frozen and an unused parameter, and buffers.
 
     Asserts that it is that of one process on the whole batch.

@@ -1,9 +1,8 @@
 """Draws inputs for the collectives, and has checks that all of them share."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -11,11 +10,10 @@ from lab.harness.diagnose import harmless, looks_like, pattern
 from lab.harness.judge import measured, never_holds
 
 from . import probes_collectives
-from .probes_collectives import results, rubbish
+from .probes_collectives import case_of, results, rubbish
 
 SUMMED = [torch.float32, torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.int32]
 MOVED = [*SUMMED, torch.uint8, torch.bool]
-PARTED = ("ring_reduce_scatter", "ring_all_gather")
 SUMS = ("ring_reduce_scatter", "ring_all_reduce")
 CAUSES = {
     "broadcast": "every rank ends with what src had",
@@ -47,15 +45,9 @@ def draw(rng, op, ranks, world, shapes=(), dtypes=(), sources=()) -> list:
     shapes = shapes or [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [rng.integers(2, 3), 2, 3],
                         [0]]  # fmt: skip
 
-    def drawn(shape, dtype, src) -> dict:
-        whole = [world * shape[0], *shape[1:]] if op in PARTED else shape
-        if op == "ring_reduce_scatter":
-            return {"tensor": draw_values(rng, dtype, *whole), "shape": shape}
-        tensor = draw_values(rng, dtype, *shape)
-        return {"tensor": tensor, "shape": whole} if op == "ring_all_gather" else {"tensor": tensor, "src": src}
-
     sources, dtypes = sources or [0] * len(shapes), dtypes or draw_dtypes(rng, len(shapes), op)
-    return [[drawn(*case) for case in zip(shapes, dtypes, sources, strict=True)] for _ in range(ranks)]
+    cases = [*zip(shapes, [partial(draw_values, rng, dtype) for dtype in dtypes], sources, strict=True)]
+    return [[case_of(op, shape, world, values, src) for shape, values, src in cases] for _ in range(ranks)]
 
 
 def draw_dtypes(rng, count, op) -> list:
@@ -63,7 +55,7 @@ def draw_dtypes(rng, count, op) -> list:
     return [t for _ in range(count) for t in rng.shuffled(SUMMED if op in SUMS else MOVED)][:count]
 
 
-def draw_values(rng, dtype, *shape) -> torch.Tensor:
+def draw_values(rng, dtype, shape) -> torch.Tensor:
     values = rng.normal(*shape)
     if dtype in (torch.bool, torch.uint8):
         return values > 0 if dtype == torch.bool else (values.abs() * 1000 % 256).to(dtype)
@@ -86,10 +78,8 @@ def right(run, op, cases, members=(), by_rounds=False) -> list:
             for number, (got, parts) in enumerate(zip(results(told), wanted, strict=True)):
                 given = "tensor" in told and "output" not in told
                 before = cases[rank][i]["tensor"] if given else rubbish(got.shape, got.dtype)
-                more = {"all_to_all": f", outputs[{number}]", "broadcast": f", src {cases[rank][i].get('src')}"}.get(
-                    op, ""
-                )
-                what = f"rank {place} of {len(group)}{more}, shape {[*parts[0].shape]} of {parts[0].dtype}"
+                more = {"all_to_all": f", outputs[{number}]", "broadcast": f", src {cases[rank][i].get('src')}"}
+                what = f"rank {place} of {len(group)}{more.get(op, '')}, shape {[*parts[0].shape]} of {parts[0].dtype}"
                 same(got, parts, what, CAUSES[op], before, told["rows"])
     return ranks
 
@@ -147,13 +137,11 @@ def counted(got, parts) -> str:
     scale = stack.abs().sum(0)
     eps = torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
     wrong = ((got.double().flatten() - stack.sum(0)).abs() > len(parts) * eps * scale).nonzero().flatten()[:20].tolist()
-    fits = {}
-    for i in wrong:
-        fits[i] = {
-            times for times in itertools.product(range(3), repeat=len(parts))
-            if abs(float(got.flatten()[i]) - sum(n * float(x) for n, x in zip(times, stack[:, i], strict=True)))
-            <= 4 * eps * float(scale[i])
-        }  # fmt: skip
+    fits = {i: {
+        times for times in itertools.product(range(3), repeat=len(parts))
+        if abs(float(got.flatten()[i]) - sum(n * float(x) for n, x in zip(times, stack[:, i], strict=True)))
+        <= 4 * eps * float(scale[i])
+    } for i in wrong}  # fmt: skip
     common = set.intersection(*fits.values()) if fits else set()
     if len(common) == 1:
         return _often(next(iter(common)))
@@ -189,13 +177,13 @@ def sends(rows, what) -> list:
     return [r for r in rows if r["op"] == "send"]
 
 
-def has_room(run, rng, op, elements, needs, forbidden, what, world=4) -> None:
+def has_room(run, rng, op, elements, needs, forbidden, what) -> None:
     """Assert that a call with a right result never holds `what` in memory, by the kernel's high-water mark.
 
     elements: size of a tensor or part; up to a tenth more is drawn. needs, forbidden: memory, in units of that size.
     """
-    n, seed = rng.integers(elements, elements * 11 // 10), rng.integers(1, 99)
-    cases = [probes_collectives.drawn(op, n, seed, rank, world) for rank in range(world)]
+    world, n, seed = 4, rng.integers(elements, elements * 11 // 10), rng.integers(1, 99)
+    cases = [probes_collectives.large_case(op, n, seed, rank, world) for rank in range(world)]
     small = run.trace(probes_collectives.large, op, 64, seed, world=world)
     for rank, trace in enumerate(run.trace(probes_collectives.large, op, n, seed, world=world)):
         totals = [sum(parts) for parts in summands(op, cases, rank)]

@@ -1,7 +1,5 @@
 """Checks that messages carry this rank's own gradients: right results alone do not show how the sum was computed."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

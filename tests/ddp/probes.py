@@ -1,7 +1,5 @@
 """Probes of data-parallel wrappers: build a model on each rank, average given gradients, return what was sent."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -41,6 +39,19 @@ def group_of(rank: int, groups: list) -> dict:
     made = [dist.new_group(ranks) for ranks in groups]
     mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
     return {"group": mine[0]} if mine else {}
+
+
+def fill(parameters: list, gradients: list) -> None:
+    """Give each parameter its gradient, or None."""
+    for p, g in zip(parameters, gradients, strict=True):
+        p.grad = None if g is None else g.clone()
+
+
+def parameters_of(gradients: list) -> list[nn.Parameter]:
+    """A parameter of zeros for each of these gradients, with the gradient; for None, one without."""
+    parameters = [nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in gradients]
+    fill(parameters, gradients)
+    return parameters
 
 
 def wrap(impl, kind: str, m: nn.Module, **options):

@@ -1,7 +1,5 @@
 """Probes that clip given gradients and count given targets on each rank; return messages, and reads by Python."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 
@@ -10,7 +8,7 @@ from lab.measure.reads import reads
 from lab.ranks import gates
 from lab.solution.wire import PerRank
 
-from .probes import group_of
+from .probes import group_of, parameters_of
 
 FIELDS = ("samples", "tokens", "global_batch", "global_tokens")
 
@@ -56,17 +54,12 @@ def _given(parameters: list, how: str):
 
 
 def _parameters(gradients: list) -> list:
-    buffers = {
-        dtype: torch.cat([g.flatten() for g in gradients if g is not None and g.dtype == dtype])
-        for dtype in {g.dtype for g in gradients if g is not None}
-    }
-    parameters, places = [], dict.fromkeys(buffers, 0)
-    for g in gradients:
-        p = torch.nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g))
-        if g is not None:
-            p.grad = buffers[g.dtype][places[g.dtype] : places[g.dtype] + g.numel()].view_as(g)
-            places[g.dtype] += g.numel()
-        parameters.append(p)
+    parameters = parameters_of(gradients)
+    for dtype in {g.dtype for g in gradients if g is not None}:
+        mine = [p for p in parameters if p.grad is not None and p.dtype == dtype]
+        buffer = torch.cat([p.grad.flatten() for p in mine])
+        for p, piece in zip(mine, buffer.split([p.numel() for p in mine]), strict=True):
+            p.grad = piece.view_as(p)
     return parameters
 
 

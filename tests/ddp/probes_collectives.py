@@ -1,8 +1,8 @@
 """Probes that call a collective on each rank for several cases, and return the messages of each."""
 
-from __future__ import annotations
-
 import contextlib
+import itertools
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -30,23 +30,29 @@ def collect(impl, op: str, cases: PerRank, members: list) -> list:
 def large(impl, op: str, elements: int, seed: int, metered: bool = False) -> list | dict:
     """One call with large tensors that each rank makes itself; returns block sums of the result, or with `metered` the
     memory meter's report."""
-    tensors, call = prepared(impl, op, drawn(op, elements, seed, dist.get_rank(), dist.get_world_size()))
+    tensors, call = prepared(impl, op, large_case(op, elements, seed, dist.get_rank(), dist.get_world_size()))
     given = [t for v in tensors.values() for t in (v if isinstance(v, list) else [v])]
     with meter(given) if metered else contextlib.nullcontext() as memory:
         call({})
     return memory.plain() if metered else [total for tensor in results(tensors) for total in blocks(tensor)]
 
 
-def drawn(op: str, elements: int, seed: int, rank: int, world: int) -> dict:
-    """A case with tensors or parts of this many elements."""
+def case_of(op: str, shape: list, world: int, draw: Callable[[list], torch.Tensor], src: int = 0) -> dict:
+    """A case with a tensor of this shape, or parts of it where the operation has some; `draw` makes the input."""
+    whole = [world * n for n in shape[:1]] + shape[1:]
     if op == "all_to_all":
-        parts = [whole_numbers(elements, seed + place, rank) for place in range(world)]
-        return {"inputs": parts, "shapes": [[elements]] * world}
+        return {"inputs": [draw(shape) for _ in range(world)], "shapes": [shape] * world}
     if op == "ring_all_gather":
-        return {"tensor": whole_numbers(elements, seed, rank), "shape": [world * elements]}
+        return {"tensor": draw(shape), "shape": whole}
     if op == "ring_reduce_scatter":
-        return {"tensor": whole_numbers(world * elements, seed, rank), "shape": [elements]}
-    return {"tensor": whole_numbers(elements, seed, rank), **({"src": 1} if op == "broadcast" else {})}
+        return {"tensor": draw(whole), "shape": shape}
+    return {"tensor": draw(shape), "src": src}
+
+
+def large_case(op: str, elements: int, seed: int, rank: int, world: int) -> dict:
+    """A case with tensors or parts of this many elements, the same in every process."""
+    seeds, src = itertools.count(seed), int(op == "broadcast")
+    return case_of(op, [elements], world, lambda shape: whole_numbers(*shape, next(seeds), rank), src)
 
 
 def results(tensors: dict) -> list:

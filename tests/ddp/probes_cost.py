@@ -1,7 +1,5 @@
 """Probes that call the cost functions on given cases."""
 
-from __future__ import annotations
-
 
 def link(impl, case: dict):
     return impl.ddp.accounting.Link(alpha_s=case["alpha_s"], bytes_per_s=case["bytes_per_s"])
@@ -13,27 +11,19 @@ def rings(impl, cases: list) -> list:
 
 def steps(impl, cases: list) -> list:
     """options: keyword arguments."""
-    told = []
-    for c in cases:
-        got = impl.ddp.accounting.accounting(c["sizes"], c["world"], link(impl, c), **c["options"])
-        times = {n: float(getattr(got, n)) for n in ("communication_s", "exposed_s", "step_s", "bound_s")}
-        told.append({"all_reduces": int(got.all_reduces), **times})
-    return told
+    found = [impl.ddp.accounting.accounting(c["sizes"], c["world"], link(impl, c), **c["options"]) for c in cases]
+    times = "communication_s", "exposed_s", "step_s", "bound_s"
+    return [{"all_reduces": int(got.all_reduces), **{n: float(getattr(got, n)) for n in times}} for got in found]
 
 
 def best(impl, cases: list) -> list:
     """The best bucket size, and the type of the result."""
-    module, told = impl.ddp.accounting, []
-    for c in cases:
-        got = module.best_bucket_bytes(c["sizes"], c["world"], link(impl, c), backward_s=c["backward_s"])
-        told.append([int(got), type(got).__name__])
-    return told
+    function = impl.ddp.accounting.best_bucket_bytes
+    found = [function(c["sizes"], c["world"], link(impl, c), backward_s=c["backward_s"]) for c in cases]
+    return [[int(got), type(got).__name__] for got in found]
 
 
 def limits(impl, cases: list) -> list:
-    told = []
-    for c in cases:
-        given = {"backward_s": c["backward_s"], "samples": c["samples"]}
-        got = impl.ddp.accounting.limits(c["bytes"], c["world"], link(impl, c), **given)
-        told.append([int(got.samples), float(got.bytes_per_s), int(got.world)])
-    return told
+    function, names = impl.ddp.accounting.limits, ("backward_s", "samples")
+    found = [function(c["bytes"], c["world"], link(impl, c), **{n: c[n] for n in names}) for c in cases]
+    return [[int(got.samples), float(got.bytes_per_s), int(got.world)] for got in found]

@@ -1,7 +1,5 @@
 """Probes that step a layerwise optimizer, and measure gradient noise, with given gradients."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 
@@ -11,7 +9,7 @@ from lab.measure.reads import reads
 from lab.ranks import gates
 from lab.solution.wire import PerRank
 
-from .probes import group_of
+from .probes import fill, group_of, parameters_of
 
 
 def _built(impl, kind: str, weights: list, groups: list, options: dict):
@@ -33,8 +31,7 @@ def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients
             kept, now = made.state_dict(), [p.detach() for p in parameters]
             parameters, made = _built(impl, kind, now, groups, options)
             made.load_state_dict(kept)
-        for p, g in zip(parameters, gradient, strict=True):
-            p.grad = None if g is None else g.clone()
+        fill(parameters, gradient)
         with reads() as more:
             made.step()
         read |= more
@@ -76,9 +73,7 @@ def noise(impl, options: dict, values: PerRank, groups: list) -> list:
     made = impl.ddp.noise_scale.NoiseScale(**options, **group)
     told = []
     for step in values[rank]:
-        parameters = [torch.nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in step]
-        for p, g in zip(parameters, step, strict=True):
-            p.grad = None if g is None else g.clone()
+        parameters = parameters_of(step)
         gates.mark("before()")
         made.before(iter(parameters))
         gates.mark("mean")
@@ -103,8 +98,7 @@ def noise_weighed(impl, samples: int, seeds: list, count: int, ballast: int) -> 
 def train(impl, samples: int, points: PerRank, start: torch.Tensor) -> dict:
     """Gradients of ½‖w − x‖², the mean over this rank's samples; w is two parameters. points: [rank] (n, dim)."""
     made = impl.ddp.noise_scale.NoiseScale(samples)
-    half = len(start) // 2
-    parameters = [torch.nn.Parameter(start[:half].clone()), torch.nn.Parameter(start[half:].clone())]
+    parameters = [torch.nn.Parameter(half.clone()) for half in start.chunk(2)]
     for x in points[dist.get_rank()].split(samples):
         for p in parameters:
             p.grad = None

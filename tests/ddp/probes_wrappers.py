@@ -1,7 +1,5 @@
 """Train a chain of small layers in a wrapper, and say what was sent while backward went on."""
 
-from __future__ import annotations
-
 import contextlib
 
 import torch
@@ -17,14 +15,12 @@ from lab.solution.wire import PerRank
 from .probes import Model, wrap
 from .probes_collectives import blocks
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
 
 class Layer(Named):
     """A residual layer."""
 
     def __init__(self, width: int, hidden: int, dtype: str):
-        kind = DTYPES[dtype]
+        kind = getattr(torch, dtype)
         super().__init__(
             (width, hidden),
             frozen=nn.Parameter(torch.zeros(width, dtype=kind), requires_grad=False),

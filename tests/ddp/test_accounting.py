@@ -6,8 +6,6 @@ passed where buckets in the middle queue); hiding all communication, or none; a 
 thumb for the best bucket. The oracle plays the step, message by message, and knows no formula.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -98,8 +96,7 @@ def test_a_ring_is_its_messages(run, rng):
         want = ring(case["bytes"], case["world"], case)
         assert abs(got - want) <= RELATIVE * want, (
             f"all-reduce: expected {want:.6g} s, got {got:.6g}: 2(W − 1) messages of size / W bytes, each "
-            "with a latency of its own"
-            f"{inputs(case)}"
+            f"with a latency of its own{inputs(case)}"
         )
 
 
@@ -196,8 +193,7 @@ def judge_bandwidth(case: dict, least: float) -> None:
     # The time left for bytes is a difference: where latencies take nearly all of backward, it loses digits.
     assert abs(needed - case["backward_s"]) <= RELATIVE * case["backward_s"], (
         f"at {least:.6g} bytes/s communication takes {needed:.6g} s, expected backward's "
-        f"{case['backward_s']:.6g}: latencies take their part of it"
-        f"{inputs(case)}"
+        f"{case['backward_s']:.6g}: latencies take their part of it{inputs(case)}"
     )
 
 
@@ -213,8 +209,7 @@ def judge_world(case: dict, most: int) -> None:
     )
     assert spare(most + 1) <= 1 + RELATIVE, (
         f"{most} ranks at most, but with {most + 1} communication is hidden too: backward takes "
-        f"{spare(most + 1):.6g} times as long; the global batch is samples · world, shared by all"
-        f"{inputs(case)}"
+        f"{spare(most + 1):.6g} times as long; the global batch is samples · world, shared by all{inputs(case)}"
     )
 
 

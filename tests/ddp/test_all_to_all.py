@@ -7,8 +7,6 @@ filling them (the probe keeps its own); all parts to everyone (bytes); leave out
 before).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -36,7 +34,7 @@ def draw(rng, ranks, members, kinds=KINDS):
         n = rng.integers(2, 6)
         shapes = [[draw_shape(rng, kind, n) for _ in range(world)] for _ in range(world)]  # [from][to]
         for place, rank in enumerate(members):
-            inputs = [draw_values(rng, dtype, *s) for s in shapes[place]]
+            inputs = [draw_values(rng, dtype, s) for s in shapes[place]]
             cases[rank].append({"inputs": inputs, "shapes": [shapes[s][place] for s in range(world)]})
     return cases
 

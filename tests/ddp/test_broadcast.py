@@ -5,8 +5,6 @@ longer than ⌈log₂ W⌉ rounds. How it would be faked: src sends to everyone 
 always from rank 0 (src is drawn); a world that is a power of two (it is 3, 5 and 6); torch's broadcast (the ledger).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.judge import measured
@@ -27,10 +25,8 @@ def draw(rng, ranks, world, sources):
 def rounds(told, src) -> int:
     """Number of rounds, if a rank sends one message per round, and only after it has received."""
     out = [[r["peer"] for r in sends(rows, f"rank {i}")] for i, rows in enumerate(told)]
-    has = {src: 0}
-    queue = [src]
-    while queue:
-        rank = queue.pop(0)
+    has, queue = {src: 0}, [src]
+    for rank in queue:  # which grows meanwhile
         for turn, peer in enumerate(out[rank], 1):
             if peer not in has:
                 has[peer] = has[rank] + turn

@@ -8,8 +8,6 @@ when backward reached each layer); wait in the hook (when the wait began); count
 the parameters (layers run in a drawn order); keep what an earlier step left behind (layers rest for a step).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

@@ -8,8 +8,6 @@ for each parameter; new gradient tensors, which wrappers do not know of; counts 
 other ranks.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -7,8 +7,6 @@ every parameter (what rests is not sent); copy the mean back into the gradients 
 was sent); trust that gradients which were views once are views for ever (layers rest and come back).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import accumulate
 

@@ -7,8 +7,6 @@ though some have no gradient; NaN where a norm is 0; norms in float16. All of it
 hyperparameters, against a float64 oracle.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -20,7 +18,6 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_large_batch as probes
 
 LAYERWISE = "ddp.layerwise"
-KINDS = ["LARS", "LAMB"]
 EQUATIONS = {
     "LARS": "z ← momentum z + lr λ (g + wd w), with λ = trust ‖w‖ / (‖g‖ + wd ‖w‖)",
     "LAMB": "u = m̂ / (√v̂ + ε) + wd w, w ← w − lr ‖w‖ / ‖u‖ u",
@@ -29,6 +26,12 @@ DEFAULTS = {
     "LARS": {"momentum": 0.9, "weight_decay": 0.0, "trust": 0.001, "exclude_1d": False},
     "LAMB": {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "exclude_1d": False},
 }
+
+
+@pytest.fixture(params=EQUATIONS)
+def kind(request) -> str:
+    """Each test is of both optimizers."""
+    return request.param
 
 
 def oracle(kind: str, weights: list, groups: list, options: dict, gradients: list, dtype, factors: tuple = ()) -> list:
@@ -93,7 +96,7 @@ def check(run, kind: str, weights: list, gradients: list, options: dict, groups=
 
 @exercise(LAYERWISE, kind="numerics")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EQUATIONS)
 def test_weights_follow_the_papers_equations(run, rng, kind, dtype):
     weights, gradients = draw(rng, dtype=dtype)
     cause = "" if dtype == torch.float32 else f"{EQUATIONS[kind]}, of float64 weights in float64"
@@ -101,7 +104,6 @@ def test_weights_follow_the_papers_equations(run, rng, kind, dtype):
 
 
 @exercise(LAYERWISE, kind="numerics")
-@pytest.mark.parametrize("kind", KINDS)
 def test_groups_have_their_own_hyperparameters_and_a_scheduler_changes_lr(run, rng, kind):
     weights, gradients = draw(rng)
     one, other = hyperparameters(rng, kind), {**hyperparameters(rng, kind), "exclude_1d": True}
@@ -114,14 +116,12 @@ def test_groups_have_their_own_hyperparameters_and_a_scheduler_changes_lr(run, r
 
 
 @exercise(LAYERWISE, kind="numerics")
-@pytest.mark.parametrize("kind", KINDS)
 def test_defaults_are_the_documented_ones(run, rng, kind):
     weights, gradients = draw(rng)
     check(run, kind, weights, gradients, {"lr": 0.3}, cause=f"defaults are {DEFAULTS[kind]}")
 
 
 @exercise(LAYERWISE, kind="numerics")
-@pytest.mark.parametrize("kind", KINDS)
 def test_biases_and_gains_can_be_left_out(run, rng, kind):
     weights, gradients = draw(rng)
     options = {**hyperparameters(rng, kind), "exclude_1d": True}
@@ -131,7 +131,6 @@ def test_biases_and_gains_can_be_left_out(run, rng, kind):
 
 
 @exercise(LAYERWISE, kind="numerics")
-@pytest.mark.parametrize("kind", KINDS)
 def test_the_ratio_is_1_where_a_norm_is_0(run, rng, kind):
     """Weights of zeros, a gradient of zeros, both."""
     w, g, none = rng.normal(3, 2), rng.normal(3, 2), torch.zeros(3, 2)
@@ -163,7 +162,6 @@ def test_norms_and_moments_are_not_kept_in_float16(run, rng, kind, weight, scale
 
 
 @exercise(LAYERWISE, kind="numerics")
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_closure_is_called_first_with_autograd_on(run, rng, kind):
     weights, _ = draw(rng)
     options = hyperparameters(rng, kind)
@@ -179,7 +177,6 @@ def test_a_closure_is_called_first_with_autograd_on(run, rng, kind):
 
 
 @exercise(LAYERWISE, kind="numerics")
-@pytest.mark.parametrize("kind", KINDS)
 def test_bad_hyperparameters_are_refused(run, kind):
     own = {"LARS": [{"momentum": 1.0}, {"momentum": -0.1}, {"trust": 0.0}]}
     own["LAMB"] = [{"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1e-6}]
@@ -191,7 +188,6 @@ def test_bad_hyperparameters_are_refused(run, kind):
 
 
 @exercise(LAYERWISE, kind="property")
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_layers_step_is_as_long_as_its_share_of_the_layer(run, rng, kind):
     """The step must not depend on the gradient's length: this is why large batches train."""
     for scale in (1e-4, 1.0, 1e4):
@@ -225,7 +221,6 @@ def test_state_is_what_the_equations_need_and_a_run_goes_on_from_it(run, rng, ki
 
 
 @exercise(LAYERWISE, kind="property")
-@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_read_back_to_the_host(run, rng, kind):
     weights, gradients = draw(rng, steps=2)
     got = run(probes.steps, kind, weights, [], hyperparameters(rng, kind), gradients)

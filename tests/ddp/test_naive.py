@@ -7,8 +7,6 @@ elsewhere); let torch's DDP do it (forbidden, and the ledger would show buckets 
 local values (the shares differ); reduce the parameters instead of the gradients (the gradients themselves tell).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

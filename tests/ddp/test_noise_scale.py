@@ -6,8 +6,6 @@ be faked or got wrong: the variance over ranks of the wrong thing, the big batch
 problem whose true G and Σ are known, at eight standard errors of the mean that is judged.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

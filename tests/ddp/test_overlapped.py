@@ -7,8 +7,6 @@ all sent by a callback at the end of backward (too few had been sent when backwa
 ledger knows); a hook that reduces the parameter (the gradients tell).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -5,8 +5,6 @@ How it would be faked: send one's own part to everyone (peers); through rank 0 (
 part is different); leave out one's own part (outputs hold rubbish before).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.pytest_plugin import exercise

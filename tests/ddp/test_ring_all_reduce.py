@@ -6,8 +6,6 @@ all and add (bytes, memory); pad to a multiple of W, or forget the rest (lengths
 ranks where the group's are meant (the group is a part of the world); torch's all_reduce (forbidden, and in the ledger).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

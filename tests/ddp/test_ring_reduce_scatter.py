@@ -5,8 +5,6 @@ W − 1 parts to one neighbour. How it would be faked: all-reduce and keep a par
 (it is compared); a copy of the input (memory); end one place off (every part is different).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.pytest_plugin import exercise

@@ -1,7 +1,5 @@
 """The messages that a sharded model must send in a step, and likely causes if it sends others."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from lab.harness.judge import measured
@@ -20,7 +18,7 @@ def parts(plan, world, small=0, blocks=False) -> tuple[list, int, int]:
     blocks: they alone are layers.
     """
     m = Net(plan)
-    layers = [("embedding", m.embedding), *((i, b) for i, b in enumerate(m.blocks)), ("norm", m.norm), ("head", m.head)]
+    layers = [("embedding", m.embedding), *enumerate(m.blocks), ("norm", m.norm), ("head", m.head)]
     sizes = [(name, sum(p.numel() for p in layer.parameters())) for name, layer in layers]
     sizes = [(name, size) for name, size in sizes if size >= small and (not blocks or isinstance(name, int))]
     every = sum(p.numel() for p in m.parameters())
@@ -42,10 +40,8 @@ def sends(rows) -> Counter:
     """The messages sent. All-reduces count by elements, since small parameters may share a message."""
     found: Counter = Counter()
     for r in rows:
-        if r["op"] == "all_reduce":
-            found[r["op"], r["phase"], 1, r["dtype"]] += r["elements"]
-        else:
-            found[r["op"], r["phase"], r["elements"], r["dtype"]] += 1
+        size, times = (1, r["elements"]) if r["op"] == "all_reduce" else (r["elements"], 1)
+        found[r["op"], r["phase"], size, r["dtype"]] += times
     return found
 
 

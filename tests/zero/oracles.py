@@ -1,7 +1,5 @@
 """Draws inputs for sharded optimizers, and checks that they step exactly like the optimizer they shard."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 
@@ -11,6 +9,8 @@ from lab.harness.judge import measured, never_holds
 from lab.harness.trace import Trace
 
 from . import probes_optimizer as probes
+
+NEEDS = {"zero1": [], "split": ["zero.zero1"]}  # prerequisites, by kind
 
 # Options with which each optimizer keeps as much state as possible.
 OPTIONS = {
@@ -77,44 +77,35 @@ def draw_groups(rng, plan, count=3) -> list:
     return groups
 
 
-def steps_as_the_whole(run, plan, kind, world, needs=(), hold=()) -> list[list[dict]]:
+def steps_as_the_whole(run, plan, kind, world, hold=()) -> list[list[dict]]:
     """Assert that after every step every rank's tensors equal those of the plain optimizer, bit for bit.
 
-    Returns the switch's record of each step of each rank: "rows", "payloads", and "stood_still": how often the rank
-    waited while the switch withheld answers. hold: numbers of the steps in which the switch does so.
+    Returns what `seen` does of each rank, if all take part. hold: numbers of the steps in which the switch withholds
+    answers.
     """
     want = run(probes.train, "plain", {**plan, "only": []})
     between = [(f"step {step}", f"step {step} is done") for step in hold]
-    traces = run.trace(probes.train, kind, plan, world=world, replace=[*needs], hold=between)
-    told = {
-        rank: {**traces[rank].values, "rows": [step["rows"] for step in seen(traces[rank], len(plan["steps"]))]}
-        for rank in plan.get("only") or range(world)
-    }
-    for rank, got in told.items():
-        same_steps(f"rank {rank} of {world}, {plan['optimizer']}", got, want, plan)
-    return [seen(trace, len(plan["steps"])) for trace in traces] if len(told) == world else []
+    traces = run.trace(probes.train, kind, plan, world=world, replace=NEEDS[kind], hold=between)
+    for rank in plan.get("only") or range(world):
+        same_steps(f"rank {rank} of {world}, {plan['optimizer']}", traces[rank].values, want, plan)
+    return [] if plan.get("only") else [seen(trace, len(plan["steps"])) for trace in traces]
 
 
 def seen(trace: Trace, steps: int) -> list[dict]:
-    """The messages of each step, and those between it and the next."""
-    names = [name for step in range(steps) for name in (f"step {step}", f"step {step} is done")]
-    rows = trace.cut(names)
-    starts = [gate.issued for gate in trace.gates[::2]]
-    told = []
-    for first, last, within, after in zip(
-        starts, [*starts[1:], len(trace.messages)], rows[::2], rows[1::2], strict=True
-    ):
-        still = [row.number for row in trace.stood_still if first <= row.number < last]
-        told.append({"rows": within + after, "payloads": trace.payloads[first:last], "stood_still": len(still)})
-    return told
+    """Of each step: "rows", its messages and those between it and the next; "stood_still", how often the rank waited
+    for them while the switch withheld answers."""
+    cut = trace.cut([name for step in range(steps) for name in (f"step {step}", f"step {step} is done")])
+    waited = [row.number for row in trace.stood_still]
+    rows = [within + after for within, after in zip(cut[::2], cut[1::2], strict=True)]
+    return [{"rows": own, "stood_still": sum(waited.count(row["number"]) for row in own)} for own in rows]
 
 
-def grows_by_a_share(run, rng, kind, needs=()) -> None:
+def grows_by_a_share(run, rng, kind) -> None:
     """Assert that a rank keeps only its share of AdamW's state: no old gradients, no copies of tensors."""
     world, sizes, seed = 4, [rng.integers(740_000, 780_000) for _ in range(12)], rng.integers(0, 10**6)
     want = run(probes.large, "plain", sizes, seed, 2)
-    traces = run.trace(probes.large, kind, sizes, seed, 2, world=world, replace=[*needs])
-    little = run.trace(probes.large, kind, [8] * 12, seed, 2, world=world, replace=[*needs])
+    traces = run.trace(probes.large, kind, sizes, seed, 2, world=world, replace=NEEDS[kind])
+    little = run.trace(probes.large, kind, [8] * 12, seed, 2, world=world, replace=NEEDS[kind])
     copy = 4 * sum(sizes)
     for rank, (trace, small) in enumerate(zip(traces, little, strict=True)):
         for i, tensor in enumerate(want["digests"]):
@@ -129,12 +120,12 @@ def grows_by_a_share(run, rng, kind, needs=()) -> None:
         never_holds(trace, small, what, copy, needs_bytes)
 
 
-def goes_on_from_its_own_state_dict(run, rng, kind, world, needs=()) -> None:
+def goes_on_from_its_own_state_dict(run, rng, kind, world) -> None:
     """Assert that a new optimizer of this kind, in a group of the same size, continues from the first one's state."""
     plan = draw_plan(rng, rng.choice(["AdamW", "SGD"]), count=7)
     plan["groups"] = draw_groups(rng, plan)
     want = run(probes.train, "plain", plan)
-    for rank, got in enumerate(run(probes.resumed, kind, kind, plan, 2, world=world, replace=[*needs])):
+    for rank, got in enumerate(run(probes.resumed, kind, kind, plan, 2, world=world, replace=NEEDS[kind])):
         same_after_loading(f"rank {rank}: after state_dict() and load_state_dict()", got["values"], want)
         assert got["rates"] == want["rates"], (
             f"rank {rank}: learning rates after load_state_dict {got['rates']}, expected {want['rates']}"
@@ -208,16 +199,16 @@ def sent_bytes(rows, rank, world) -> float:
     return total
 
 
-def owned(run, plan, kind, world, needs=()) -> list[float]:
+def owned(run, plan, kind, world) -> list[float]:
     """Bytes of the tensors that each rank owns: those that it sends to each other rank in the plan's one step."""
-    (steps,) = zip(*steps_as_the_whole(run, plan, kind, world, needs), strict=True)
+    (steps,) = zip(*steps_as_the_whole(run, plan, kind, world), strict=True)
     return [sent_bytes(step["rows"], rank, world) / (world - 1) for rank, step in enumerate(steps)]
 
 
-def sends_parameters_once(run, plan, kind, world, padding, needs=()) -> None:
+def sends_parameters_once(run, plan, kind, world, padding) -> None:
     """Assert that in each step all ranks send no more than their own tensors. padding: bytes that may be added."""
     size = sum(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
-    for step, told in enumerate(zip(*steps_as_the_whole(run, plan, kind, world, needs), strict=True)):
+    for step, told in enumerate(zip(*steps_as_the_whole(run, plan, kind, world), strict=True)):
         sent = sum(sent_bytes(got["rows"], rank, world) for rank, got in enumerate(told))
         measured(f"bytes that {world} ranks send in a step", sent, (world - 1) * (size + padding), "bytes", True)
         ops = sorted({r["op"] for got in told for r in got["rows"]})

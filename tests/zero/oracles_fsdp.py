@@ -1,6 +1,7 @@
 """Inputs, float64 oracles and shared checks of sharded models."""
 
-from __future__ import annotations
+from dataclasses import replace
+from operator import call
 
 import torch
 
@@ -8,7 +9,6 @@ from lab.harness import gated, judge
 from lab.harness.judge import close
 from lab.ranks import gates
 
-from ..ddp.chains import called
 from . import probes_fsdp
 from .probes_fsdp import DTYPES, Net
 
@@ -19,11 +19,6 @@ def draw_plan(rng, blocks=3, **flags) -> dict:
     """Sizes of a net: all layers differ in size, and need not be divisible by the number of ranks."""
     hidden = rng.shuffled(range(9, 9 + 2 * blocks, 2))
     return {"width": rng.integers(5, 7), "hidden": hidden, "vocabulary": rng.integers(11, 17), **flags}
-
-
-def draw_states(rng, plan, world) -> list[dict]:
-    """A state per rank, with values that differ between ranks; tied weights are equal."""
-    return [gated.draw_state(rng, Net(plan), 0.4) for _ in range(world)]
 
 
 def draw_batches(rng, plan, world, orders) -> list:
@@ -90,19 +85,19 @@ def _forward(m, tokens, order, kind):
 
 
 def trains_as_one(
-    run, rng, expect, kind, plan, orders, world, optim="sgd", options=None, reduced="", hold=()
+    run, rng, kind, plan, orders, world, optim="sgd", options=None, reduced="", hold=(), expect=call
 ) -> list[dict]:
     """Assert that ranks train like one process on the whole batch: start, losses, outputs, weights, summed gradients.
 
     Returns each rank's values, with "seen": the switch's record of each step. hold: pairs of gates between which the
     switch withholds answers.
     """
-    states = draw_states(rng, plan, world)
+    states = [gated.draw_state(rng, Net(plan), 0.4) for _ in range(world)]  # which differ between ranks
     batches = draw_batches(rng, plan, world, orders)
     numbers = draw_numbers(rng, orders)
     how = [optim, rng.uniform(0.05, 0.1) if optim == "sgd" else rng.uniform(0.01, 0.02)]
     traces = run.trace(
-        probes_fsdp.train, kind, options or {}, plan, states, batches, how, [], world=world, replace=NEEDS[kind],
+        probes_fsdp.train, kind, options or {}, plan, states, batches, how, world=world, replace=NEEDS[kind],
         gates=numbers, hold=hold,
     )  # fmt: skip
     ranks = [{**trace.values, "seen": seen(trace, orders)} for trace in traces]
@@ -220,30 +215,22 @@ def seen(trace, orders) -> list[dict]:
     """For each step: "rows", its messages with their phase, in order; "no_grad", the messages after the step; "asked",
     gate → how many messages of the step had left when it was first requested; "stood_still", numbers of the rows for
     which the rank waited while the switch withheld answers."""
-    marks = [(gate.issued, gate.name) for gate in trace.gates if gate.name.split()[-1] in PHASES - {"backward"}
-             or (gate.name.endswith(" backward") and "block" not in gate.name)]  # fmt: skip
-    names = [
+    marks = [gate for gate in trace.gates if gate.name.split(" ", 1)[-1] in PHASES]
+    phases = [
         [f"{step}.{i} {name}" for i in range(len(micros)) for name in ("forward", "backward")]
         + [f"{step} {name}" for name in ("finish", "step", "no_grad", "over")]
         for step, micros in enumerate(orders)
     ]
-    asked, expected = [name for _, name in marks], [name for step in names for name in step]
-    assert asked == expected, f"expected to see {', '.join(expected)}, saw {', '.join(asked) or 'nothing'}"
-    ends, told = [*(issued for issued, _ in marks[1:]), len(trace.messages)], []
-    spans = {name: (first, last) for (first, name), last in zip(marks, ends, strict=True)}
-    for step, own in enumerate(names):
-        first, rows = spans[own[0]][0], {}
-        for name in own:
-            phase = name.split()[-1]
-            rows.setdefault(phase, []).extend(
-                {**row.plain(), "phase": phase} for row in trace.messages[slice(*spans[name])]
-            )
-        issued = {gate.name: gate.issued - first for gate in reversed(trace.gates)}
-        evaluated, _ = rows.pop("no_grad"), rows.pop("over")
-        every = sorted((row for some in rows.values() for row in some), key=lambda row: row["number"])
+    names = [name for step in phases for name in step]
+    cut = dict(zip(names, replace(trace, gates=marks).cut(names), strict=True))
+    issued, told = {gate.name: gate.issued for gate in reversed(trace.gates)}, []
+    for step, (*work, no_grad, _) in enumerate(phases):
+        own = [name for name in issued if name.startswith((f"{step}.", f"{step} "))]
+        rows = [{**row, "phase": name.split()[-1]} for name in work for row in cut[name]]
         told.append({
-            "rows": every, "no_grad": evaluated, "payloads": [trace.payloads[row["number"]] for row in every],
-            "asked": {name: n for name, n in issued.items() if name.startswith((f"{step}.", f"{step} "))},
+            "rows": rows, "no_grad": [{**row, "phase": "no_grad"} for row in cut[no_grad]],
+            "payloads": [trace.payloads[row["number"]] for row in rows],
+            "asked": {name: issued[name] - issued[work[0]] for name in own},
             "stood_still": {row.number for row in trace.stood_still},
         })  # fmt: skip
     return told
@@ -285,11 +272,6 @@ def mean_of(ranks, group, values, factor, cause, half=False):
         told["shards"] = torch.cat([ranks[r]["cut"].flatten() for r in group])[: want.numel()]
     for what, got in told.items():
         close(got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause)
-
-
-def steps_of(run, rng, kind, plan, orders, world, options=None, reduced="", hold=()) -> list[dict]:
-    """Train; assert right results; return each rank's values and messages."""
-    return trains_as_one(run, rng, called, kind, plan, orders, world, "sgd", options, reduced, hold)
 
 
 def held_beside(run, kind, options, plan, tokens, world) -> list:

@@ -1,7 +1,5 @@
 """Probes of the memory counts, and of what torch's own sharded optimizer keeps and sends."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -29,8 +27,4 @@ def measured(impl, sizes: list) -> dict:
         dist.all_reduce(p.grad)
     o.step()
     kept = sum(t.nbytes for s in o.optim.state.values() for t in s.values() if t.ndim)
-    return {
-        "optimizer": kept,
-        "gradients": sum(p.grad.nbytes for p in ps),
-        "parameters": sum(p.nbytes for p in ps),
-    }
+    return {"optimizer": kept, "gradients": sum(p.grad.nbytes for p in ps), "parameters": sum(p.nbytes for p in ps)}

@@ -1,7 +1,5 @@
 """Probes of sharded models: train a net on each rank; return what was sent and when, and memory held."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 from unittest.mock import Mock
@@ -133,9 +131,7 @@ def optimizer(name: str, parameters: Any, lr: float, made: Any = None) -> Any:
     return made(parameters, cls, lr=lr, **options) if made else cls(parameters, lr=lr, **options)
 
 
-def train(
-    impl, kind: str, options: dict, plan: dict, states: PerRank, batches: PerRank, optim: list, groups: list
-) -> dict:
+def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: PerRank, optim: list) -> dict:
     """Train on this rank's batches: [rank][step][micro-batch] -> [tokens, targets, order]. optim: [name, lr].
 
     The net of an odd number of ranks is in evaluation mode.
@@ -143,10 +139,9 @@ def train(
     rank = dist.get_rank()
     m = Net(plan)
     m.load_state_dict(states[rank])
-    m.passing.fill_(rank not in [ranks[0] for ranks in groups or [[0]]])
-    group = group_of(rank, groups)
+    m.passing.fill_(rank != 0)
     changed = modes.put(m, training=dist.get_world_size() % 2 == 0)
-    wrapped, stepper = sharded(impl, kind, m, optim, **options, **group)
+    wrapped, stepper = sharded(impl, kind, m, optim, **options)
     most = count_layers(wrapped, m)
     start = plain_state(wrapped)
     dtypes, losses, evaluated, left, unfreed = [], [], [], [], []
@@ -267,18 +262,18 @@ def stepped(impl, value: torch.Tensor, start: int, group: dict, dropped: float =
     return {**told, "whole": told["whole"] - m.weight.detach()}
 
 
-def nested(impl, kind: str) -> str:
+def nested(impl) -> str:
     """The error for nested layers."""
     m = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Linear(3, 3))
-    return raised(lambda: wrap(impl, kind, m, layers=[m[1], m[0], m[0][0]]))
+    return raised(lambda: wrap(impl, "gather", m, layers=[m[1], m[0], m[0][0]]))
 
 
-def two_names(impl, kind: str) -> list[dict]:
+def two_names(impl) -> list[dict]:
     """The state of a layer that is registered twice: the original's, and the wrapper's."""
     m = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     m.append(m[0])
     whole = plain(nn.Module.state_dict(m))
-    return [whole, plain_state(wrap(impl, kind, m, small=0))]
+    return [whole, plain_state(wrap(impl, "gather", m, small=0))]
 
 
 class Keywords(nn.Module):

@@ -1,21 +1,24 @@
 """Probes of sharded optimizers: take steps with given gradients; return memory held, and what was sent."""
 
-from __future__ import annotations
-
 import gc
 import math
 import warnings
 import weakref
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler
 
+from lab.harness.compare import interleaved
 from lab.harness.raising import raised
+from lab.measure.clock import sleep
 from lab.measure.memory import meter
 from lab.measure.process import settled, weigh
 from lab.ranks import gates
+
+from ..ddp.probes import fill
 
 BALLAST = 2.25  # times all parameters: a step needs gradients, and buffers for sending and receiving
 OTHER_RATE = 0.77  # learning rate of an optimizer before it loads another's state_dict
@@ -74,16 +77,16 @@ def counting(cls: type, updated: list) -> type:
     return Counting
 
 
-def parameters(plan: dict, seed: int = 0) -> list[nn.Parameter]:
-    """The plan's parameters, with seed added to every value; transposed ones are not contiguous."""
+def parameters(plan: dict) -> list[nn.Parameter]:
+    """The plan's parameters; transposed ones are not contiguous."""
     made = []
     for i, value in enumerate(plan["values"]):
-        value = (value + seed).mT.contiguous().mT if i in plan.get("transposed", []) else value + seed
+        value = value.clone().mT.contiguous().mT if i in plan.get("transposed", []) else value.clone()
         made.append(nn.Parameter(value, requires_grad=i not in plan.get("frozen", [])))
     return made
 
 
-def given(plan: dict, ps: list, groups: list):
+def given(ps: list, groups: list):
     """The first argument of an optimizer: a generator of tensors, or dicts."""
     if groups == ["all"]:
         return (p for p in ps)
@@ -102,7 +105,7 @@ def train(impl, kind: str, plan: dict) -> dict:
         if dist.get_rank() not in plan["only"]:
             return {}
     ps = parameters(plan)
-    o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"], group)
+    o = optimizer(impl, kind, given(ps, plan["groups"]), plan["optimizer"], plan["options"], group)
     assert isinstance(o, torch.optim.Optimizer), f"a {type(o).__name__} is no torch.optim.Optimizer"
     scheduler = SCHEDULERS[plan.get("scheduler", "none")](o)
     told: dict = {"values": [], "kept": [], "returned": [], "calls": 0, "grad_enabled": True}
@@ -116,7 +119,7 @@ def train(impl, kind: str, plan: dict) -> dict:
     for number, step in enumerate(plan["steps"]):
         for i in step.get("thaw", []):
             ps[i].requires_grad_(True)
-        for added in given(plan, ps, step.get("add", [])):
+        for added in given(ps, step.get("add", [])):
             o.add_param_group(added)
         gates.mark(f"step {number}")
         if plan.get("closure"):
@@ -130,18 +133,11 @@ def train(impl, kind: str, plan: dict) -> dict:
         o.zero_grad(**({"set_to_none": plan["set_to_none"]} if "set_to_none" in plan else {}))
         told["kept"].append([-1.0 if p.grad is None else float(p.grad.abs().max()) for p in ps])
         if scheduler is not None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 scheduler.step()
     told["rates"] = [float(g.get("lr", math.nan)) for g in o.param_groups]  # NaN: its defaults name none
     told["listed"] = [[next((i for i, p in enumerate(ps) if p is q), -1) for q in g["params"]] for g in o.param_groups]
     return told
-
-
-def fill(ps: list, gradients: list) -> None:
-    """Give each tensor its gradient, or None."""
-    for p, g in zip(ps, gradients, strict=True):
-        p.grad = None if g is None else g.clone()
 
 
 def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
@@ -155,7 +151,7 @@ def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
     updated: list[int] = []
     gc.collect()
     with meter([*ps, *(p.grad for p in ps if p.grad is not None)]) as memory:
-        o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"], updated=updated)
+        o = optimizer(impl, kind, given(ps, plan["groups"]), plan["optimizer"], plan["options"], updated=updated)
         del updated[:]  # ignore calls before the first step
         for _ in range(2):
             o.step()
@@ -203,12 +199,12 @@ def resumed(impl, first: str, kind: str, plan: dict, cut: int) -> dict:
     """Steps of the first kind up to `cut`; the rest by one of the other, on tensors of the same values, that loaded its
     state_dict(). "shown": bytes of its state."""
     ps = parameters(plan)
-    before = optimizer(impl, first, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"])
+    before = optimizer(impl, first, given(ps, plan["groups"]), plan["optimizer"], plan["options"])
     for step in plan["steps"][:cut]:
         fill(ps, step["gradients"])
         before.step()
     ps = [nn.Parameter(p.detach().clone(), p.requires_grad) for p in ps]
-    o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], {**plan["options"], "lr": OTHER_RATE})
+    o = optimizer(impl, kind, given(ps, plan["groups"]), plan["optimizer"], {**plan["options"], "lr": OTHER_RATE})
     o.load_state_dict(before.state_dict())
     del before
     for step in plan["steps"][cut:]:
@@ -229,3 +225,50 @@ def refused(impl, kind: str, names: list) -> dict:
     o = optimizer(impl, kind, one, "SGD", {"lr": 0.1})
     told["a tensor twice"] = raised(lambda: o.add_param_group({"params": [one[0]]}))
     return told
+
+
+# ---- timed, on a link ----
+
+
+class Slow(torch.optim.SGD):
+    """SGD whose step sleeps `seconds_each` per element, so that ranks that share cores do not slow each other."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, seconds_each: float = 0.0):
+        super().__init__(params, lr=lr)
+        self.seconds_each = seconds_each
+
+    def step(self, closure: Any = None) -> Any:
+        elements = sum(p.numel() for g in self.param_groups for p in g["params"] if p.grad is not None)
+        sleep(self.seconds_each * elements)
+        return super().step(closure)
+
+
+def step_seconds(impl: Any, whole: bool, sizes: list, seconds_each: float, pairs: int, seed: int) -> tuple:
+    """Seconds of an unsharded step (every rank updates everything, then a blocking broadcast per tensor), or of a
+    sharded one; and the worst error of a parameter.
+
+    whole: the unsharded step. It never loads the code under test. Gradients differ between steps, and are equal on all
+    ranks.
+    """
+    ranks, ps = dist.get_world_size(), [nn.Parameter(torch.zeros(size)) for size in sizes]
+    draw, wanted, worst = torch.Generator().manual_seed(seed), list[torch.Tensor](), [0.0]
+    options = {"seconds_each": seconds_each}
+    o = Slow(ps, **options) if whole else impl.zero.zero1.ShardedOptimizer(ps, Slow, **options)
+
+    def ready() -> None:
+        for p in ps:
+            p.grad = torch.rand(p.shape, generator=draw)
+        wanted[:] = [p.detach() - 1e-3 * p.grad for p in ps]
+        dist.barrier()
+
+    def everything() -> None:
+        o.step()
+        for i, p in enumerate(ps):
+            dist.broadcast(p.detach(), group_src=i % ranks)
+
+    def check(which: int) -> None:
+        worst.extend(float((p.detach() - want).abs().max()) for p, want in zip(ps, wanted, strict=True))
+
+    ready()
+    a, b = (everything, None) if whole else (None, o.step)
+    return (*interleaved(a, b, pairs, seed, ready, check), float(torch.tensor(worst).max()))

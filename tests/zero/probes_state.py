@@ -1,7 +1,5 @@
 """Probes of checkpoints: save, interrupt, and continue."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -91,34 +89,32 @@ def shared_folder() -> Path:
 
 
 def resume(impl, width, name, options, state, batches: list, stages: list) -> dict:
-    """Train in one group of ranks after the other, from one checkpoint to the next. stages: [ranks, gathered]."""
+    """Train in one group of ranks after the other, from one checkpoint to the next. stages: [ranks, gathered].
+
+    Returns the "state" at the end, and what this rank did in each of the "stages".
+    """
     folder = shared_folder()
     groups = [dist.new_group(ranks) for ranks, _ in stages]
-    told: dict = {"losses": [], "extra": [], "files": [], "flushed": [], "state": {}, "loaded": [], "saved": []}
+    told: dict = {"stages": [], "state": {}}
     for number, ((ranks, gathered), group) in enumerate(zip(stages, groups, strict=True)):
         dist.barrier()
         torch.manual_seed(100 * number + dist.get_rank())  # so that anything not loaded differs
-        losses, extra, files, loaded, whole, flushed_names = [], None, [], {}, {}, []
+        stage: dict = {"losses": [], "extra": None}
         if dist.get_rank() in ranks:
             m, o, scheduler = start(impl, width, name, options, group, None if number else state)
             saved = checkpoint(impl, folder, group)
             if number:
                 extra = _load(saved, m, o, f"on {len(ranks)} ranks, of what {len(stages[number - 1][0])} have saved")
-                loaded = everything(m, o)
+                stage |= {"loaded": everything(m, o), "extra": extra["note"]}
                 scheduler.load_state_dict(extra["scheduler"])
-            losses = steps(m, o, scheduler, batches[number])
+            stage["losses"] = steps(m, o, scheduler, batches[number])
             gates.mark(f"save {number}")
             with flushes() as flushed:
                 saved.save(m, o, gathered=gathered, extra={"scheduler": scheduler.state_dict(), "note": [number, "é"]})
             gates.mark(f"save {number} is done")
-            files, whole, flushed_names = listing(folder), everything(m, o), names_of(flushed, folder)
+            stage |= {"files": listing(folder), "saved": everything(m, o), "flushed": names_of(flushed, folder)}
             told["state"] = dict(nn.Module.state_dict(m))
-        told["losses"].append(losses)
-        told["extra"].append(extra and extra["note"])
-        told["files"].append(files)
-        told["flushed"].append(flushed_names)
-        told["loaded"].append(loaded)
-        told["saved"].append(whole)
+        told["stages"].append(stage)
     return told
 
 

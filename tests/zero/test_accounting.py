@@ -6,8 +6,6 @@ fit where W divides (sizes are drawn so that it does not); total/W where whole t
 rest); the paper's example by heart (others are drawn).
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

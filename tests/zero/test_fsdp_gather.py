@@ -8,8 +8,6 @@ once and kept, kept by autograd, or outside of torch, gradients reduced and kept
 each moment, by the kernel's books); old weights, gathered before the step and used after it (outputs under no_grad).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -20,7 +18,7 @@ from lab.harness.pytest_plugin import exercise
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
 from .messages_fsdp import messages, parts, sends, sends_exactly, told
-from .oracles_fsdp import draw_plan, natural, steps_of, trains_as_one
+from .oracles_fsdp import draw_plan, natural, trains_as_one
 from .probes_fsdp import METHODS
 from .weighed_fsdp import MOMENTS, holds_a_part
 
@@ -31,7 +29,7 @@ GATHER = "zero.fsdp_gather"
 @pytest.mark.parametrize(("world", "optim"), [(1, "adamw"), (2, "sgd"), (3, "adamw"), (5, "sgd")])
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, optim):
     plan = draw_plan(rng)
-    trains_as_one(run, rng, expect, "gather", plan, natural(plan, 2), world, optim, {"small": 20})
+    trains_as_one(run, rng, "gather", plan, natural(plan, 2), world, optim, {"small": 20}, expect=expect)
 
 
 @exercise(GATHER, kind="numerics")
@@ -39,7 +37,7 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 def test_tied_frozen_and_checkpointed_layers(run, rng, expect, case):
     flags = {"tied": True, "frozen": True, "checkpoint": True} if case == "all" else {case: True}
     plan = draw_plan(rng, **flags)
-    trains_as_one(run, rng, expect, "gather", plan, natural(plan, 2), 2, "adamw", {"small": rng.choice([0, 20])})
+    trains_as_one(run, rng, "gather", plan, natural(plan, 2), 2, "adamw", {"small": rng.choice([0, 20])}, expect=expect)
 
 
 @exercise(GATHER, kind="numerics")
@@ -48,13 +46,13 @@ def test_layers_that_rest_or_are_used_twice(run, rng, expect, checkpoint):
     plan = draw_plan(rng, checkpoint=checkpoint)
     every = list(range(3))
     orders = [[every], [rng.shuffled(every)[:2]], [[0, *rng.shuffled(every)]], [[2, 2, 1]]]
-    trains_as_one(run, rng, expect, "gather", plan, orders, 2, "sgd", {"small": 0})
+    trains_as_one(run, rng, "gather", plan, orders, 2, "sgd", {"small": 0}, expect=expect)
 
 
 @exercise(GATHER, kind="numerics")
 def test_several_backwards_add_up(run, rng, expect):
     plan = draw_plan(rng, tied=True)
-    trains_as_one(run, rng, expect, "gather", plan, natural(plan, 2, 2), 3, "adamw", {"small": 20})
+    trains_as_one(run, rng, "gather", plan, natural(plan, 2, 2), 3, "adamw", {"small": 20}, expect=expect)
 
 
 @exercise(GATHER, kind="numerics")
@@ -69,7 +67,7 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 
 @exercise(GATHER, kind="numerics")
 def test_the_state_has_every_name_of_a_layer(run):
-    for rank, (want, got) in enumerate(run(probes_fsdp.two_names, "gather", world=2)):
+    for rank, (want, got) in enumerate(run(probes_fsdp.two_names, world=2)):
         assert sorted(got) == sorted(want), f"rank {rank} of 2: full_state() has {[*got]}, state_dict() had {[*want]}"
         for name, tensor in want.items():
             close(got[name], tensor, tensor, f"{name} of rank {rank} of 2")
@@ -77,7 +75,7 @@ def test_the_state_has_every_name_of_a_layer(run):
 
 @exercise(GATHER, kind="numerics")
 def test_layers_within_layers_are_refused(run, rng):
-    (got,) = run(probes_fsdp.nested, "gather", world=1)
+    (got,) = run(probes_fsdp.nested, world=1)
     assert got == "ValueError", f"a layer within a layer: got {got}, expected ValueError"
 
 
@@ -87,7 +85,7 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, layers):
     plan, world = draw_plan(rng, checkpoint=rng.choice([False, True])), rng.integers(2, 3)
     small, blocks = 20 if layers == "a small one" else 2 * plan["width"], layers == "blocks"  # the norm has 2 · width
     options = {"small": small, **({"layers": "blocks"} if blocks else {})}
-    ranks = steps_of(run, rng, "gather", plan, natural(plan, 2), world, options)
+    ranks = trains_as_one(run, rng, "gather", plan, natural(plan, 2), world, options=options)
     sends_exactly(
         ranks, messages(plan, world, small, blocks),
         "each layer is gathered in forward, gathered again and reduce-scattered in backward, in parts of a W-th; what "
@@ -125,7 +123,7 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, layers):
 @exercise(GATHER, kind="property")
 def test_frozen_parameters_are_never_reduced(run, rng):
     plan = draw_plan(rng, frozen=True)
-    for rank, got in enumerate(steps_of(run, rng, "gather", plan, natural(plan, 1), 2, {"small": 0})):
+    for rank, got in enumerate(trains_as_one(run, rng, "gather", plan, natural(plan, 1), 2, options={"small": 0})):
         count = sum(row["op"] == "reduce_scatter" for row in got["seen"][0]["rows"])
         assert count == 5, (
             f"rank {rank}: {count} reduce-scatters, expected 5: embedding, norm and head, the block that is trained, "

@@ -8,8 +8,6 @@ masters (steps too small for them); autocast (forbidden, and its messages are fl
 (large gradients).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ from lab.harness.pytest_plugin import exercise
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
 from .messages_fsdp import messages, sends_exactly
-from .oracles_fsdp import BLOCK, NEEDS, draw_plan, natural, steps_of, trains_as_one
+from .oracles_fsdp import BLOCK, NEEDS, draw_plan, natural, trains_as_one
 from .probes_fsdp import DTYPES
 from .weighed_fsdp import holds_a_part
 
@@ -35,7 +33,7 @@ def test_masters_are_those_of_one_process(run, rng, expect, world, dtype, reduce
     plan = draw_plan(rng, **{case: True})
     options = {"compute_dtype": dtype} | ({"reduce_dtype": reduce} if reduce else {})
     orders = natural(plan, 3, rng.integers(1, 2))
-    trains_as_one(run, rng, expect, "mixed", plan, orders, world, "sgd", options, reduced=dtype)
+    trains_as_one(run, rng, "mixed", plan, orders, world, "sgd", options, reduced=dtype, expect=expect)
 
 
 @exercise(MIXED, kind="numerics")
@@ -66,7 +64,7 @@ def test_messages_have_the_dtypes_that_were_asked_for(run, rng, dtype, reduce):
     plan, world = draw_plan(rng), rng.integers(2, 3)
     options = {"compute_dtype": dtype} | ({"reduce_dtype": reduce} if reduce else {})
     rough = "bfloat16" if "bfloat16" in (dtype, reduce) else dtype
-    ranks = steps_of(run, rng, "mixed", plan, natural(plan, 2), world, options, reduced=rough)
+    ranks = trains_as_one(run, rng, "mixed", plan, natural(plan, 2), world, options=options, reduced=rough)
     sends_exactly(
         ranks, messages(plan, world, dtype=dtype, backward_dtype=reduce or dtype),
         "cast the shard before it is gathered, and the gradient before it is scattered; every layer is cut",

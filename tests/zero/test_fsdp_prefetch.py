@@ -11,8 +11,6 @@ drawn, and changed later); gathers that nobody uses (messages are counted). All 
 weights are right.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -21,7 +19,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
 from .messages_fsdp import messages, parts, sends_exactly
-from .oracles_fsdp import BLOCK, draw_plan, natural, steps_of, trains_as_one
+from .oracles_fsdp import BLOCK, draw_plan, natural, trains_as_one
 from .weighed_fsdp import holds_a_part
 
 PREFETCH = "zero.fsdp_prefetch"
@@ -31,7 +29,7 @@ PREFETCH = "zero.fsdp_prefetch"
 @pytest.mark.parametrize(("world", "case"), [(1, "tied"), (2, "frozen"), (3, "checkpoint")])
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, case):
     plan = draw_plan(rng, **{case: True})
-    trains_as_one(run, rng, expect, "prefetch", plan, natural(plan, 3, 2), world, "adamw", {"small": 20})
+    trains_as_one(run, rng, "prefetch", plan, natural(plan, 3, 2), world, "adamw", {"small": 20}, expect=expect)
 
 
 @exercise(PREFETCH, kind="numerics")
@@ -46,7 +44,7 @@ def test_layers_that_rest_change_places_or_are_used_twice(run, rng, expect, chec
         [[0, *rng.shuffled(every)]],
         [[2, 2, 1], every],
     ]
-    trains_as_one(run, rng, expect, "prefetch", plan, orders, 2, "sgd", {"small": 0})
+    trains_as_one(run, rng, "prefetch", plan, orders, 2, "sgd", {"small": 0}, expect=expect)
 
 
 @exercise(PREFETCH, kind="numerics")
@@ -66,13 +64,14 @@ def by_layer(plan, world, rows, op, phase) -> dict:
             if (r["op"], r["phase"]) == (op, phase) and r["elements"] in sizes}  # fmt: skip
 
 
-def watched(run, rng, blocks=4):
+def watched(run, rng):
     """(what, step, plan, world, order) of the steps in which the order is known: the second in each of two orders.
 
     The first order is not that of registration. In the second order, the first block moves to the end, so that a
     backward prefetches one block in vain. The switch withholds answers to a message until the block that computes next
     is done.
     """
+    blocks = 4
     plan, world = draw_plan(rng, blocks), rng.integers(2, 3)
     order = [*rng.choice([*itertools.permutations(range(blocks))][1:])]
     orders = [order, order, [*order[1:], order[0]], [*order[1:], order[0]]]
@@ -82,7 +81,7 @@ def watched(run, rng, blocks=4):
         back = ["blocks", *(f"block {i} backward" for i in reversed(orders[number]))]
         hold += [(f"{number}.0 {a}", f"{number}.0 {b}") for some in (ends, back) for a, b in itertools.pairwise(some)]
         hold.append((f"{number}.0 {back[-1]}", f"{number} finish"))
-    ranks = steps_of(run, rng, "prefetch", plan, [[o] for o in orders], world, {"small": 20}, hold=hold)
+    ranks = trains_as_one(run, rng, "prefetch", plan, [[o] for o in orders], world, options={"small": 20}, hold=hold)
     for rank, got in enumerate(ranks):
         for number in (1, 3):
             asked = {name.split(" ", 1)[1]: n for name, n in got["seen"][number]["asked"].items()}
@@ -126,7 +125,7 @@ def test_one_layer_is_on_its_way_while_another_computes(run, rng):
 def test_nothing_more_is_sent(run, rng, checkpoint):
     plan = draw_plan(rng, checkpoint=checkpoint)
     options = {"small": 20} if checkpoint else {"small": 20, "layers": "blocks"}
-    ranks = steps_of(run, rng, "prefetch", plan, natural(plan, 3), 2, options)
+    ranks = trains_as_one(run, rng, "prefetch", plan, natural(plan, 3), 2, options=options)
     want = messages(plan, 2, 20, blocks=not checkpoint)
     sends_exactly(ranks, want, "fetching ahead moves gathers, and adds none", plan, 2, 20)
 

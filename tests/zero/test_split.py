@@ -8,8 +8,6 @@ kept (by how much the process grew, by the kernel's books); a list of refused na
 are not elementwise are tried).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -18,23 +16,22 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles
 from . import probes_optimizer as probes
-from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, steps_as_the_whole
+from .oracles import NEEDS, OPTIONS, draw_gradients, draw_groups, draw_plan, steps_as_the_whole
 
 SPLIT = "zero.split"
-NEEDS = ["zero.zero1"]
 ELEMENTWISE = [n for n in OPTIONS if n != "Adafactor"]
 
 
 @exercise(SPLIT, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_steps_are_those_of_the_unsharded_optimizer(run, rng, world):
-    steps_as_the_whole(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "split", world, NEEDS)
+    steps_as_the_whole(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "split", world)
 
 
 @exercise(SPLIT, kind="numerics")
 @pytest.mark.parametrize("name", [n for n in ELEMENTWISE if n != "AdamW"])
 def test_elementwise_optimizers(run, rng, name):
-    steps_as_the_whole(run, draw_plan(rng, name), "split", rng.integers(2, 3), NEEDS)
+    steps_as_the_whole(run, draw_plan(rng, name), "split", rng.integers(2, 3))
 
 
 @exercise(SPLIT, kind="numerics")
@@ -42,7 +39,7 @@ def test_fused_steps_are_off_by_an_ulp_at_most(run, rng):
     plan = draw_plan(rng, "AdamW", steps=3)
     plan["options"] = {**plan["options"], "fused": True}
     want = run(probes.train, "plain", plan)
-    for rank, got in enumerate(run(probes.train, "split", plan, world=2, replace=NEEDS)):
+    for rank, got in enumerate(run(probes.train, "split", plan, world=2, replace=NEEDS["split"])):
         for step, tensors in enumerate(want["values"]):
             for i, tensor in enumerate(tensors):
                 size = tensor.abs() + plan["options"]["lr"]  # an update is about lr large
@@ -63,7 +60,7 @@ def test_frozen_tensors_tensors_without_gradient_and_layouts(run, rng):
     thawed = plan["frozen"][0]
     plan["steps"][2]["thaw"] = [thawed]
     plan["steps"][2]["gradients"][thawed] = torch.ones_like(plan["values"][thawed])
-    steps_as_the_whole(run, plan, "split", 3, NEEDS)
+    steps_as_the_whole(run, plan, "split", 3)
 
 
 @exercise(SPLIT, kind="numerics")
@@ -71,7 +68,7 @@ def test_frozen_tensors_tensors_without_gradient_and_layouts(run, rng):
 def test_groups_and_schedulers(run, rng, scheduler):
     plan = draw_plan(rng, "AdamW", count=7, scheduler=scheduler, closure=True)
     plan["groups"] = draw_groups(rng, plan)
-    steps_as_the_whole(run, plan, "split", rng.integers(2, 4), NEEDS)
+    steps_as_the_whole(run, plan, "split", rng.integers(2, 4))
 
 
 @exercise(SPLIT, kind="numerics")
@@ -80,7 +77,7 @@ def test_groups_that_are_added_in_training_and_a_group_of_some_ranks(run, rng):
     first, *rest = draw_groups(rng, plan)
     plan["groups"] = [first]
     plan["steps"][0]["add"], plan["steps"][3]["add"] = rest[:1], rest[1:]
-    steps_as_the_whole(run, plan, "split", 4, NEEDS)
+    steps_as_the_whole(run, plan, "split", 4)
 
 
 @exercise(SPLIT, kind="numerics")
@@ -89,12 +86,12 @@ def test_fewer_elements_than_ranks(run, rng):
     shapes = [(), (rng.integers(1, 2),)]
     plan["values"] = [rng.normal(*s) for s in shapes]
     plan["steps"] = [{"gradients": draw_gradients(rng, plan["values"])} for _ in range(2)]
-    steps_as_the_whole(run, plan, "split", 5, NEEDS)
+    steps_as_the_whole(run, plan, "split", 5)
 
 
 @exercise(SPLIT, kind="numerics")
 def test_it_goes_on_from_its_own_state_dict(run, rng):
-    oracles.goes_on_from_its_own_state_dict(run, rng, "split", rng.integers(2, 3), NEEDS)
+    oracles.goes_on_from_its_own_state_dict(run, rng, "split", rng.integers(2, 3))
 
 
 @exercise(SPLIT, kind="numerics")
@@ -102,7 +99,7 @@ def test_what_is_not_elementwise_is_refused(run):
     others = ["Adadelta", "ASGD", "RAdam", "Rprop"]
     accepted = [*ELEMENTWISE, *others]
     names = ["Adafactor", "LBFGS", "Muon", "SparseAdam", *accepted]
-    (got,) = run(probes.refused, "split", names, world=1, replace=NEEDS)
+    (got,) = run(probes.refused, "split", names, world=1, replace=NEEDS["split"])
     want = {name: "nothing" if name in accepted else "ValueError" for name in names}
     wrong = [f"SplitOptimizer of {n} raised {got[n]}, expected {want[n]}" for n in names if got[n] != want[n]]
     assert not wrong, (
@@ -121,7 +118,7 @@ def test_shares_of_the_state_are_equal(run, rng, world):
     plan = oracles.plan_of(rng, [rng.normal(s) for s in sizes], name=rng.choice(["AdamW", "SGD"]))
     total = sum(4 * size for size in sizes)
     most = 1.02 * total / world + 4 * len(sizes)
-    for rank, own in enumerate(oracles.owned(run, plan, "split", world, NEEDS)):
+    for rank, own in enumerate(oracles.owned(run, plan, "split", world)):
         measured(f"sent by rank {rank} of {world}, for each other rank", own, most, "bytes", at_most=True)
         assert own <= most, (
             f"rank {rank} of {world} updates {own:,.0f} bytes of tensors, as it sent them to the others; tensors of "
@@ -131,7 +128,7 @@ def test_shares_of_the_state_are_equal(run, rng, world):
 
 @exercise(SPLIT, kind="property")
 def test_the_process_grows_by_one_share_of_the_state(run, rng):
-    oracles.grows_by_a_share(run, rng, "split", NEEDS)
+    oracles.grows_by_a_share(run, rng, "split")
 
 
 @exercise(SPLIT, kind="property")
@@ -139,4 +136,4 @@ def test_parameters_are_sent_once(run, rng):
     world = rng.integers(2, 4)
     plan = oracles.draw_even(rng, 20)
     padding = 8 * world * len(plan["values"])  # shares padded by an element a tensor and rank
-    oracles.sends_parameters_once(run, plan, "split", world, padding, NEEDS)
+    oracles.sends_parameters_once(run, plan, "split", world, padding)

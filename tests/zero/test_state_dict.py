@@ -8,8 +8,6 @@ the last name taken for the last whole one (the folder is copied before every fi
 them slow to begin, and every copy must load; and a disk that is full in the middle of a file).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -23,8 +21,7 @@ from . import probes_state as probes
 from .oracles import OPTIONS
 
 STATE_DICT = "zero.state_dict"
-NEEDS = ["zero.zero1"]
-ASKED = {"replace": NEEDS, "folder": {}}  # and a folder that all ranks have
+ASKED = {"replace": ["zero.zero1"], "folder": {}}  # and a folder that all ranks have
 
 
 def draw(rng, counts, width=0) -> tuple:
@@ -47,12 +44,13 @@ def test_2_ranks_then_4_then_3_go_on_as_one_did(run, rng, name, gathered):
             if rank not in ranks:
                 continue
             what = f"rank {rank}, {name}, on ranks {ranks} after {[r for r, _ in stages[:number]]}"
-            assert got["losses"][number] == want["losses"][number], (
-                f"{what}: losses {got['losses'][number]}, without interruption {want['losses'][number]}: "
+            stage = got["stages"][number]
+            assert stage["losses"] == want["losses"][number], (
+                f"{what}: losses {stage['losses']}, without interruption {want['losses'][number]}: "
                 f"{not_as_saved(told, stages, rank, number)}"
             )
             note = [number - 1, "é"] if number else None
-            assert got["extra"][number] == note, f"{what}: extra came back as {got['extra'][number]}, was {note}"
+            assert stage["extra"] == note, f"{what}: extra came back as {stage['extra']}, was {note}"
         for key, tensor in want["state"].items() if rank in stages[-1][0] else ():
             assert torch.equal(got["state"][key], tensor), (
                 f"rank {rank}: {key} differs at the end: {not_as_saved(told, stages, rank, len(stages) - 1)}"
@@ -63,11 +61,10 @@ def not_as_saved(told, stages, rank, number) -> str:
     """The kinds of state that load() restored differently from what was saved."""
     if not number:
         return "this is before anything was saved"
-    saved = {name: t for r in stages[number - 1][0] for name, t in told[r]["saved"][number - 1].items()}
-    loaded = {name for r in stages[number][0] for name in told[r]["loaded"][number]}
-    mine = told[rank]["loaded"][number]
+    saved = {name: t for r in stages[number - 1][0] for name, t in told[r]["stages"][number - 1]["saved"].items()}
+    loaded = {name for r in stages[number][0] for name in told[r]["stages"][number]["loaded"]}
     off: dict[str, list[str]] = {}
-    for name, t in mine.items():
+    for name, t in told[rank]["stages"][number]["loaded"].items():
         if name in saved and not torch.equal(t, saved[name]):
             kind = {"rate": "hyperparameters", "seen": "buffers"}.get(name.split()[0], "parameters")
             change = f" ({float(t):.4g}, saved {float(saved[name]):.4g})" if t.ndim == 0 else ""
@@ -114,29 +111,28 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
     traces = run.trace(probes.resume, *args, world=world, **ASKED)
     want = run(probes.uninterrupted, "plain", *args[:-1])
     for rank, trace in enumerate(traces):
-        assert trace.values["losses"] == want["losses"], (
-            f"rank {rank}: losses {trace.values['losses']}, without interruption {want['losses']}"
-        )
-    ranks = [trace.values for trace in traces]
-    for stage, what in enumerate(("sharded", "gathered")):
-        files = ranks[0]["files"][stage]
+        losses = [stage["losses"] for stage in trace.values["stages"]]
+        assert losses == want["losses"], f"rank {rank}: losses {losses}, without interruption {want['losses']}"
+    sharded, gathered = zip(*(trace.values["stages"] for trace in traces), strict=True)
+    for ranks, what in ((sharded, "sharded"), (gathered, "gathered")):
+        files = ranks[0]["files"]
         odd = [name for name, _, kind in files if kind == "other"]
         assert not odd, f"{what}: {odd} is neither JSON nor safetensors: a pickle can run code when it is loaded"
-        lost = sorted({name for name, *_ in files} - {Path(n).name for got in ranks for n in got["flushed"][stage]})
+        lost = sorted({name for name, *_ in files} - {Path(n).name for got in ranks for n in got["flushed"]})
         assert not lost, f"{what}: {lost} may not be on the disk when power fails: os.fsync each file once it is whole"
         data = [size for _, size, kind in files if kind == "safetensors"]
         count = 1 if what == "gathered" else world
         assert len(data) == count, (
             f"{what}: {len(data)} safetensors files ({files}), expected {count}, older ones removed"
         )
-    shares = [s for _, s, k in ranks[0]["files"][0] if k == "safetensors"]
-    whole = sum(s for _, s, k in ranks[0]["files"][1] if k == "safetensors")
+    shares = [s for _, s, k in sharded[0]["files"] if k == "safetensors"]
+    whole = sum(s for _, s, k in gathered[0]["files"] if k == "safetensors")
     measured("bytes of all shares on disk", sum(shares), 1.2 * whole, "bytes", at_most=True)
     assert sum(shares) <= 1.2 * whole, (
         f"shares of {shares} bytes for {whole}: each tensor is saved once, also a parameter, which all ranks have"
     )
     assert max(shares) <= 0.6 * whole, f"shares of {shares} bytes for {whole}: each rank writes what it has"
-    texts = sum(s for _, s, k in ranks[0]["files"][0] if k == "json")
+    texts = sum(s for _, s, k in sharded[0]["files"] if k == "json")
     assert texts <= whole / 2, f"{texts} bytes of JSON for {whole} of tensors: tensors go into safetensors"
     for rank, trace in enumerate(traces):
         saving = trace.cut([name for stage in range(2) for name in (f"save {stage}", f"save {stage} is done")])[0]

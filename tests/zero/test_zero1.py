@@ -11,8 +11,6 @@ switch keeps answers back until the step is done); everything updated everywhere
 its time, the clock). All of it is judged on runs whose tensors are those of the plain optimizer.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -22,7 +20,7 @@ from lab.harness.compare import compare
 from lab.harness.judge import decide, measured, timed
 from lab.harness.pytest_plugin import exercise
 
-from . import oracles, probes_state, probes_timed
+from . import oracles, probes_state
 from . import probes_optimizer as probes
 from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, owned, shares, steps_as_the_whole
 
@@ -172,9 +170,8 @@ def fair_share(run, plan, world) -> None:
         measured(f"sent by rank {rank} of {world}, for each other rank", own, total / world + largest, "bytes", True)
         assert abs(own - total / world) <= largest, (
             f"rank {rank} of {world} updates {own:,.0f} bytes of tensors, as it sent them to the others; all have "
-            f"{total:,}, a share {total / world:,.0f}, the largest tensor {largest:,}: "
-            "a rank updates its own tensors only, and the largest tensors are given out first, each to the rank that "
-            "has least"
+            f"{total:,}, a share {total / world:,.0f}, the largest tensor {largest:,}: a rank updates its own tensors "
+            "only, and the largest tensors are given out first, each to the rank that has least"
         )
 
 
@@ -273,7 +270,7 @@ def test_on_a_link_a_step_takes_a_share_of_the_update(run, rng):
     def more():
         arguments = (sizes, seconds / sum(sizes), 12, rng.integers(0, 10**6))
         whole, sharded = (
-            run.trace(probes_timed.step_seconds, which, *arguments, world=world, link=link) for which in (True, False)
+            run.trace(probes.step_seconds, which, *arguments, world=world, link=link) for which in (True, False)
         )
         return timed(sharded, seconds / world, baseline=whole)
 

@@ -8,8 +8,6 @@ and who waits stands still); parameters brought back by broadcasts, or not at al
 backward and after it; a meter inside only says by how much.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -20,7 +18,7 @@ from lab.harness.pytest_plugin import exercise
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
 from .messages_fsdp import told
-from .oracles_fsdp import BLOCK, draw_plan, natural, steps_of, trains_as_one
+from .oracles_fsdp import BLOCK, draw_plan, natural, trains_as_one
 from .weighed_fsdp import holds_a_part
 
 ZERO2 = "zero.zero2"
@@ -33,7 +31,7 @@ ZERO2 = "zero.zero2"
 )
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, optim, case):
     plan = draw_plan(rng, **{case: True})
-    trains_as_one(run, rng, expect, "zero2", plan, natural(plan, 2, rng.integers(1, 2)), world, optim)
+    trains_as_one(run, rng, "zero2", plan, natural(plan, 2, rng.integers(1, 2)), world, optim, expect=expect)
 
 
 @exercise(ZERO2, kind="numerics")
@@ -41,7 +39,7 @@ def test_layers_that_rest_are_not_moved(run, rng, expect):
     plan = draw_plan(rng)
     every = list(range(3))
     orders = [[every], [rng.shuffled(every)[:2]], [[2, 2, 1], every], [rng.shuffled(every)[:1]]]
-    for rank, got in enumerate(trains_as_one(run, rng, expect, "zero2", plan, orders, 2, "adamw")):
+    for rank, got in enumerate(trains_as_one(run, rng, "zero2", plan, orders, 2, "adamw", expect=expect)):
         for number, step in enumerate(got["seen"]):
             gathered = sum(r["op"] == "all_gather" for r in step["rows"])
             used = {block for order in orders[number] for block in order}
@@ -77,7 +75,7 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
         want["all_gather", "step", -(-p.numel() // world)] += 1
     # The switch withholds answers to messages of backward until step(), so nobody may wait for the last one before.
     hold = [(f"{step}.0 block 0 backward", f"{step} step") for step in range(2)]
-    for rank, got in enumerate(steps_of(run, rng, "zero2", plan, natural(plan, 2), world, hold=hold)):
+    for rank, got in enumerate(trains_as_one(run, rng, "zero2", plan, natural(plan, 2), world, hold=hold)):
         for number, step in enumerate(got["seen"]):
             what = f"rank {rank} of {world}, step {number}"
             assert got["left"][number] == [], (

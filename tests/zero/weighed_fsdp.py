@@ -1,7 +1,5 @@
 """Checks a rank's memory at one moment of a step of a large net, by the kernel's counters, inside torch and outside."""
 
-from __future__ import annotations
-
 import torch
 
 from lab.harness.judge import never_holds
