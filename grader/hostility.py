@@ -24,8 +24,9 @@ from lab.course.assignment import ROOT, default
 from lab.course.scoring import score, totals
 
 from . import batch
+from .errors import Wrong
 from .graded import Graded
-from .hostile import EVERYTHING, HONEST, Attack, HostileError, honest, read
+from .hostile import EVERYTHING, HONEST, Attack, honest, read
 from .sandbox import choose
 from .sandbox.cgroups import lacking, owner_tag
 from .submissions import Submission, find
@@ -91,7 +92,7 @@ class Outcome:
 
 
 def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) -> list[Attack]:
-    """The attacks with these techniques or names; all if neither is given. Raises HostileError.
+    """The attacks with these techniques or names; all if neither is given. Raises Wrong.
 
     honestly: choose among the honest submissions instead.
     """
@@ -100,7 +101,7 @@ def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) 
     for option, asked, known in (by_technique, ("--name", names, {a.name for a in attacks})):
         if strange := sorted(asked - set(known)):
             near = difflib.get_close_matches(strange[0], known, 5, 0.0)
-            raise HostileError(f"{option}: expected one that there is, such as {', '.join(near)}; got {strange[0]!r}")
+            raise Wrong(f"{option}: expected one that there is, such as {', '.join(near)}; got {strange[0]!r}")
     return [a for a in attacks if not (wanted or names) or a.technique in wanted or a.name in names]
 
 

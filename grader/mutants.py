@@ -28,6 +28,8 @@ from lab.course.assignment import ROOT, Exercise, default
 from lab.course.scoring import Result, score, totals
 from lab.harness import mistakes
 
+from .errors import Wrong
+
 HOW = {
     "assertion": ("assertion",), "raises": ("raised",), "hangs": ("hung",), "forbidden": ("forbidden",),
     "wrong address": ("assertion", "raised"),  # depends on whether the address is inside the tensor
@@ -35,10 +37,6 @@ HOW = {
 
 BY_NEW = {"old": "{new}", "after": "{old}\n{new}", "before": "{new}\n{old}"}
 INSTEAD = {"drop": "pass", "always": "if True:", "never": "if False:"}
-
-
-class MutantError(ValueError):
-    """A mutant or variant that cannot be applied; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +62,18 @@ def read(kind: str, stage: str) -> list[Edited]:
         for name, table in named.items()
     ]
     if len({e.name for e in found}) != len(found):
-        raise MutantError(f"{path.name}: two of one name")
+        raise Wrong(f"{path.name}: two of one name")
     return found
 
 
 def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: dict[str, Any]) -> Edited:
     if exercise is None:
-        raise MutantError(f"{where}: expected an exercise of this stage, as [exercise.name]")
+        raise Wrong(f"{where}: expected an exercise of this stage, as [exercise.name]")
     known = {key, "how", "file", "new", "edits", *BY_NEW, *INSTEAD}
     wrong = sorted({key} - set(table)) or sorted(set(table) - known)
     how, edits = table.get("how", "assertion"), edits_of(table, exercise.file)
     if wrong or how not in HOW or not edits:
-        raise MutantError(
+        raise Wrong(
             f"{where}: expected {key}, old and new (or {', '.join((*BY_NEW, *INSTEAD)[1:])}, or edits = "
             f"[[old, new], …]), perhaps file, and how as one of {', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
         )
@@ -98,7 +96,7 @@ def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ..
 
 
 def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") -> Path:
-    """Copy the reference into `folder` and edit it. Raises MutantError if an edit does not match exactly once."""
+    """Copy the reference into `folder` and edit it. Raises Wrong if an edit does not match exactly once."""
     copy, changed = folder / edited.name, texts(edited, reference)
     shutil.copytree(reference, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for file, text in changed.items():
@@ -107,13 +105,13 @@ def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") ->
 
 
 def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str]:
-    """file → text after the edits. Raises MutantError if an edit does not match exactly once."""
+    """file → text after the edits. Raises Wrong if an edit does not match exactly once."""
     changed: dict[str, str] = {}
     for file, old, new in edited.edits:
         text = changed[file] if file in changed else (reference / file).read_text(encoding="utf-8")
         found = [*re.finditer(re.escape(old).replace("⋯", r"[\s\S]*?"), text)]
         if len(found) != 1:
-            raise MutantError(f"{edited.name}: {file} has {len(found)} matches of {old[:60]!r}, expected one")
+            raise Wrong(f"{edited.name}: {file} has {len(found)} matches of {old[:60]!r}, expected one")
         changed[file] = text[: found[0].start()] + new + text[found[0].end() :]
     return changed
 
@@ -238,7 +236,7 @@ class _Bench:
         return round(earned, 6), round(possible, 6)
 
     def failed(self, mutant: Edited) -> list[Result]:
-        """A list with the first failing test; empty if all pass. Raises MutantError."""
+        """A list with the first failing test; empty if all pass. Raises Wrong."""
         self.tell(advance=1)
         results = self.results(apply(mutant, self.folder), [mutant.exercise], first_failure=True)
         return [r for r in results if r.outcome == "failed"]
@@ -247,7 +245,7 @@ class _Bench:
         """Why the mutant counts as survived; "" if it was killed as expected."""
         try:
             fails = self.failed(mutant)
-        except MutantError as error:
+        except Wrong as error:
             return str(error)
         if not fails:
             return f"{mutant.name}: nothing failed"
@@ -270,6 +268,6 @@ class _Bench:
     def fails(self, variant: Edited) -> str:
         try:
             bad = self.failed(variant)
-        except MutantError as error:
+        except Wrong as error:
             return str(error)
         return f"{variant.name}: {bad[0].id}: {bad[0].reason}: {bad[0].message[:300]}" if bad else ""

@@ -13,15 +13,9 @@ from typing import Any
 
 from lab.course.assignment import Assignment
 
-from .errors import Wrong
-
 WIDTH = 120
 _SENTENCE = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bal)(?<!\bvs)(?<!\bEq)(?<!\bcf)[.!?;:](?=\s|$)")
 _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-class StubError(Wrong):
-    """The reference cannot be turned into stubs; the line names the file and its line."""
 
 
 class Cutter:

@@ -23,7 +23,7 @@ from lab.course.assignment import ROOT, default, needed
 
 from .leaks import Leak, Solutions
 
-__all__ = ["Leak", "ReleaseError", "Solutions", "archive", "files", "leaks", "solutions"]
+__all__ = ["Leak", "Solutions", "archive", "files", "leaks", "solutions"]
 
 HERE = Path(__file__).parent
 NAME = "shardlings"  # the archive's top folder
@@ -47,12 +47,8 @@ _GIVEN = tomllib.loads((HERE / "given.toml").read_text(encoding="utf-8"))
 GIVEN = {(file, line) for file, lines in _GIVEN.items() for line in lines}  # handed out on purpose
 
 
-class ReleaseError(Wrong):
-    """The archive cannot be made."""
-
-
 def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
-    """All files of a student's archive by name. Raises ReleaseError if the kit is not as expected.
+    """All files of a student's archive by name. Raises Wrong if the kit is not as expected.
 
     profile: unless "full", the archive has only the exercises of this profile. ids: if given, only these of them.
     """
@@ -71,7 +67,7 @@ def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
         found |= read(p for p in _pictures(name, data))
     for name in found:
         if PurePosixPath(name).suffix not in _KINDS:
-            raise ReleaseError(f"{name}: expected files of the kinds {' '.join(filter(None, _KINDS))}; move it away")
+            raise Wrong(f"{name}: expected files of the kinds {' '.join(filter(None, _KINDS))}; move it away")
     if profile != "full" or ids:
         found = _of_profile(found, profile, tuple(ids or default().profiles[profile]))
     return dict(sorted(found.items()))
@@ -88,11 +84,11 @@ def leaks(found: Mapping[str, bytes]) -> list[Leak]:
 
 
 def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
-    """Write the archive; return its number of files. If it held a solution, raise ReleaseError and write nothing."""
+    """Write the archive; return its number of files. If it held a solution, raise Wrong and write nothing."""
     found = files(profile, ids)
     if held := leaks(found):
         more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
-        raise ReleaseError(f"{held[0]}{more}; expected no solution in a release; take it out, then release again")
+        raise Wrong(f"{held[0]}{more}; expected no solution in a release; take it out, then release again")
     scripts = [f"{NAME}/{name}" for name in found if name.endswith(".sh")]
     write_zip(out, {f"{NAME}/{name}": data for name, data in found.items()}, scripts)
     return len(found)
@@ -109,7 +105,7 @@ def write_zip(out: Path, found: Mapping[str, bytes], run: Iterable[str] = ()) ->
                 packed.writestr(info, data, zipfile.ZIP_DEFLATED)
         os.replace(beside, out)
     except OSError as error:
-        raise ReleaseError(f"--out: expected a place for a file, got {out}: {error.strerror}") from None
+        raise Wrong(f"--out: expected a place for a file, got {out}: {error.strerror}") from None
     finally:
         beside.unlink(missing_ok=True)
 
@@ -160,7 +156,7 @@ def _of_profile(found: dict[str, bytes], profile: str, ids: tuple[str, ...]) -> 
     for name, others in _OF_OTHER_PROFILES:
         page, times = re.subn(others, "", found[name].decode(), flags=re.MULTILINE)
         if not times:
-            raise ReleaseError(f"{name}: expected a part on other profiles, {others!r}, to leave out; found none")
+            raise Wrong(f"{name}: expected a part on other profiles, {others!r}, to leave out; found none")
         found[name] = page.encode()
     return found
 
@@ -187,7 +183,7 @@ def _makefile() -> str:
     paragraphs = (ROOT / "Makefile").read_text(encoding="utf-8").split("\n\n")
     kept = [p for p in paragraphs if any(line.startswith(_TARGETS) for line in p.splitlines())]
     if len(kept) != len(_TARGETS):
-        raise ReleaseError(f"Makefile: expected paragraphs for {', '.join(_TARGETS)}, found {len(kept)} of them")
+        raise Wrong(f"Makefile: expected paragraphs for {', '.join(_TARGETS)}, found {len(kept)} of them")
     kept[0] = re.sub(r"EXTRAS \?= .*", "EXTRAS ?= jupyter", re.sub(r"^#.*\n", "", kept[0]))
     head = "# make env, make test, make handout: see README.md. TORCH=keep leaves torch alone (Colab, a cluster).\n"
     rules = [".PHONY: env test handout pdf clean", *kept[1:-1], "test: env\n\t$(PY) -m pytest tests/", kept[-1]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from grader import mutants, operators
-from grader.mutants import Edited, MutantError, read, texts
+from grader.errors import Wrong
+from grader.mutants import Edited, read, texts
 from lab.course.assignment import default
 
 
@@ -17,7 +18,7 @@ def test_every_edit_matches_once_and_leaves_python(stage, kind):
         try:
             for file, text in texts(edited).items():
                 compile(text, file, "exec")
-        except (MutantError, SyntaxError) as error:
+        except (Wrong, SyntaxError) as error:
             wrong.append(f"{edited.name}: {error}")
     assert not wrong
 
@@ -38,7 +39,7 @@ def test_an_edit_matches_once_or_is_refused(tmp_path):
         == "def f(grads):\n    return grad\n"
     )
     for old, times in (("grad.mul_(2)", 0), ("grads", 2)):
-        with pytest.raises(MutantError, match=f"{times} matches"):
+        with pytest.raises(Wrong, match=f"{times} matches"):
             texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", old, ""),)), tmp_path)
 
 
