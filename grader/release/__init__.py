@@ -5,6 +5,7 @@ All files are searched for code of solutions first (`leaks`); if any is found, n
 
 import ast
 import functools
+import io
 import os
 import re
 import tomllib
@@ -20,6 +21,7 @@ from grader.submissions import AT_THE_ROOT
 from lab.commands.answers import templates
 from lab.course import questions
 from lab.course.assignment import ROOT, default, needed
+from lab.harness.files import write_whole
 
 from .leaks import Leak, Solutions
 
@@ -96,18 +98,16 @@ def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
 
 def write_zip(out: Path, found: Mapping[str, bytes], run: Iterable[str] = ()) -> None:
     """Write a zip atomically and reproducibly; the files named in `run` become executable."""
-    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as packed:
+        for name, data in found.items():
+            info = zipfile.ZipInfo(name, LONG_AGO)
+            info.create_system, info.external_attr = 3, (0o100755 if name in set(run) else 0o100644) << 16
+            packed.writestr(info, data, zipfile.ZIP_DEFLATED)
     try:
-        with zipfile.ZipFile(beside, "w") as packed:
-            for name, data in found.items():
-                info = zipfile.ZipInfo(name, LONG_AGO)
-                info.create_system, info.external_attr = 3, (0o100755 if name in set(run) else 0o100644) << 16
-                packed.writestr(info, data, zipfile.ZIP_DEFLATED)
-        os.replace(beside, out)
+        write_whole(out, whole.getvalue())
     except OSError as error:
         raise Wrong(f"--out: expected a place for a file, got {out}: {error.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 @functools.cache
