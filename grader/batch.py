@@ -92,7 +92,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
     from lab.harness.runner import Runner
 
     from . import written
-    from .judge import SandboxExecutor, judge
+    from .judge import judge
     from .sandbox import Sandbox
 
     start = time.monotonic()
@@ -108,8 +108,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
             before = None  # the code changed: judge everything again
         with Sandbox(settings.isolation, unpacked.root, ROOT) as box:
             allowed = cs336.allowed(unpacked.edition)
-            executor = SandboxExecutor(box, unpacked.root)
-            with closing(Runner(executor, limit_s=settings.limit_s, allowed=allowed)) as runner:
+            with closing(Runner(box, limit_s=settings.limit_s, allowed=allowed)) as runner:
                 runner.warm()
 
                 def judged(ids: Collection[str]) -> list[Result]:

@@ -9,7 +9,6 @@ import io
 from collections.abc import Collection, Container, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,6 @@ from lab.harness.runner import Runner
 from lab.harness.verdicts import OWNED, RESULTS, RUNNER
 
 from . import cs336
-from .sandbox import Sandbox, cgroups
 
 # These failures do not depend on the seed, so they need no second run.
 SEEDLESS = ("unwritten", "import", "forbidden")
@@ -28,26 +26,6 @@ SEEDLESS = ("unwritten", "import", "forbidden")
 
 class KitError(RuntimeError):
     """The tests themselves are broken, so there is no grade."""
-
-
-class SandboxExecutor:
-    """The grader's executor: the zygote runs in a sandbox, where the submission has another path (`impl`)."""
-
-    def __init__(self, box: Sandbox, source: Path):
-        self.box, self.source = box, source
-        self.impl, self.isolation = box.submission_path, box.isolation
-
-    def open(self, args: list[str], env: dict[str, str], stdin: int) -> Any:
-        return self.box.popen(args, {**env, "SHARDLINGS_BOX": self.isolation}, stdin)
-
-    def note(self, text: str) -> None:
-        cgroups.note(self.box.notes, text)
-
-    def said(self, process: Any) -> str:
-        return self.box.stderr(process)
-
-    def kill(self, process: Any) -> None:
-        self.box.kill(process)
 
 
 def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, edition: str = "") -> list[Result]:
