@@ -26,7 +26,6 @@ from .console import (
     Profile,
     Wrong,
     err,
-    ids_of,
     known,
     latest,
     out,
@@ -74,7 +73,7 @@ def grade(
     from .sandbox import choose
 
     assignment = default()
-    ids_of(assignment, profile)
+    assignment.of_profile(profile)  # raises if there is none
     if layout not in layouts.LAYOUTS:
         raise Wrong(f"--layout: expected one of {', '.join(layouts.LAYOUTS)}, got {layout!r}")
     found = submissions.find(paths, lambda line: say(line, err), out_folder.resolve() / "received")
@@ -82,7 +81,7 @@ def grade(
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
     profile, of_all = layouts.of_class(found, layout, profile)
-    ids = ids_of(assignment, profile)
+    ids = tuple(assignment.of_profile(profile).exercises)
     chosen = choose(isolation, here=cluster != "slurm")
     if (cluster is None and gpus) or (cluster != "slurm" and slurm):
         raise Wrong("--gpus and --slurm go with --cluster slurm; add it, or leave them out")

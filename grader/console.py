@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from lab.course.assignment import Assignment, default
+from lab.course.assignment import default
 
 from .errors import Wrong
 from .report import one_line
@@ -93,12 +93,6 @@ def writing(folder: Path) -> Iterator[None]:
         at = f"{error.filename}: " if error.filename and str(error.filename) != str(folder) else ""
         why = f"{folder}: {at}{error.strerror or error}"
         raise Wrong(f"--out: expected a folder, or a place for one, got {why}; clear the way or name another") from None
-
-
-def ids_of(assignment: Assignment, profile: str) -> tuple[str, ...]:
-    if profile not in assignment.profiles:
-        raise Wrong(f"--profile: expected one of {', '.join(assignment.profiles)}, got {profile!r}")
-    return assignment.profiles[profile]
 
 
 def write_pages(book: Gradebook, folder: Path) -> Path:

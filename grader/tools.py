@@ -14,7 +14,7 @@ import typer
 from lab.course.assignment import ROOT, default
 from lab.harness.files import write_whole
 
-from .console import Out, Paths, Profile, Wrong, err, ids_of, latest, out, progress, say, shown, writing
+from .console import Out, Paths, Profile, Wrong, err, latest, out, progress, say, shown, writing
 
 
 def stubs(
@@ -161,7 +161,7 @@ def release(
         more = f"; more on {then}" if then else ""
         say(f"{here}: {len(ids)} of the {len(default().profiles[profile])} of {profile} are out on {day}{more}")
     profile = profile or "full"
-    ids_of(default(), profile)
+    default().of_profile(profile)  # raises if there is none
     count = releases.archive(out_file, profile, ids)
     say(f"wrote {out_file}: {count} files, no solution among them")
 
@@ -173,7 +173,7 @@ def gradescope(
     """Write Gradescope's autograder: an archive to upload, with its own secret seed."""
     from .gradescope.archive import archive
 
-    ids_of(default(), profile)
+    default().of_profile(profile)  # raises if there is none
     count = archive(out_file, profile)
     say(f"wrote {out_file}: {count} files; it holds the secret seed, keep it from students")
 
