@@ -16,7 +16,7 @@ from lab.course.assignment import ROOT
 from lab.course.scoring import Result
 from lab.harness import mistakes
 from lab.harness.runner import Runner
-from lab.harness.verdicts import OWNED, RESULTS, RUNNER
+from lab.harness.verdicts import Lent
 
 from . import cs336
 
@@ -82,21 +82,13 @@ def run_tests(
     return list(session.results)
 
 
-class _Session:
-    """A pytest plugin that passes the runner in and collects the results."""
+class _Session(Lent):
+    """Runs only the chosen tests."""
 
     def __init__(self, runner: Runner, only: Container[str] | None):
-        self.runner, self.only = runner, only
-        self.results: list[Result] = []
+        super().__init__(runner)
+        self.only = only
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[RUNNER], config.stash[OWNED] = self.runner, False
-
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.only is not None:
             items[:] = [i for i in items if i.nodeid in self.only]
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self, config: pytest.Config) -> None:
-        self.results = config.stash.get(RESULTS, self.results)

@@ -222,18 +222,12 @@ def similarity(
     tell = functools.partial(say, to=err)
     ours, before = submissions.find(paths, tell), submissions.find(earlier, tell) if earlier else []
     with progress(False) as bar:
-        task = bar.add_task("reading", total=len(ours) + len(before))
-        read = []
-        for party in itertools.chain(alike.of_class(ours), alike.of_class(before, "earlier")):
-            read.append(party)
-            bar.advance(task)
+        given = itertools.chain(alike.of_class(ours), alike.of_class(before, "earlier"))
+        read = [*bar.track(given, total=len(ours) + len(before), description="reading")]
         left_out = [p for p in read if isinstance(p, str)]
         parties = [p for p in read if not isinstance(p, str)]
         parties.append(alike.of_kit({file for p in parties for file in p.files}))
-        of_class = sum(p.kind == "class" for p in parties)
-        count = of_class * (of_class - 1) // 2 + of_class * (len(parties) - of_class)
-        bar.update(task, description="comparing", total=count, completed=0)
-        found_pairs = alike.pairs(parties, lambda: bar.advance(task))
+        found_pairs = alike.pairs(parties, functools.partial(bar.track, description="comparing"))
     with writing(out_folder):
         index = pages.write(out_folder / "similarity", found_pairs, left_out, default(), threshold)
     marked = [p for p in found_pairs if p.share >= threshold]

@@ -10,7 +10,6 @@ grader/hostility.py grades them. `strangers.toml` holds attacks by an author who
 """
 
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,8 +74,9 @@ def read() -> list[Attack]:
         for technique, named in _tables(path).items()
         for name, table in named.items()
     ]  # fmt: skip
-    if twice := _first_twice(a.name.casefold() for a in found):
-        raise Wrong(f"two attacks are named {twice}: names are unique")
+    names = [a.name.casefold() for a in found]
+    if twice := sorted(name for name in names if names.count(name) > 1):
+        raise Wrong(f"two attacks are named {twice[0]}: names are unique")
     return found
 
 
@@ -113,8 +113,3 @@ def _attack(source: str, technique: str, name: str, table: dict) -> Attack:
     plain = {key: table[key] for key in ("open", "archive") if key in table}
     loses, needs = tuple(table.get("loses", EVERYTHING)), tuple(table.get("needs", ()))
     return Attack(name, technique, exercise, table["why"], loses, needs, files=files, edits=edits, **plain)
-
-
-def _first_twice(names: Iterable[str]) -> str:
-    seen: set[str] = set()
-    return next((n for n in names if n in seen or seen.add(n)), "")  # type: ignore[func-returns-value]
