@@ -1,12 +1,10 @@
 """Grades many submissions in parallel workers, each submission in its own sandboxes; records each as it finishes."""
 
 import concurrent.futures
-import ctypes
 import multiprocessing
 import os
 import secrets
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter, deque
@@ -19,6 +17,7 @@ from pathlib import Path
 
 from lab.course.assignment import KINDS, ROOT, needed
 from lab.course.scoring import Result
+from lab.ranks.processes import ends_with_its_parent
 from lab.solution.framing import FORGED
 
 from . import cs336
@@ -197,9 +196,8 @@ def settle(grader: int) -> None:
 
     torch.set_num_threads(1)  # there is a worker for each job
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != grader:  # the grader ended before prctl took effect
+    ends_with_its_parent()
+    if os.getppid() != grader:  # the grader ended before that took effect
         os._exit(1)
 
 
