@@ -23,7 +23,6 @@ from .database import Database, Sqlite
 from .errors import GradebookError
 from .graded import Account, Flag, Graded, Mark, Message, Run
 from .policy import Decision
-from .postgres import Postgres
 from .report import TEXT_LIMIT, fit, one_line, plain
 
 __all__ = ["Decision", "Flag", "Gradebook", "GradebookError", "Graded", "Run"]
@@ -49,6 +48,8 @@ class Gradebook:
         address = self.path.with_suffix(".address")
         self._db: Database
         if address.is_file():
+            from .postgres import Postgres  # late: psycopg, if it is installed, takes a while
+
             self._db = Postgres(address.read_text(encoding="utf-8").strip(), write)
         else:
             self._db = Sqlite(self.path, write)
