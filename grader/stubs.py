@@ -32,7 +32,7 @@ def generate(reference: Path, assignment: Assignment) -> dict[str, str]:
     for file, path in _files(reference).items():
         stubs[file] = _read(path, file)
         if path.name != "__init__.py":
-            cutters[file] = _cutter(file, stubs[file], assignment)
+            cutters[file] = Cutter(file, stubs[file], assignment)
     return stubs | _tidied(cutters)
 
 
@@ -54,20 +54,15 @@ def _read(path: Path, file: str) -> str:
         raise Wrong(f"{file}: cannot be read as UTF-8 text: {error}") from None
 
 
-def _cutter(file: str, text: str, assignment: Assignment) -> Cutter:
-    try:
-        ast.parse(text)
-    except SyntaxError as error:
-        raise Wrong(f"{file}:{error.lineno}: not Python: {error.msg}") from None
-    return Cutter(file, text, assignment)
-
-
 def _tidied(cutters: Mapping[str, Cutter]) -> dict[str, str]:
     """Return the stubs that the cutters made, formatted and without unused imports. Raises Wrong."""
     with tempfile.TemporaryDirectory(prefix="stubs-") as folder:
         root = Path(folder).resolve()
         for file, cutter in cutters.items():
-            code = cutter.code()
+            try:
+                code = cutter.code()
+            except SyntaxError as error:
+                raise Wrong(f"{file}:{error.lineno}: not Python: {error.msg}") from None
             if "tl.static_assert(" in code and " as tl" not in code:
                 raise Wrong(f"{file}: a kernel's stub speaks through tl: import triton.language as tl")
             try:
