@@ -41,7 +41,12 @@ def find_packages(root: Path) -> None:
             for key in ("sources", "force-include"):
                 pairs += [(name, folder) for folder, name in _table(file, "hatch", *build, key).items()]
         renamed |= {name: file.parent / folder / "__init__.py" for name, folder in pairs if type(name) is type(folder)}
-    sys.meta_path.append(_Renamed(renamed))
+
+    def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
+        file = renamed.get(fullname)
+        return importlib.util.spec_from_file_location(fullname, file) if file and file.is_file() else None
+
+    sys.meta_path.append(types.SimpleNamespace(find_spec=find_spec))
 
 
 def _table(file: Path, *keys: str) -> dict[str, Any]:
@@ -265,14 +270,3 @@ class Hollow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return _Hollow(f"{module.__name__}.{name}", error)
 
         module.__dict__["__getattr__"] = __getattr__
-
-
-class _Renamed(importlib.abc.MetaPathFinder):
-    """Finds packages whose folder has another name than the package."""
-
-    def __init__(self, files: dict[str, Path]):
-        self.files = files
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        file = self.files.get(fullname)
-        return importlib.util.spec_from_file_location(fullname, file) if file and file.is_file() else None
