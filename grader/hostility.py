@@ -117,8 +117,10 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
     given = _written([a for a in attacks if a.name not in away], folder / "class")
     settings = batch.Settings(batch.new_seed(), (), isolation, str(folder / "expected"), limit_s=LIMIT_S)
     ended: dict[str, dict[str, tuple[Graded, list[str]]]] = {a.name: {} for a in given.values()}
-    with _workers(jobs, folder / "scratch") as workers:
-        waiting = {}
+    scratch, spawn, waiting = folder / "scratch", multiprocessing.get_context("spawn"), {}
+    scratch.mkdir()
+    workers = concurrent.futures.ProcessPoolExecutor(jobs, spawn, _settle, (scratch, os.getpid()))
+    try:
         for submission, attack in given.items():
             beside = Submission(f"beside-{submission.name}", ROOT / "reference")
             both = [("attack", submission, attack.exercise or NEIGHBOUR), ("neighbour", beside, NEIGHBOUR)]
@@ -133,6 +135,8 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
                 continue
             if attack.is_honest or len(ended[attack.name]) == 2:
                 yield _outcome(attack, *ended[attack.name]["attack"], *ended[attack.name].get("neighbour", ()))
+    finally:
+        workers.shutdown(cancel_futures=True)
 
 
 def _written(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:
@@ -180,17 +184,6 @@ def summary(outcomes: list[Outcome]) -> str:
     what = f"attacks in {len(seen)} techniques" if seen != {HONEST} else "honest submissions"
     still_open = sum(bool(o.attack.open) for o in outcomes)
     return f"{len(outcomes)} {what}: {wrong} not as they must be, {still_open} open, {away} not run"
-
-
-@contextlib.contextmanager
-def _workers(jobs: int, scratch: Path) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    scratch.mkdir()
-    spawn = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, spawn, initializer=_settle, initargs=(scratch, os.getpid()))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _settle(scratch: Path, grader: int) -> None:
