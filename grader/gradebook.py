@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lab.course.assignment import Assignment, default
+from lab.course.assignment import default
 
 from . import policy
 from .database import Database, Sqlite
@@ -43,8 +43,8 @@ class Gradebook:
     file gradebook.address beside `path`, the gradebook is in the PostgreSQL database that the file names.
     """
 
-    def __init__(self, path: str | Path, *, write: bool = True, assignment: Assignment | None = None):
-        self.path, self.assignment = Path(path), assignment or default()
+    def __init__(self, path: str | Path, *, write: bool = True):
+        self.path, self.assignment = Path(path), default()
         address = self.path.with_suffix(".address")
         self._db: Database
         if address.is_file():

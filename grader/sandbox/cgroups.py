@@ -140,9 +140,9 @@ def _cgroup_parents(controller: str) -> Iterator[Path]:
             yield from (p for p in (here, *here.parents) if p.is_relative_to(mount) and p.is_dir())
 
 
-def _end_cgroup(folder: Path, timeout_s: float = 10.0) -> None:
+def _end_cgroup(folder: Path) -> None:
     """Kill the members until none is left, then remove the folder."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
         try:
             members = [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]

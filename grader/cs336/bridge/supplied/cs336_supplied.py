@@ -99,15 +99,15 @@ def call_it_cuda() -> None:
     if torch.cuda.is_available():
         return
     _NamesOfAGPU().__enter__()
-    torch.cuda.is_available = lambda: _fork_asks(2)
-    torch.cuda.device_count = lambda: int(_fork_asks(2))
+    torch.cuda.is_available = lambda: _fork_asks()
+    torch.cuda.device_count = lambda: int(_fork_asks())
     torch.cuda.current_device = lambda: 0
     torch.cuda.device = lambda device: contextlib.nullcontext()
 
 
-def _fork_asks(depth: int) -> bool:
-    """Whether the frame `depth` levels above runs code of the fork."""
-    return sys._getframe(depth).f_code.co_filename.startswith(FORK)
+def _fork_asks() -> bool:
+    """Whether code of the fork called the function that asks this."""
+    return sys._getframe(2).f_code.co_filename.startswith(FORK)
 
 
 def _host_memory(device: Any = None) -> tuple[int, int]:
@@ -121,11 +121,11 @@ class _NamesOfAGPU(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func == torch.Tensor.device.__get__:
-            return torch.device("cuda", 0) if _fork_asks(2) else func(*args)
+            return torch.device("cuda", 0) if _fork_asks() else func(*args)
         if func == torch.Tensor.is_cuda.__get__:
-            return _fork_asks(2) or func(*args)
+            return _fork_asks() or func(*args)
         if func == torch.Tensor.get_device:
-            return 0 if _fork_asks(2) else func(*args)
+            return 0 if _fork_asks() else func(*args)
         if func == torch.Tensor.cuda:
             return args[0]
         if func is torch.device or func is torch._C._nn._parse_to:
