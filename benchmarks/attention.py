@@ -6,7 +6,6 @@ shared; medians and quartiles; the matrix ceiling measured beside them; results 
 bfloat16, batch · N = 16,384, heads · dim = 2,048. A run that was stopped goes on where it was.
 """
 
-import argparse
 import functools
 import math
 import os
@@ -21,8 +20,8 @@ from torch import Tensor
 from lab.course.assignment import ROOT
 from lab.solution.impl import load
 
-from .peers import add_peer
-from .results import Kept, reason
+from .peers import PEER
+from .results import Kept, asked, reason
 
 GOALS = "Goals on Hopper, N >= 4,096: forward 1.4 x FlashAttention-2 and 0.9 x cuDNN, backward 1.3 x FlashAttention-2."
 TOKENS, WIDTH = 16384, 2048
@@ -32,20 +31,12 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dims", nargs="+", type=int, default=[64, 128])
-    parser.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096, 8192, 16384])
-    parser.add_argument("--rounds", type=int, default=20, help="at least 2")
-    parser.add_argument("--peers", nargs="+", default=PEERS)
-    add_peer(parser)
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a smoke test of ours, tiny")
-    options = parser.parse_args()
+    lengths = {"nargs": "+", "type": int, "default": [512, 1024, 2048, 4096, 8192, 16384]}
+    options = asked(__doc__, lengths=lengths, rounds={"type": int, "default": 20, "help": "at least 2"}, peer=PEER)
     if options.device == "cpu":
         return smoke(dict(options.peer))
-    if not torch.cuda.is_available():
-        raise SystemExit("not run: no CUDA device (--device cpu shows that it works, on a tiny size)")
     ceiling, kept = matrix_ceiling(), Kept("attention")
-    for dim in options.dims:
+    for dim in (64, 128):
         for is_causal in (False, True):
             for n in options.lengths:
                 if not kept.has(dim=dim, causal=is_causal, N=n):
@@ -142,7 +133,7 @@ def measure(dim: int, n: int, is_causal: bool, options: Any, ceiling: float) -> 
     q, k, v = inputs(n, dim)
     do = torch.randn_like(q)
     torch.compiler.reset()  # or a size after the eighth would not be compiled
-    calls = candidates(options.peers, is_causal, n, dim, dict(options.peer))
+    calls = candidates(PEERS, is_causal, n, dim, dict(options.peer))
     columns = [
         "dim", "causal", "N", "what", *PEERS, *dict(options.peer), "of the ceiling", "over flash2", "over cudnn",
         "error over flash2's",

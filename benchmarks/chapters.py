@@ -3,7 +3,6 @@
 Times are medians of the device's own clock unless a line says otherwise; memory is the allocator's highest mark.
 """
 
-import argparse
 import gc
 import statistics
 import time
@@ -20,7 +19,7 @@ from lab.solution.impl import load
 
 from .attention import timed
 from .mixed_precision import plain_step
-from .results import reason, write
+from .results import asked, reason, write
 
 Row = tuple[str, str, str]  # chapter, what, measured
 DTYPES = {"float32": torch.float32, "TF32": torch.float32, "bfloat16": torch.bfloat16}
@@ -30,27 +29,11 @@ gpu, impl = True, load(ROOT / "reference")
 def main() -> None:
     """Measure, print, keep."""
     global gpu
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    gpu = asked.parse_args().device == "cuda"
-    if gpu and not torch.cuda.is_available():
-        raise SystemExit("not run: no CUDA device (--device cpu rehearses it)")
+    gpu = asked(__doc__).device == "cuda"
     rows: list[Row] = []
+    benchmarking = (warming, asking, clocks, fusing, products, moving, models, profiled)
     with torch.device("cuda" if gpu else "cpu"):
-        for part in (
-            warming,
-            asking,
-            clocks,
-            fusing,
-            products,
-            moving,
-            models,
-            profiled,
-            layers,
-            checkpoints,
-            contexts,
-            graphs,
-        ):
+        for part in (*benchmarking, layers, checkpoints, contexts, graphs):
             try:
                 for row in part():
                     print(*row, sep=" | ", flush=True)

@@ -35,11 +35,10 @@ NOTE = (
 def main() -> None:
     """Compare, measure, print, keep."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--impl", default="reference", help="student, reference or a folder")
     asked.add_argument("--meshes", type=int, default=0, help="so many of them only, drawn; 0: all")
     asked.add_argument("--print", action="store_true", help="keep nothing")
     options = asked.parse_args()
-    with closing(Runner(Executor(ROOT / options.impl))) as runner:
+    with closing(Runner(Executor(ROOT / "reference"))) as runner:
         steps = list(cases())
         if options.meshes:
             steps = random.Random(0).sample(steps, options.meshes)

@@ -38,6 +38,12 @@ class Part:
     peers: bool = False  # takes --peer
 
 
+def _benchmark(name: str, *words: str, limit_s: float = 80.0, peers: bool = False) -> Part:
+    """One of the programs beside this; on a CPU it rehearses."""
+    module = ("-m", f"benchmarks.{name}")
+    return Part(name, (*module, *words), 1, limit_s, (*module, "--device", "cpu"), peers)
+
+
 _WORKERS = ("-n", str(min(12, os.cpu_count() or 1))) if "xdist" in metadata.packages_distributions() else ()
 _TESTS = ("--impl", "reference", "--profile", "full", "-q", *_WORKERS)
 _TRAIN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lab.train", "--mesh", "data=2", "--impl",
@@ -46,18 +52,14 @@ PARTS = (
     Part("doctor", ("-m", "lab", "doctor"), gpus=0, limit_s=40),
     Part("tests", ("-m", "pytest", "tests/flash_attention", "tests/benchmarking", "tests/mixed_precision", *_TESTS),
          limit_s=300),
-    Part("tile sizes", ("-m", "benchmarks.sweep"), limit_s=200,
-         rehearsal=("-m", "benchmarks.sweep", "--device", "cpu")),
-    Part("attention", ("-m", "benchmarks.attention", "--lengths", "2048", "8192", "16384", "--rounds", "10"),
-         limit_s=240, rehearsal=("-m", "benchmarks.attention", "--device", "cpu"), peers=True),
-    Part("mixed precision", ("-m", "benchmarks.mixed_precision"),
-         rehearsal=("-m", "benchmarks.mixed_precision", "--device", "cpu", "--batch", "1", "--steps", "2")),
-    Part("chapters", ("-m", "benchmarks.chapters"), limit_s=120,
-         rehearsal=("-m", "benchmarks.chapters", "--device", "cpu")),
-    Part("link", ("-m", "benchmarks.link"), limit_s=100, rehearsal=("-m", "benchmarks.link", "--device", "cpu")),
-    Part("single", ("-m", "benchmarks.single"), limit_s=130, rehearsal=("-m", "benchmarks.single", "--device", "cpu")),
+    _benchmark("sweep", limit_s=200),
+    _benchmark("attention", "--lengths", "2048", "8192", "16384", "--rounds", "10", limit_s=240, peers=True),
+    _benchmark("mixed_precision"),
+    _benchmark("chapters", limit_s=120),
+    _benchmark("link", limit_s=100),
+    _benchmark("single", limit_s=130),
     Part("counters", ("-m", "benchmarks.counters"), limit_s=150),
-    Part("recorded", ("-m", "benchmarks.recorded"), rehearsal=("-m", "benchmarks.recorded", "--device", "cpu")),
+    _benchmark("recorded"),
     Part("NCCL", (*_TRAIN, "20"), gpus=2, rehearsal=(*_TRAIN, "3")),
 )  # fmt: skip
 

@@ -1,7 +1,6 @@
 """What grading a class costs: `python -m benchmarks.grading`. Goals stand beside each figure.
 
-`--profile tour --rounds 1` is a trial of minutes; `--only page` measures the class page alone. The sandbox's overhead
-is in `benchmarks.overhead`.
+`--profile tour --rounds 1` is a trial of minutes. The sandbox's overhead is in `benchmarks.overhead`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ from grader.policy import Decision, read
 from grader.report.html import submission_page, write_reports
 from grader.sandbox import available
 from lab.course.assignment import ROOT, default
-from lab.course.provenance import commit
 from lab.course.scoring import Result
 
 from . import browser
-from .results import earlier, write
+from .results import write
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -41,26 +39,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", default="full", help="what is graded")
     parser.add_argument("--rounds", type=int, default=3, help="how often one and two jobs are compared")
-    parser.add_argument("--only", choices=["page", "batch"], help="this half alone")
-    parser.add_argument("--picture", type=Path, help="where a screenshot of the class page goes")
     options = parser.parse_args()
-    rows = []
-    if options.only != "batch":
-        rows += pages(options.picture)
-    if options.only != "page":
-        rows += batches(options.profile, options.rounds)
-    rows += earlier("grading", rows, "what")  # of the other half
+    rows = [*pages(), *batches(options.profile, options.rounds)]
     print(write("grading", rows, f"Medians. The class is {CLASS} made-up submissions of the whole assignment."))
 
 
 def row(what: str, value: str, goal: str, reached: bool | None, spread: str = "") -> dict:
     verdict = {True: "yes", False: "no", None: "not run"}[reached]
-    return {
-        "what": what, "median": value, "spread": spread, "goal": goal, "reached": verdict, "commit": commit()[:12],
-    }  # fmt: skip
+    return {"what": what, "median": value, "spread": spread, "goal": goal, "reached": verdict}
 
 
-def pages(picture: Path | None) -> list[dict]:
+def pages() -> list[dict]:
     """The class page in a browser, its size, the largest submission's page."""
     assignment, run = default(), Run(1, "", "full", "bubblewrap", "", "2026-02-20 12:00:00", {}, "")
     ids = list(assignment.profiles["full"])
@@ -81,27 +70,24 @@ def pages(picture: Path | None) -> list[dict]:
             return [*rows, row("class page opens", f"not run: {why}", goal, None)]
         with browser.started() as chromium:
             opened(chromium, index)  # the browser's own start
-            times = [opened(chromium, index, picture) for _ in range(7)]
+            times = [opened(chromium, index) for _ in range(7)]
         median, spread = statistics.median(times), f"{min(times):.2f}–{max(times):.2f} s of {len(times)}"
         return [*rows, row("class page opens in headless Chromium", f"{median:.2f} s", goal, median <= 1, spread)]
 
 
-def opened(chromium: Browser, index: Path, picture: Path | None = None) -> float:
-    """Seconds from asking for a page to its first frame after it was loaded. picture: where a screenshot goes."""
+def opened(chromium: Browser, index: Path) -> float:
+    """Seconds from asking for a page to its first frame after it was loaded."""
     with chromium.new_page(viewport={"width": 1400, "height": 1000}) as page:
         start = time.perf_counter()
         page.goto(index.resolve().as_uri())
         page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        spent = time.perf_counter() - start
-        if picture:
-            page.screenshot(path=picture)
-    return spent
+        return time.perf_counter() - start
 
 
-def classroom(ids: list[str], count: int = CLASS) -> dict[str, Graded]:
+def classroom(ids: list[str]) -> dict[str, Graded]:
     """Made-up submissions: most exercises pass, some fail at length, a few are late, flagged or refused."""
     draw, policy, graded = random.Random(8), read(POLICY, default()), {}
-    for number in range(count):
+    for number in range(CLASS):
         name, skill = f"student-{number:03}", draw.betavariate(5, 2)
         results = []
         for id in ids:

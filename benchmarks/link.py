@@ -5,7 +5,6 @@ takes α + bytes / β as an all-reduce does. Nothing is added up, and no kernel 
 Writes benchmarks/results/link.json, and what the device ran to benchmarks/data/link.json. `--device cpu` rehearses it.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +18,7 @@ from lab.model.transformer import SIZES, Transformer
 
 from .attention import timed
 from .recorded import keep, merged
-from .results import write
+from .results import asked, write
 from .single import attend
 
 MB = 10**6
@@ -102,9 +101,7 @@ class Buckets:
 
 def main() -> None:
     """Measure, print, keep."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    gpu = asked.parse_args().device == "cuda"
+    gpu = asked(__doc__).device == "cuda"
     size, context = ("xl", 2048) if gpu else ("tiny", 64)
     with torch.device("cuda" if gpu else "cpu"):
         model = Transformer(SIZES[size], attend).to(torch.bfloat16)

@@ -1,9 +1,8 @@
 """A float32 step against a bfloat16 one, side by side: `python -m benchmarks.mixed_precision`.
 
-Needs a GPU to mean anything; `--device cpu` runs it all the same, on the smallest size, to see that it does.
+`--device cpu` rehearses it on the smallest size.
 """
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -14,50 +13,35 @@ from lab.course.assignment import ROOT
 from lab.model.transformer import SIZES, Transformer
 from lab.solution.impl import load
 
-from .results import write
+from .results import asked, write
 
 GOAL = 2.0  # bfloat16 over TF32, on the sizes whose products are bound by compute
 
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--sizes", nargs="+", default=["small", "medium"], choices=list(SIZES))
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=20)
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("not run: no CUDA device (--device cpu shows that it works, on the smallest size)")
-    impl = load(ROOT / "reference")
-    sizes = options.sizes if options.device == "cuda" else ["tiny"]
-    with torch.device(options.device):
-        rows = [row(impl, size, options) for size in sizes]
-    if options.device == "cuda":
-        note = f"Medians of {options.steps} steps of AdamW, batch {options.batch}. Goal: bfloat16 {GOAL}x TF32."
-        print(write("mixed_precision", rows, note))
-    else:
-        print(*rows, "a CPU: nothing is kept", sep="\n")
+    device, impl = asked(__doc__).device, load(ROOT / "reference")
+    sizes, batch, steps = (("small", "medium"), 8, 20) if device == "cuda" else (("tiny",), 1, 2)
+    with torch.device(device):
+        rows = [row(impl, size, batch, steps) for size in sizes]
+    print(*rows, sep="\n")
+    if device == "cuda":
+        note = f"Medians of {steps} steps of AdamW, batch {batch}. Goal: bfloat16 {GOAL}x TF32."
+        write("mixed_precision", rows, note)
 
 
-def row(impl: Any, size: str, options: argparse.Namespace) -> dict:
+def row(impl: Any, size: str, batch: int, steps: int) -> dict:
     """One size: milliseconds a step in each precision, and the ratios."""
-    config = SIZES[size]
-    tokens, targets = torch.randint(config.vocabulary, (2, options.batch, config.context)).unbind()
-    benchmark = impl.benchmarking.benchmark.benchmark
+    config, benchmark = SIZES[size], impl.benchmarking.benchmark.benchmark
+    tokens, targets = torch.randint(config.vocabulary, (2, batch, config.context)).unbind()
     seconds = {}
     for name, tf32 in (("float32", False), ("TF32", True)):
         torch.backends.cuda.matmul.allow_tf32 = tf32
-        seconds[name] = benchmark(plain_step(config, tokens, targets), steps=options.steps).median
+        seconds[name] = benchmark(plain_step(config, tokens, targets), steps=steps).median
     torch.backends.cuda.matmul.allow_tf32 = False
-    step = mixed_step(impl, config, tokens, targets)
-    seconds["bfloat16"] = benchmark(step, steps=options.steps).median
-    return {
-        "size": size,
-        **{f"{name}, ms": f"{1e3 * s:.1f}" for name, s in seconds.items()},
-        "over float32": f"{seconds['float32'] / seconds['bfloat16']:.2f}",
-        "over TF32": f"{seconds['TF32'] / seconds['bfloat16']:.2f}",
-    }
+    seconds["bfloat16"] = benchmark(mixed_step(impl, config, tokens, targets), steps=steps).median
+    over = {f"over {name}": f"{seconds[name] / seconds['bfloat16']:.2f}" for name in ("float32", "TF32")}
+    return {"size": size, **{f"{name}, ms": f"{1e3 * s:.1f}" for name, s in seconds.items()}, **over}
 
 
 def plain_step(config: Any, tokens: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Callable[[], None]:

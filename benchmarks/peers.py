@@ -8,12 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def add_peer(parser: argparse.ArgumentParser) -> None:
-    """Add `--peer`, which may be given several times; `options.peer` is a list of (name, function)."""
-    told = "another forward, called as `attention_forward` is: (q, k, v, is_causal)"
-    parser.add_argument("--peer", action="append", default=[], metavar="path:function", type=forward_of, help=told)
-
-
 def forward_of(text: str) -> tuple[str, Callable]:
     """The function of `path:function`, and its name."""
     path, _, name = text.rpartition(":")
@@ -27,3 +21,9 @@ def forward_of(text: str) -> tuple[str, Callable]:
     if not callable(getattr(module, name, None)):
         raise argparse.ArgumentTypeError(f"expected a function in {path}, and it has no {name!r}")
     return name, getattr(module, name)
+
+
+PEER = {  # the option, which may be given several times
+    "action": "append", "default": [], "metavar": "path:function", "type": forward_of,
+    "help": "another forward, called as `attention_forward` is: (q, k, v, is_causal)",
+}  # fmt: skip

@@ -7,6 +7,7 @@ that fits. Beside it stands what knows no mesh at all: the constant that is best
 
 import argparse
 import csv
+import itertools
 import math
 import statistics
 import tomllib
@@ -130,15 +131,12 @@ def others() -> list[Run]:
     for r in PUBLISHED["run"]:
         data, pipe, tensor, micro_batch, chunks = r["plan"]
         for recompute, recipe in (("full", BASELINE), ("selective", MEGATRON_2022)):
-            layers, width, heads, vocabulary = r["model"]
-            where = cluster(r["cluster"], data * pipe * tensor)
-            job = Job(gpt(layers, width, heads, vocabulary), r["sequences"], 2048, where, recipe)
+            job = Job(gpt(*r["model"]), r["sequences"], 2048, cluster(r["cluster"], data * pipe * tensor), recipe)
             plan = Plan(data, pipe, tensor, micro_batch, chunks, recompute)
             runs.append(_timed(r["source"], f"{r['name']}, {recompute} recomputation", job, plan, r[recompute + "_s"]))
     m = PUBLISHED["megascale"]
     for gpus, sequences, seconds in m["runs"]:
-        layers, width, heads, vocabulary = m["model"]
-        job = Job(gpt(layers, width, heads, vocabulary), sequences, 2048, cluster("dgx-a100", gpus), MEGATRON_2022)
+        job = Job(gpt(*m["model"]), sequences, 2048, cluster("dgx-a100", gpus), MEGATRON_2022)
         plan = best(job, Plan(gpus // 64, 8, 8), chunks=(6,), recompute=RECOMPUTE)
         runs.append(_timed(m["source"], f"175B, {gpus} GPUs", job, plan, seconds))
     return runs + llama_runs(("none", "selective"))
@@ -158,10 +156,8 @@ def sharded() -> list[dict[str, Any]]:
     """Rows of runs with ZeRO 3: published, and predicted with messages hidden and with messages waited for."""
     rows, of = [], PUBLISHED["sharded"]
     for kind, name, gpus, micro_batch, count, recompute, gradient, tokens in of["runs"]:
-        layers, width, heads, vocabulary = of["model"][name]
         recipe = replace(TODAY, gradient=gradient)
-        model = gpt(layers, width, heads, vocabulary)
-        job = Job(model, gpus * micro_batch * count, 2048, cluster(kind, gpus), recipe)
+        job = Job(gpt(*of["model"][name]), gpus * micro_batch * count, 2048, cluster(kind, gpus), recipe)
         plan = Plan(gpus, micro_batch=micro_batch, recompute=recompute, zero=3)
         hidden = _timed(of["source"], name, job, plan, job.sequences * job.context / tokens)
         rows.append({
@@ -206,12 +202,8 @@ def best(
     """The same plan with the micro-batch, chunks and, if given, recomputation that are fastest of those that fit, or
     where none does need least memory."""
     found, least = plan, float("inf")
-    options = [
-        replace(plan, micro_batch=m, chunks=c, recompute=r)
-        for m in micro_batches
-        for c in chunks
-        for r in recompute or (plan.recompute,)
-    ]
+    choices = itertools.product(micro_batches, chunks, recompute or (plan.recompute,))
+    options = [replace(plan, micro_batch=m, chunks=c, recompute=r) for m, c, r in choices]
     options = [p for p in options if not unfit(job, p)]
     fitting = [p for p in options if steps.fits(job, p)]
     options = fitting or [min(options, key=lambda p: steps.memory(job, p)["total"])]

@@ -4,7 +4,6 @@ Writes benchmarks/data/trace.json (two training steps, host and device) and memo
 `--device cpu` rehearses the first.
 """
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from lab.course.assignment import ROOT
 from lab.model.transformer import SIZES, Transformer
 
 from .chapters import checkpoint_blocks
-from .results import COMMIT, device
+from .results import COMMIT, asked, device
 
 DATA = ROOT / "benchmarks" / "data"
 PHASES = ("forward", "backward", "optimizer")
@@ -27,9 +26,7 @@ Phase = tuple[str, Callable[[], Any]]
 
 def main() -> None:
     """Record, and write both files."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    where = asked.parse_args().device
+    where = asked(__doc__).device
     with torch.device(where):
         steps = {size: traced(size, where == "cuda") for size in (STEPS if where == "cuda" else ["tiny"])}
         keep("trace", steps, where)

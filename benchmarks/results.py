@@ -1,5 +1,6 @@
 """Writes what was measured to benchmarks/results/, with where, with what and at which commit."""
 
+import argparse
 import json
 import os
 import platform
@@ -19,17 +20,24 @@ COMMIT, UNCOMMITTED = commit(), uncommitted()  # of the code that is running: re
 
 def device() -> str:
     """The machine, in words."""
-    cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.is_file() else []
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     cores = f"{os.cpu_count()} cores, {cpu or platform.processor() or platform.machine()}, {platform.system()}"
     return ", ".join([*gpus, cores])
 
 
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
+def asked(doc: str | None, **options: dict[str, Any]) -> argparse.Namespace:
+    """The command line of a benchmark on a GPU: `--device`, and more options by name. Exits if there is no GPU."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a rehearsal, nothing is kept")
+    for name, how in options.items():
+        parser.add_argument(f"--{name}", **how)
+    given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("not run: no CUDA device (--device cpu rehearses it)")
+    return given
 
 
 class Kept:
@@ -66,12 +74,6 @@ def reason(error: Exception) -> str:
     """Its kind, and the first line of what it says."""
     said = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {said}"[:100].replace("|", "/")
-
-
-def earlier(name: str, rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """The rows that were kept last, but for those whose `key` is measured anew in `rows`."""
-    path, fresh = FOLDER / f"{name}.json", {row[key] for row in rows}
-    return [row for row in json.loads(path.read_text())["rows"] if row[key] not in fresh] if path.is_file() else []
 
 
 def write(name: str, rows: list[dict[str, Any]], note: str = "") -> str:

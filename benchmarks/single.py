@@ -5,7 +5,6 @@ to bfloat16, each block compiled, PyTorch's attention, norm clipped, fused AdamW
 step runs. `--device cpu` rehearses it with a tiny model, not compiled.
 """
 
-import argparse
 import gc
 import statistics
 import time
@@ -22,7 +21,7 @@ from lab.cluster.hardware import cluster
 from lab.cluster.jobs import Job, Plan, of_config
 from lab.model.transformer import MODELS, Config, Transformer
 
-from .results import reason, write
+from .results import asked, reason, write
 
 CLUSTER = cluster("hgx-h200", 1)
 NOTE = (
@@ -65,9 +64,7 @@ RUNS = (
 
 def main() -> None:
     """Predict, measure, print, keep."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    gpu = asked.parse_args().device == "cuda"
+    gpu = asked(__doc__).device == "cuda"
     runs = RUNS if gpu else (Run("tiny", MODELS["tiny"], 64, 2, 1, "full"),)
     expected = {run: run.predicted() for run in runs}
     rows = []

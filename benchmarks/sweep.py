@@ -3,7 +3,6 @@
 A run that was stopped goes on where it was. `--device cpu` runs each kernel once in the interpreter, and keeps nothing.
 """
 
-import argparse
 import contextlib
 import functools
 import itertools
@@ -18,7 +17,7 @@ from lab.course.assignment import ROOT
 from lab.solution.impl import load
 
 from .attention import TOKENS, WIDTH, inputs, timed
-from .results import Kept, reason
+from .results import Kept, asked, reason
 
 N, REPEATS = 8192, 8
 TILES = {  # BLOCK_M, BLOCK_N, warps
@@ -33,12 +32,8 @@ PRODUCTS = {"forward": 2, "overlapped": 2, "dq": 3, "dkdv": 4}
 
 def main() -> None:
     """Measure, print, keep."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    if asked.parse_args().device == "cpu":
+    if asked(__doc__).device == "cpu":
         return rehearse()
-    if not torch.cuda.is_available():
-        raise SystemExit("not run: no CUDA device (--device cpu runs each kernel once in the interpreter)")
     compile_all()
     kept, modules = Kept("sweep"), _modules()
     for dim, is_causal in itertools.product((128, 64), (False, True)):

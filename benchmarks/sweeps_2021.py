@@ -14,22 +14,15 @@ def sweeps() -> str:
     """Print each; return how many come out, and those that do not."""
     print("\n## Sweeps of Narayanan et al. 2021: is the order right?\n")
     print("| claim | predicted TFLOP/s | right |\n|---|---|---|")
-    claims = _claims()
-    right = [_claim(*claim) for claim in claims]
-    said = f"Sweeps of Narayanan et al. 2021 in the right order: {sum(right)} of {len(right)}."
-    for (words, values, _), holds in zip(claims, right, strict=True):
-        if not holds:
-            said += f" Not {words}: {', '.join(f'{what} {speed:.1f}' for what, speed in values.items())} TFLOP/s."
-    return said
-
-
-def _claim(words: str, values: dict[str, float], holds: Callable[[list[float]], bool]) -> bool:
-    right = holds(list(values.values()))
-    print(
-        f"| {words} | {', '.join(f'{k}: {v:.0f}' for k, v in values.items())} | {'yes' if right else 'NO'} |",
-        flush=True,
-    )
-    return right
+    claims, wrong = _claims(), []
+    for words, values, holds in claims:
+        right = holds(list(values.values()))
+        told = ", ".join(f"{k}: {v:.0f}" for k, v in values.items())
+        print(f"| {words} | {told} | {'yes' if right else 'NO'} |", flush=True)
+        if not right:
+            wrong.append(f"Not {words}: {', '.join(f'{k} {v:.1f}' for k, v in values.items())} TFLOP/s.")
+    ordered = f"Sweeps of Narayanan et al. 2021 in the right order: {len(claims) - len(wrong)} of {len(claims)}."
+    return " ".join([ordered, *wrong])
 
 
 def _claims() -> list[tuple[str, dict[str, float], Callable[[list[float]], bool]]]:

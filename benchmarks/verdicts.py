@@ -5,6 +5,7 @@ once is a wrong verdict, and is named. What is timed may stay inconclusive, but 
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import tempfile
@@ -17,14 +18,14 @@ from lab.course.assignment import ROOT, default
 from lab.course.provenance import commit
 from lab.harness.runner import Executor, Runner
 
-from .results import earlier, write
+from .results import FOLDER, write
 
 NOTE = (
     "Each exercise of the reference, and each variant's own, on secret seeds, while the cores are busy with something "
     "else: loops of its own, or whatever the machine was doing. load: processes that wanted a core, on average."
 )
 
-_BEFORE = {row["stage"]: row for row in earlier("verdicts", [], "stage")}
+_BEFORE = {row["stage"]: row for row in json.loads((FOLDER / "verdicts.json").read_text())["rows"]}
 
 
 def busy() -> None:
@@ -98,9 +99,8 @@ def added(row: dict, first: int) -> dict:
 
 def keep(rows: list[dict]) -> str:
     """Write these rows, and those of other stages as they were."""
-    rows = rows + earlier("verdicts", rows, "stage")
-    order = [s.name for s in default().stages]
-    return write("verdicts", sorted(rows, key=lambda row: order.index(row["stage"])), NOTE)
+    kept = _BEFORE | {row["stage"]: row for row in rows}
+    return write("verdicts", [kept[stage.name] for stage in default().stages if stage.name in kept], NOTE)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,8 @@
 """Pictures of the chapter on benchmarking: what layers should cost, and what was measured."""
 
-import json
-
 from lab.cluster.hardware import cluster
-from lab.course.assignment import ROOT
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Lane, Picture, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Lane, Picture, found, picture, spaced
 
 A100 = cluster("dgx-a100", 8).device
 ASK = 10e-6  # seconds that the host needs to ask for a kernel, as in Figure 1
@@ -145,7 +142,7 @@ def measured(p: Picture) -> None:
 @picture(330, "A training step in a profiler's trace: of the tiny model, and of the small one")
 def traced(p: Picture) -> None:
     """The host's phases, and how busy the device is. The last span is AdamW's range, recorded with the kernels."""
-    sizes = json.loads((ROOT / "benchmarks" / "data" / "trace.json").read_text())
+    sizes = found("data/trace.json")
     for top, (size, words) in spaced((("tiny", "tiny, 4 × 128 tokens"), ("small", "small, 8 × 1,024 tokens")), 22, 152):
         phases, start, end = sizes[size]["host"][3:6], sizes[size]["host"][3][1], sizes[size]["host"][6][1]
         *spans, adamw = [(a - start, b - start) for a, b in sizes[size]["device"] if a >= start and b <= end]

@@ -1,17 +1,12 @@
 """Pictures of schedules as measured: benchmarks/link.py, one H200 and its bus to the host."""
 
-import json
-
 import torch
 
-from lab.course.assignment import ROOT
 from lab.model.transformer import SIZES, Transformer
 
-from .picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture, found, picture, spaced
 
-FOUND = ROOT / "benchmarks"
-ROWS = json.loads((FOUND / "results" / "link.json").read_text())["rows"]
-MS = {(r["what"], r["size"]): float(r["ms"]) for r in ROWS}
+MS = {(r["what"], r["size"]): float(r["ms"]) for r in found("results/link.json")["rows"]}
 ALPHA_MS = MS["one message", "4,096 B"]  # there and back
 with torch.device("meta"):
     BYTES = [2 * w.numel() for w in reversed(list(Transformer(SIZES["xl"]).parameters()))]  # in backward's order
@@ -36,7 +31,7 @@ def step_ms(alone_ms: float, limit: float) -> float:
 
 @picture(268, "A step on an H200 and its messages over the bus: naive, and in buckets of 64 MB")
 def link_trace(p: Picture) -> None:
-    steps, px = json.loads((FOUND / "data" / "link.json").read_text()), 408 / 222e3
+    steps, px = found("data/link.json"), 408 / 222e3
     for top, (name, words) in spaced((("naive", "naive"), ("64 MB", "buckets of 64 MB")), 24, 114):
         lanes = [steps[name][lane] for lane in ("kernels", "out", "back")]
         last, done = lanes[2][-1][1], lanes[0][-1][1]

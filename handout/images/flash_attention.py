@@ -224,10 +224,7 @@ def steps(behind: bool, tiles: int = 3) -> tuple[Lane, Lane]:
 @picture(206, "The product with v in its own step, and one step behind")
 def behind(p: Picture) -> None:
     for top, name, late in ((30, "in its own step", False), (114, "one step behind", True)):
-        products, exponentials = steps(late)
-        p.words(16, top, f"{name}: {products.end:g} units", "ink bold")
-        p.bars(top + 8, 45, products, BLUE)
-        p.bars(top + 36, 45, exponentials, ORANGE)
+        p.lanes(top, name, 45, *steps(late), end="{:g} units")
     p.words(16, 194, "blue: products; orange: exponentials", "soft")
 
 

@@ -1,12 +1,10 @@
 """Pictures of the chapter on FlashAttention-2: orders of programs, what fits on a multiprocessor, measured speeds."""
 
-import json
 import math
 
-from lab.course.assignment import ROOT
 from reference.flash_attention.occupancy import Multiprocessor, occupancy
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Picture, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Picture, found, picture, spaced
 
 
 @picture(356, "Outer loop over keys or over queries: order of tiles, and multiprocessors that are busy")
@@ -50,7 +48,7 @@ def walk(p: Picture) -> None:
 @picture(290, "Which tiles of x and y the programs read that run at once: column order, and patches")
 def patches(p: Picture) -> None:
     """16 programs of 16 × 16 in two orders, and what a product of 16,384 took in each, as counters.json has it."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "counters.json").read_text())["rows"]
+    rows = found("results/counters.json")["rows"]
     for left, name, high, order in ((16, "columns", 16, "columns"), (232, "patches of 4 rows", 4, "patches of 16")):
         told = next(row for row in rows if row["kernel"] == f"product of 16,384, {order}")
         places = [(n % high, n // high) for n in range(16)]  # all in the first patch
@@ -59,18 +57,12 @@ def patches(p: Picture) -> None:
         p.words(left, 68, "x", "soft")
         p.words(left + 198, 50, "y", "soft", "end")
         p.frame(left + 29, 59, 169, 169, kind="line")
-        marks = (
-            [(i, j, GREY) for i, j in places] + [(i, -1.4, BLUE) for i in down] + [(-1.4, j, ORANGE) for j in across]
-        )
-        for i, j, colour in marks:
+        read = [*((i, -1.4, BLUE) for i in down), *((-1.4, j, ORANGE) for j in across)]
+        for i, j, colour in (*((i, j, GREY) for i, j in places), *read):
             p.box(left + 30 + 10.5 * j, 60 + 10.5 * i, 9.5, 9.5, colour)
         p.words(left, 256, f"16,384, {order}:", "soft")
-        p.words(
-            left,
-            276,
-            f"{float(told['DRAM, MB'].replace(',', '')) / 1e3:.0f} GB, {float(told['µs']) / 1e3:.1f} ms",
-            "ink",
-        )
+        mb, us = (float(told[what].replace(",", "")) for what in ("DRAM, MB", "µs"))
+        p.words(left, 276, f"{mb / 1e3:.0f} GB, {us / 1e3:.1f} ms", "ink")
 
 
 @picture(246, "One multiprocessor: two programs of the forward kernel fit, a third does not")
@@ -98,7 +90,7 @@ def room(p: Picture) -> None:
 @picture(330, "Attention on an H200: ours, FlashAttention-2 and cuDNN, forward and backward")
 def fastest(p: Picture) -> None:
     """TFLOP/s at 8,192 tokens on an H200: ours and two peers, as benchmarks/results/attention.json has them."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "attention.json").read_text())["rows"]
+    rows = found("results/attention.json")["rows"]
     here = [r for r in rows if r["N"] == 8192 and r["what"] != "both"]
     in_order = sorted(here, key=lambda r: (r["what"] == "backward", r["dim"], r["causal"]))
     for top, row in spaced(in_order, 18, 35):

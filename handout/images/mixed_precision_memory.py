@@ -1,14 +1,12 @@
 """Pictures of the chapter on mixed precision: the memory of a step, by the exercise accounting and on a GPU."""
 
-import json
 from dataclasses import replace
 
-from lab.course.assignment import ROOT
 from lab.model.transformer import MODELS, SIZES
 from reference.benchmarking.flops import flops
 from reference.mixed_precision.accounting import Account, accounting
 
-from .picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture, found, picture, spaced
 
 Moment = tuple[float, float, float, float, float]  # time; bytes of parameters, moments, gradients, activations
 
@@ -133,7 +131,7 @@ def selective(p: Picture) -> None:
 @picture(330, "Memory that the allocator held over a training step, plain and checkpointed")
 def remembered(p: Picture) -> None:
     """MiB after each allocation and free of a step that a GPU recorded."""
-    steps = json.loads((ROOT / "benchmarks" / "data" / "memory.json").read_text())
+    steps = found("data/memory.json")
     c = Chart(p, (0, 4700), (0, 12), log_x=False, log_y=False)
     c.axes("allocations and frees, in order", "GiB", range(0, 4001, 1000), range(0, 13, 4))
     for name, colour in (("plain", ORANGE), ("checkpointed", BLUE)):

@@ -4,11 +4,12 @@ A picture carries its own paper, light or dark as the reader's system is, so it 
 Okabe and Ito's, and never alone: what a box is stands in it. 440 pixels are as wide as a phone can show readably.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 HERE = Path(__file__).resolve().parent
 WIDTH = 440
@@ -34,6 +35,11 @@ text { font-family: system-ui, sans-serif; font-size: 14px } .small { font-size:
 def spaced(items: Iterable[T], start: float, step: float) -> Iterator[tuple[float, T]]:
     """Each item with its place: rows from the top, or columns from the left."""
     return ((start + step * i, item) for i, item in enumerate(items))
+
+
+def found(file: str) -> Any:
+    """What a benchmark has found, as "results/link.json"."""
+    return json.loads((HERE.parent.parent / "benchmarks" / file).read_text(encoding="utf-8"))
 
 
 class Lane(list[Bar]):
@@ -93,12 +99,14 @@ class Picture:
         kind = "line dashed" if dashed else "line"
         self.parts.append(f'<path d="M{x1:g} {y1:g} L{x2:g} {y2:g}" class="{kind}"{tip}/>')
 
-    def lanes(self, top: float, name: str, ms: float, compute: Sequence[Bar], messages: Sequence[Bar]) -> None:
-        """A lane of compute over a lane of messages, with `ms` pixels a millisecond, and when the last bar ends."""
-        end = max(start + long for start, long, _ in (*compute, *messages))
-        self.words(16, top, f"{name}: {end:.1f} ms", "ink bold")
-        self.bars(top + 8, ms, compute, BLUE)
-        self.bars(top + 36, ms, messages, ORANGE)
+    def lanes(
+        self, top: float, name: str, scale: float, upper: Sequence[Bar], lower: Sequence[Bar], end: str = "{:.1f} ms"
+    ) -> None:
+        """A lane, as of compute, over another, as of messages, and, written like `end`, when the last bar ends."""
+        last = max(start + long for start, long, _ in (*upper, *lower))
+        self.words(16, top, f"{name}: {end.format(last)}", "ink bold")
+        self.bars(top + 8, scale, upper, BLUE)
+        self.bars(top + 36, scale, lower, ORANGE)
 
     def bars(self, y: float, scale: float, bars: Sequence[Bar], colour: str, high: float = 24) -> None:
         """Boxes along an axis of time, with `scale` pixels a unit."""
@@ -117,18 +125,18 @@ class Picture:
                 self.parts.append(f'<rect x="{x}" y="{y - up:.1f}" width="3" height="{up:.1f}" fill="{colour}"/>')
         self.line(16, y, 16 + end * scale, y)
 
-    def times(self, y: float, scale: float, at: Iterable[int], unit: str) -> None:
+    def times(self, y: float, scale: float, at: Iterable[int], unit: str, left: float = 16) -> None:
         """Names of points on an axis of time; the unit stands beside the 0."""
         for time in at:
             said, anchor = (str(time), "middle") if time else (f"0 {unit}", "start")
-            self.words(16 + time * scale, y, said, "soft small", anchor)
+            self.words(left + time * scale, y, said, "soft small", anchor)
 
-    def clock(self, y: float, ms: float, last: int) -> None:
-        """An axis of time with a tick each 2 ms."""
-        self.line(16, y, 16 + ms * last + 12, y, arrow=True)
-        for at in range(0, last + 1, 2):
-            self.line(16 + at * ms, y, 16 + at * ms, y + 5)
-            self.times(y + 20, ms, [at], "ms")
+    def clock(self, y: float, ms: float, last: int, each: int = 2, left: float = 16) -> None:
+        """An axis of time in ms, with a tick and a name at each `each`."""
+        self.line(left, y, left + ms * last + 12, y, arrow=True)
+        for at in range(0, last + 1, each):
+            self.line(left + at * ms, y, left + at * ms, y + 5)
+            self.times(y + 20, ms, [at], "ms", left)
 
     def svg(self) -> str:
         width, height = self.size

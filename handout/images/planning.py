@@ -1,7 +1,5 @@
 """The pictures of planning and of published runs. Curves are formulas; predictions are the benchmark's table."""
 
-import json
-
 from lab.cluster import steps
 from lab.cluster.costs import sent_bytes
 from lab.cluster.hardware import cluster
@@ -9,10 +7,9 @@ from lab.cluster.jobs import MODELS, RECOMPUTE, Job, Plan, unfit
 from lab.cluster.prices import group_s
 
 from .mesh import played
-from .picture import BLUE, GREEN, GREY, HERE, ORANGE, YELLOW, Chart, Picture, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, found, picture, spaced
 
 H100 = cluster("dgx-h100", 16)
-RESULTS = HERE.parent.parent / "benchmarks" / "results"
 
 # GB/s of an all-reduce over four nodes of eight B200s, by MiB of the payload. Bekman, ml-engineering,
 # network/benchmarks/README.md, commit 0cc3de5.
@@ -135,10 +132,8 @@ def published(p: Picture) -> None:
     c.axes("published, TFLOP/s a GPU", "predicted", ticks, ticks)
     c.curve([(90, 90), (480, 480)], GREY, dashed=True)
     colours = {"Narayanan": BLUE, "Korthikanti": GREEN, "Jiang": YELLOW, "Grattafiori": ORANGE}
-    for row in (RESULTS / "planner.md").read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        if len(cells) == 9 and (source := cells[0].split()[0]) in colours:
-            c.dot(float(cells[6]), float(cells[7]), colours[source])
+    for row in found("results/planner.json")["rows"]:
+        c.dot(float(row["published"]), float(row["predicted"]), colours[row["source"].split()[0]])
     c.say(400, 374, "Llama 3, 405B", "end", dx=44, dy=54)
     c.say(100, 260, "on the dashed line:")
     c.say(100, 260, "predicted as published", dy=20)
@@ -178,7 +173,7 @@ def step_memory(p: Picture) -> None:
 @picture(408, "Nineteen runs with ZeRO 3: published speeds between two predictions")
 def sharded(p: Picture) -> None:
     """A bar from the speed with messages waited for to that with them overlapped, and a dot at the published one."""
-    rows = json.loads((RESULTS / "planner_zero3.json").read_text(encoding="utf-8"))["rows"]
+    rows = found("results/planner_zero3.json")["rows"]
     left, scale = 98.0, 0.53
     for y, row in spaced(rows, 8, 19):
         low, high, said = (float(row[name]) for name in ("waited for", "hidden", "published"))

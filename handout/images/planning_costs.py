@@ -1,6 +1,5 @@
 """Pictures of planning's costs: batch, waits for tensor, a forecast's errors, chosen meshes, stages, utilizations."""
 
-import json
 from dataclasses import replace
 
 from lab.cluster import steps
@@ -11,8 +10,7 @@ from lab.cluster.layers import Layers
 from lab.cluster.parts import held_by
 from lab.cluster.prices import collective_s, compute_s
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, picture, spaced
-from .planning import RESULTS
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, found, picture, spaced
 
 JOB = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", 256))
 WAITED = replace(TODAY, overlap_data=False)
@@ -59,7 +57,7 @@ def tensor_waits(p: Picture) -> None:
 @picture(352, "Errors of nine forecasts on one H200, of time and of memory")
 def forecast(p: Picture) -> None:
     """Predicted over measured, less one: in each row a blue disc for time and an orange one for memory."""
-    rows = json.loads((RESULTS / "single.json").read_text(encoding="utf-8"))["rows"]
+    rows = found("results/single.json")["rows"]
     p.words(16, 22, "predicted over measured, less one", "ink bold")
     zero, scale = 264.0, 3.6
     for percent in range(-20, 41, 20):

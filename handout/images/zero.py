@@ -238,10 +238,7 @@ def streams(p: Picture) -> None:
                 p.box(left + ms * start, y, ms * long - 1.5, 24, colour, words)
         for start, long, words in waits:
             p.frame(left + ms * start, top + 9, ms * long - 3, 22, words)
-    p.line(left, 376, left + ms * 10.3, 376, arrow=True)
-    for at in range(0, 11, 2):
-        p.line(left + ms * at, 376, left + ms * at, 381)
-        p.words(left + ms * at, 396, str(at) if at else "0 ms", "soft small", "middle" if at else "start")
+    p.clock(376, ms, 10, left=left)
 
 
 def whole_step(order: Order) -> tuple[Lane, Lane]:
@@ -302,10 +299,7 @@ def hidden(p: Picture) -> None:
             colour = YELLOW if what[0] == "p" else ORANGE
             p.box(16 + ms * start, top + 34, ms * long - 1.5, 24, colour, hatched=not under)
             p.words(16 + ms * (start + long / 2), top + 51, what, "in small", "middle")
-    p.line(16, 350, 16 + ms * 23.6, 350, arrow=True)
-    for at in range(0, 24, 4):
-        p.line(16 + ms * at, 350, 16 + ms * at, 355)
-        p.times(369, ms, [at], "ms")
+    p.clock(350, ms, 23, each=4)
     p.words(16, 388, "f, b: forward, backward of a layer; p: its parameters", "soft small")
     p.words(16, 406, "gathered; g: its gradient reduced; hatched: nothing computes", "soft small")
 

@@ -5,7 +5,6 @@ what only a screen can use (buttons, figures that move) is left out.
 """
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from bs4 import BeautifulSoup, Tag
 
 from lab.course.assignment import default
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+from . import chromium
+
 FIRST = "index.html"
 _STYLE = """
 @page { size: A4; margin: 18mm 16mm 20mm; @bottom-center { content: counter(page); font: 9pt system-ui, sans-serif } }
@@ -37,7 +37,7 @@ class BookError(RuntimeError):
 
 def write_pdf(html: Path, out: Path, title: str) -> None:
     """Print the site in the folder `html` to the file `out`. Raises BookError without Chromium, and where it fails."""
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    browser = chromium()
     if browser is None:
         raise BookError("expected Chromium, found none: apt-get install chromium, or leave --pdf out")
     page = html / "book.html"

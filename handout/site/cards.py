@@ -10,15 +10,9 @@ CARD = re.compile(r"(?m)^```\{exercise\} (\S+)\n(?:[^`].*\n)*```$")
 
 def line(e: Exercise) -> str:
     """Points, hours, difficulty, track and needs, as a chapter shows them on a code host."""
-    return " · ".join(
-        [
-            counted(e.points, "point"),
-            counted(e.hours, "hour"),
-            f"difficulty {e.difficulty} of 5",
-            *(["needs a GPU"] if e.track == "gpu" else []),
-            f"builds on {', '.join(e.needs)}" if e.needs else "builds on none",
-        ]
-    )
+    facts = [counted(e.points, "point"), counted(e.hours, "hour"), f"difficulty {e.difficulty} of 5"]
+    gpu = ["needs a GPU"] if e.track == "gpu" else []
+    return " · ".join([*facts, *gpu, f"builds on {', '.join(e.needs) or 'none'}"])
 
 
 def refreshed(chapter: str) -> str:

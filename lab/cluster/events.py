@@ -29,7 +29,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective, as in a row of the ledger. Collectives on one stream run one after the other.
+    """A collective, as in a row of the ledger. Those of one group run one after the other.
 
     bytes: the payload as in `lab.cluster.costs.ring_cost`. ranks: the group, a range if possible.
     """
@@ -39,7 +39,6 @@ class Collective:
     ranks: Sequence[int]
     phase: str = "forward"
     label: str = ""
-    stream: str = ""  # "": each group has its own
     handle: int | None = None  # for `Wait`; if reused before, the last event counts. None: waits at once
 
 

@@ -46,23 +46,20 @@ class Layers:
         m, n = self.model, self.tokens
         joined = [] if self.recipe.fused_attention else [self._pass(2 * self.stream / self.tensor, "transpose")]
         turned, name = (self._turned, "rotate") if m.gated else (n * self._qkv, "bias")
+        enter, leave = [self._norm(), *self._gather("forward")], [*self._scatter("forward"), self._add()]
         return [
-            self._norm(),
-            *self._gather("forward"),
+            *enter,
             self._product((n, self._qkv, m.width), "forward", "qkv"),
             self._pass(2 * self.recipe.element * turned, name),
             *self.core(),
             *joined,
             self._product((n, m.width, m.width // self.tensor), "forward", "projection"),
-            *self._scatter("forward"),
-            self._add(),
-            self._norm(),
-            *self._gather("forward"),
+            *leave,
+            *enter,
             self._product((n, self._up, m.width), "forward", "up"),
             self._activation(),
             self._product((n, m.width, self._hidden), "forward", "down"),
-            *self._scatter("forward"),
-            self._add(),
+            *leave,
         ]
 
     def core(self, phase: str = "forward") -> list[Event]:

@@ -7,7 +7,7 @@ backward take a given time, messages take none.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 
 KINDS = ("forward", "backward")
 
@@ -113,11 +113,9 @@ def _complete(rank: int, actions: Sequence[Action], micro_batches: int, chunks: 
         if action.kind == "backward" and Action("forward", action.micro_batch, action.chunk) not in seen:
             raise ScheduleError(f"rank {rank}, action {place}: {action} before its forward")
         seen.add(action)
-    for micro_batch in range(micro_batches):
-        for chunk in range(chunks):
-            for kind in KINDS:
-                if (missing := Action(kind, micro_batch, chunk)) not in seen:
-                    raise ScheduleError(f"rank {rank}: {missing} is missing")
+    for micro_batch, chunk, kind in product(range(micro_batches), range(chunks), KINDS):
+        if (missing := Action(kind, micro_batch, chunk)) not in seen:
+            raise ScheduleError(f"rank {rank}: {missing} is missing")
 
 
 def _need(action: Action, rank: int, stages: int, chunks: int) -> tuple[str, int, int] | None:

@@ -4,7 +4,7 @@ A rank computes on one stream. Each group has its own stream for collectives, an
 stops only where an event makes it wait, so everything else overlaps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -119,7 +119,7 @@ class _Rank:
         self.causes: dict[str, float] = {}
         self.spans: list[Span] = []
         self.free: dict[int, float] = {}  # by peer: time from which the stream for messages to it is free
-        self.streams: dict[object, _UnderWay] = {}  # the last collective on each stream
+        self.streams: dict[Sequence[int], _UnderWay] = {}  # by group: the last collective on its stream
         self.handles: dict[int, Recv | _UnderWay] = {}
         self.met: dict[tuple, int] = {}  # by (ranks, op): number of collectives that it has reached
         self.at: Event | None = None  # the event in which it waits
@@ -192,10 +192,9 @@ class _Rank:
             group = (event.ranks, event.op)
             self.met[group] = self.met.get(group, 0) + 1
             meeting = self.meetings.setdefault((group, self.met[group]), _Meeting(members))
-        stream = event.stream or ("group", event.ranks)
         mine = _UnderWay(event, meeting, collective_s(event, self.cluster))
-        meeting.come.append((self.now, self.streams.get(stream)))
-        self.streams[stream] = mine
+        meeting.come.append((self.now, self.streams.get(event.ranks)))
+        self.streams[event.ranks] = mine
         if event.handle is None:
             yield from self._stand(mine)
         else:

@@ -3,14 +3,7 @@
 import re
 from dataclasses import dataclass
 
-PIPES = {
-    "fma": "FFMA FMUL FADD HADD2 HFMA2 HMUL2 FFMA2 FMUL2 FADD2", "imad": "IMAD", "mufu": "MUFU", "shfl": "SHFL",
-    "alu": "FMNMX FMNMX3 F2FP F2F FSEL SEL FSETP ISETP IADD3 IADD LOP3 SHF PRMT LEA MOV PLOP3 VIADD VIMNMX IMNMX SGXT "
-    "P2R R2P IABS CS2R I2FP",
-    "lsu": "LDS STS LDSM STSM LDGSTS LDG STG LDL STL LDC LD ST LDTM STTM",
-    "tensor": "HGMMA HMMA UTCHMMA", "barrier": "BAR", "tile": "SYNCS", "copy": "UTMALDG", "wait": "WARPGROUP",
-}  # fmt: skip
-PIPE = {op: pipe for pipe, ops in PIPES.items() for op in ops.split()}
+PIPE = {"MUFU": "mufu", "HGMMA": "tensor", "HMMA": "tensor", "UTCHMMA": "tensor"}  # of those that are asked about
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Probes that test the machinery itself; tests/kit/test_ranks.py writes the implementation."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,11 +13,6 @@ import torch.distributed as dist
 
 from lab.cluster.schedule import Action
 from lab.ranks.group import ledger
-
-
-def echo(impl, *values):
-    """Return the same values."""
-    return list(values)
 
 
 def environment(impl) -> dict[str, str]:
@@ -69,6 +65,14 @@ def who(impl) -> list[int]:
     return [dist.get_rank(), dist.get_world_size()]
 
 
+def shout(data: bytes) -> None:
+    """Write to whatever this process has open, and end it."""
+    for fd in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(fd, data)
+    os._exit(0)
+
+
 def misbehave(impl, how: str):
     """End this process in the given way."""
     print("said before the end")
@@ -88,12 +92,7 @@ def misbehave(impl, how: str):
     if how == "print":
         print("x" * 10_000_000)
     if how == "garbage":
-        for fd in range(3, 64):
-            try:
-                os.write(fd, b"\x01" * 4096)
-            except OSError:
-                continue
-        os._exit(0)
+        shout(b"\x01" * 4096)
     return "fine"
 
 
@@ -191,12 +190,7 @@ def claim(impl, reason: str, knowing: bool = True) -> None:
     secret = frame.f_locals["secret"] if knowing else "?"
     error = {"reason": reason, "type": "", "text": "not me", "frames": []}
     header = json.dumps({"ok": False, "error": error, "secret": secret, "blobs": [0]}).encode()
-    for fd in range(3, 64):
-        try:
-            os.write(fd, len(header).to_bytes(8, "little") + header)
-        except OSError:
-            continue
-    os._exit(0)
+    shout(len(header).to_bytes(8, "little") + header)
 
 
 class Scale(torch.nn.Module):

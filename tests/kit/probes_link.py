@@ -1,4 +1,4 @@
-"""Probes on a link: every operation, and overlap."""
+"""Probes on a link: many operations at once, and some that ranks issue in different orders."""
 
 import time
 
@@ -38,23 +38,3 @@ def crossed(impl) -> list[float]:
     for work in works:
         work.wait()
     return [float(t[0]) for t in (*tensors, x)]
-
-
-def overlap(impl, count: int, compute_s: float) -> dict:
-    """Seconds of collectives and of a sleep, one after the other and overlapped."""
-    took = {}
-    for name, at_once in (("after", False), ("at once", True)):
-        dist.barrier()
-        start = time.perf_counter()
-        works = []
-        for _ in range(count):
-            works.append(dist.all_reduce(torch.ones(4), async_op=True))
-            if not at_once:
-                works[-1].wait()
-        issued = time.perf_counter() - start
-        done_early = works[-1].is_completed()
-        time.sleep(compute_s)
-        for work in works:
-            work.wait()
-        took[name] = {"s": time.perf_counter() - start, "issued_s": issued, "done_early": done_early}
-    return took

@@ -23,13 +23,6 @@ def add_up(x, total, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
         tl.store(total, tl.load(total) + mine)
 
 
-@triton.jit
-def product(a, b, c, SIZE: tl.constexpr):
-    offs = tl.arange(0, SIZE)
-    tile = offs[:, None] * SIZE + offs[None, :]
-    tl.store(c + tile, tl.dot(tl.load(a + tile), tl.load(b + tile)))
-
-
 def watched(impl, n: int) -> dict:
     """double() on n numbers in programs of 16, and one of torch's operators; rows of 4."""
     storage = torch.arange(float(n))
@@ -56,18 +49,6 @@ def added(impl, atomic: bool) -> list:
     with watching(keep=True) as seen:
         add_up[(4,)](torch.ones(64), total, BLOCK=16, ATOMIC=atomic)
     return [total.item(), seen.races(), seen.atomics]
-
-
-def compiled(impl, arch: int) -> list:
-    """Compile two kernels for sm_`arch`; nothing runs, so y does not change."""
-    y = torch.full((64,), -1.0)
-    a, b = (torch.ones(64, 64, dtype=torch.float16) for _ in range(2))
-    with compiling(arch) as kernels:
-        double[(4,)](torch.ones(64), y, 64, BLOCK=16)
-        product[(1,)](a, b, torch.empty(64, 64), SIZE=64)
-    return [
-        [k.name, k.source, k.warps, k.registers, k.spilled_bytes, k.shared_bytes, k.instructions] for k in kernels
-    ] + [y]
 
 
 def spilled(impl, arch: int, is_causal: bool) -> int:

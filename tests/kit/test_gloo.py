@@ -1,7 +1,4 @@
-"""On plain Gloo, a stage's reference trains as it does on the switch: what is learnt there is true elsewhere.
-
-A mesh goes on on another: the placements of the reference's own transformer are as true as the tests' own models'.
-"""
+"""On plain Gloo, a stage's reference trains as it does on the switch: what is learnt there is true elsewhere."""
 
 import math
 
@@ -12,12 +9,12 @@ from lab.course.assignment import ROOT
 from lab.harness.rng import Rng
 from tests.ddp import probes_wrappers as ddp
 from tests.ddp.chains import draw_model as draw_data_parallel
+from tests.mesh import probes_compose as mesh
 from tests.mesh.compose import bare, draw_model
 from tests.mesh.schedules import one_forward_one_backward
 from tests.zero import probes_state as zero
 
 from . import probes
-from . import probes_checkpoint as mesh
 
 IMPL = ROOT / "reference"
 RNG = Rng("public", "gloo")
@@ -28,18 +25,6 @@ def on_both(runner, probe, *args, world: int) -> tuple[list, list]:
     assert not any(trace.messages for trace in gloo), "they did not go over Gloo"
     assert all(trace.messages for trace in switch)
     return [trace.values for trace in gloo], [trace.values for trace in switch]
-
-
-MOVES = {
-    "experts, to shards": ({"experts": 4}, [{"expert": 2, "tensor": 2}, {}], [{"data": 4}, {"fsdp": True, "small": 0}]),
-    "shards, to a pipe": (
-        {"tied": True}, [{"data": 2, "tensor": 2}, {"fsdp": True, "small": 0}], [{"data": 2, "pipe": 2}, {}],
-    ),
-    "a pipe, to interleaved": (
-        {"tied": True}, [{"pipe": 2, "tensor": 2}, {"sequence": True}],
-        [{"data": 2, "tensor": 2}, {"schedule": "interleaved", "chunks": 2}],
-    ),
-}  # fmt: skip
 
 
 def test_data_parallelism(runner):
@@ -74,17 +59,12 @@ def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner):
         assert many - few < 4 * 4 * elements, f"rank {rank} of {world}, bytes by micro-batches and rank: {grew}"
 
 
-@pytest.mark.parametrize("move", MOVES)
-def test_the_reference_goes_on_on_another_mesh(runner, move):
-    """4 ranks before and after; two steps, two more, against four at a stretch, on plain Gloo."""
-    kind, before, after = MOVES[move]
-    rng = Rng("public", move)
-    model = draw_model(rng, 2, 2, **kind)
-    state = {name: rng.normal(*t.shape) * 0.4 for name, t in bare(model).state_dict().items()}
-    if model["tied"]:
-        state["head.weight"] = state["embedding.weight"]
-    tokens = [[rng.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(4)]
-    stretch = runner.run(mesh.moved, model, state, [[*before, 4]], tokens, world=4, folder={}, network="gloo")
-    moved = runner.run(mesh.moved, model, state, [[*before, 2], [*after, 2]], tokens, world=4, folder={})
-    for rank in range(4):
-        assert moved[rank] == pytest.approx(stretch[rank], rel=1e-5), f"rank {rank} of {move}"
+def test_a_mesh(runner):
+    """Messages between stages, interleaved, and tokens between experts."""
+    model = draw_model(RNG, layers=4, experts=4)
+    state = {name: RNG.normal(*t.shape) * 0.4 for name, t in bare(model).state_dict().items()}
+    batches = [[RNG.tokens(16, model["sizes"]["context"], vocabulary=5) for _ in range(2)] for _ in range(3)]
+    plan = {"schedule": "interleaved", "micro_batches": 4, "chunks": 2}
+    args = model, state, {"pipe": 2, "expert": 2}, plan, batches, 0.1
+    for gloo, switch in zip(*on_both(runner, mesh.trained, *args, world=4), strict=True):
+        assert gloo["losses"] == pytest.approx(switch["losses"], rel=1e-5)

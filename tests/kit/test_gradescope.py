@@ -17,7 +17,7 @@ from grader import batch, sandbox
 from grader.graded import Graded
 from grader.gradescope import archive, harness
 from grader.sandbox import available
-from lab.course.assignment import ROOT, default
+from lab.course.assignment import ROOT
 from lab.course.questions import default as questions
 
 EXPECTED = json.loads((ROOT / "examples" / "expected.json").read_text(encoding="utf-8"))
@@ -138,7 +138,6 @@ def test_the_archive_holds_no_solution_and_a_seed_of_its_own():
     assert not [n for n in one if n.startswith(ours)]
     assert {name for name in one if one[name] != other[name]} == {"settings.json"}
     assert json.loads(one["settings.json"])["profile"] == PROFILE
-    assert set(default().profiles[PROFILE]) == set(EXPECTED[EXAMPLE]["points"])
 
 
 @pytest.mark.parametrize(("profile", "layout"), [("full", "stages"), ("tour", "stages"), ("cs336-2026", "cs336")])
@@ -156,4 +155,3 @@ def test_written_questions_are_asked_and_the_archives_profile_tells_the_layout(t
     (tmp_path / "settings.json").write_text(json.dumps({"profile": profile, "seed": "1"}))
     harness.grade(tmp_path)
     assert asked == [(layout, questions().of_profile(profile))]
-    assert (profile != "full") or len(asked[0][1]) > 10

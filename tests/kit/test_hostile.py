@@ -194,12 +194,10 @@ def test_an_operator_that_would_be_the_answer_is_refused_below_every_name(soluti
 
 ROUNDABOUT = {
     "getattr": "getattr(torch.nn.functional, 'scaled_dot' + '_product_attention')(q, q, q)",
-    "vars": "vars(torch.nn.functional)['scaled_dot_product_attention'](q, q, q)",
     "a container": "[f for n, f in vars(torch.nn.functional).items() if n.startswith('scaled_dot')][0](q, q, q)",
     "partial": "functools.partial(torch.nn.functional.scaled_dot_product_attention, q, q)(q)",
     "methodcaller": "operator.methodcaller('scaled_dot_product_attention', q, q, q)(torch.nn.functional)",
     "exec": "exec('import torch.nn.functional as F; F.scaled_dot_product_attention(q, q, q)')",
-    "a module's name": "importlib.import_module('torch.nn.functional').scaled_dot_product_attention(q, q, q)",
     "the same function": "torch._C._nn.scaled_dot_product_attention(q, q, q)",
     "torch calls it": "torch.nn.TransformerEncoderLayer(8, 2)(q[0])",
     "torch is handed it": "torch.utils._pytree.tree_map(torch.save, q)",

@@ -33,7 +33,6 @@ def test_a_page_names_each_file_of_lab_with_its_first_sentence():
         (["grade", "{one}", "--out", "{empty}/out", "--isolation", "process", "--resume"], "--resume"),
         (["grade", "{one}", "--isolation", "process", "--seed", "\udcff"], "--seed: expected characters that can be"),
         (["grade", "{one}", "--out", "{file}", "--isolation", "process"], "expected a folder"),
-        (["grade", "{one}", "--out", "{broken}", "--isolation", "process"], "gradebook.sqlite"),
         (["adjust", "ada", "--points", "2", "--why", "x", "--out", "{empty}"], "holds no run"),
         (["mutants", "--stage", "nope"], "--stage: expected one of"),
         (["report", "--out", "{empty}/nowhere"], "gradebook.sqlite"),
@@ -45,11 +44,7 @@ def test_bad_input_gets_one_clear_line_and_exit_code_2(tmp_path, said, arguments
     (tmp_path / "file").write_text("a file")
     (tmp_path / "one" / "ddp").mkdir(parents=True)
     (tmp_path / "one" / "ddp" / "naive.py").write_text("")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "gradebook.sqlite").write_text(
-        "no database, but long enough to be read as a header of one\n" * 9
-    )
-    names = {n: tmp_path / n for n in ("empty", "file", "one", "broken")}
+    names = {n: tmp_path / n for n in ("empty", "file", "one")}
     code, err = said(grader_main, *(a.format(**names) for a in arguments))
     assert code == 2, err
     assert words in err.replace("\n", " "), err
@@ -97,39 +92,33 @@ def test_untouched_stubs_score_nothing_and_say_what_is_next(runner, tmp_path, mo
     assert told == {f"not written yet: {e.object}\nhint: {e.hints[0]}" for e in exercises}
 
 
+def passing(*arguments: str, **environment: str) -> str:
+    """What a run of the reference's tests prints in which none fails."""
+    command = [sys.executable, "-m", "pytest", "tests", "--impl", "reference", *arguments]
+    run = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+    return run.stdout
+
+
 def test_inline_runs_what_it_can_and_names_what_it_does_not_run():
     asked = ("--exercise", "mixed_precision.checkpoint_plan", "--exercise", "ddp.broadcast")
-    command = [sys.executable, "-m", "pytest", "tests", "--impl", "reference", "--inline", *asked]
-    run = subprocess.run(command, cwd=ROOT, env={**os.environ, "COLUMNS": "400"}, capture_output=True, text=True)
-    assert run.returncode == 0, f"a debugger is not to stop where nothing is wrong: {run.stdout}"
-    assert " passed" in run.stdout
-    assert "not run: --inline runs single-rank, real, interpreted probes; this one asks for world=" in run.stdout
-
-
-HIDES_TRITON = """
-import sys
-from importlib.machinery import PathFinder
-class Finder(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] == "triton" else PathFinder.find_spec(name, path, target)
-sys.meta_path = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
-"""
+    said = passing("--inline", *asked, COLUMNS="400")  # a debugger is not to stop where nothing is wrong
+    assert " passed" in said
+    assert "not run: --inline runs single-rank, real, interpreted probes; this one asks for world=" in said
 
 
 def test_without_triton_its_exercises_are_not_run_and_others_are(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(HIDES_TRITON)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.modules['triton'] = None  # as if it were not installed\n"
+    )
     exercises = default().exercises.values()
     asked = [e.id for e in exercises if e.track == "cpu" and "triton" in (ROOT / "reference" / e.file).read_text()]
-    command = [sys.executable, "-m", "pytest", "tests", "--impl", "reference", "--profile", "full"]
-    command += [f"--exercise={id}" for id in [*asked, "flash_attention.accounting"]]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    got = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert got.returncode == 0, got.stdout
+    named = [f"--exercise={id}" for id in [*asked, "flash_attention.accounting"]]
+    said = passing("--profile", "full", *named, PYTHONPATH=str(tmp_path))
     page = (ROOT / "grader" / "release" / "README.md").read_text(encoding="utf-8").replace("\n", " ")
     gpu = sum(e.points for e in exercises if e.track == "gpu")
     for words in (f"of {sum(e.points for e in exercises):g} points in all", f"| {gpu:g} |"):
         assert words in page
     assert f"| {gpu + sum(e.points for e in exercises if e.id in asked):g} |" in page
-    marks = dict(line.split()[:2] for line in got.stdout.splitlines() if line.startswith("flash_attention."))
+    marks = dict(line.split()[:2] for line in said.splitlines() if line.startswith("flash_attention."))
     assert marks == {**dict.fromkeys(asked, "–"), "flash_attention.accounting": "✓"}

@@ -58,19 +58,6 @@ def test_a_race_is_seen_though_the_interpreter_runs_programs_in_turn(runner):
     assert runner.run(probes.added, True) == [64.0, 0, 4]
 
 
-@pytest.mark.parametrize(("arch", "used"), [(80, "mma"), (90, "wgmma"), (100, "tcgen05")])
-def test_what_a_kernel_compiles_to(runner, arch, used):
-    plain, dot, y = runner.run(probes.compiled, arch, triton="native", timeout=120)
-    assert (y == -1).all(), "nothing runs"
-    assert plain[0] == "double"
-    assert plain[1] == runner.run(probes.watched, 40)["source"], "one kernel, the same digest in both processes"
-    assert not any(plain[-1].values())
-    assert dot[-1][used] > 0
-    for kernel in (plain, dot):
-        assert 0 < kernel[3] <= 255
-        assert kernel[4] == 0
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_overlap_spills_nothing_on_the_generation_before_hopper(runner, is_causal):
     runner.executor = Executor(ROOT / "reference")

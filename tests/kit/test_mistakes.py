@@ -32,31 +32,25 @@ def known(tmp_path, monkeypatch):
     mistakes.read.cache_clear()
 
 
+OFF = "rank 1: got 0.517, expected 1,000"
+GREW = "2 ranks: the process grew by 124 MB, expected at most 55: outputs take 47 MB"
+
+
 @pytest.mark.parametrize(
-    ("message", "is_told"),
+    ("recorded", "message", "is_told"),
     [
-        ("rank 1: got 0.51701, expected 1,000", True),
-        ("rank 1: got 0.53, expected 1,000", False),
-        ("rank 1: got 0.517, expected 1,000, not 3", False),
+        (OFF, "rank 1: got 0.51701, expected 1,000", True),
+        (OFF, "rank 1: got 0.53, expected 1,000", False),
+        (OFF, "rank 1: got 0.517, expected 1,000, not 3", False),
+        (GREW, GREW.replace("124", "110"), True),  # what the kernel measures is compared roughly
+        (GREW, GREW.replace("2 ranks", "3 ranks"), False),
     ],
 )
-def test_the_same_words_and_nearly_the_same_numbers_are_one_mistake(known, message, is_told):
-    known(sum="rank 1: got 0.517, expected 1,000")
+def test_the_same_words_and_nearly_the_same_numbers_are_one_mistake(known, recorded, message, is_told):
+    known(sum=recorded)
     told = mistakes.explain(TEST, message)
-    assert told == ("The same comes out when sum is wrong." if is_told else "")
+    assert told.endswith("when sum is wrong.") == bool(told) == is_told
     assert mistakes.explain(TEST.replace("[2]", "[3]"), message) == ""
-
-
-@pytest.mark.parametrize(
-    ("message", "is_told"),
-    [
-        ("2 ranks: the process grew by 110 MB, expected at most 55: outputs take 47 MB", True),
-        ("3 ranks: the process grew by 124 MB, expected at most 55: outputs take 47 MB", False),
-    ],
-)
-def test_what_the_kernel_measures_is_compared_roughly(known, message, is_told):
-    known(sum="2 ranks: the process grew by 124 MB, expected at most 55: outputs take 47 MB")
-    assert bool(mistakes.explain(TEST, message)) == is_told
 
 
 def test_several_causes_are_all_told_in_the_first_line(known):
@@ -95,10 +89,6 @@ def test_a_mistake_that_fails_a_test_that_passed_is_not_the_cause(known):
     assert settled.message == f"got 1.23\n{nearly}"
     assert mistakes.without(settled.message) == "got 1.23"
     assert mistakes.settled([first]) == [first]
-
-
-def test_where_nothing_is_recorded_the_message_stays_as_it_is(known):
-    assert mistakes.added(TEST, "got 1") == "got 1"
 
 
 def test_a_failure_on_the_secret_seed_has_the_cause_of_the_public_one(known):

@@ -33,14 +33,14 @@ def test_every_exercise_that_a_laptop_runs_has_mutants_and_every_stage_variants(
 
 def test_an_edit_matches_once_or_is_refused(tmp_path):
     (tmp_path / "a.py").write_text("def f(grads):\n    for grad in grads:\n        grad.div_(2)\n    return grad\n")
-    edit = ("a.py", "for grad in grads:⋯return", "return")
-    assert (
-        texts(Edited("m", "ddp.naive", "", "assertion", (edit,)), tmp_path)["a.py"]
-        == "def f(grads):\n    return grad\n"
-    )
+
+    def edited(old: str, new: str) -> str:
+        return texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", old, new),)), tmp_path)["a.py"]
+
+    assert edited("for grad in grads:⋯return", "return") == "def f(grads):\n    return grad\n"
     for old, times in (("grad.mul_(2)", 0), ("grads", 2)):
         with pytest.raises(Wrong, match=f"{times} matches"):
-            texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", old, ""),)), tmp_path)
+            edited(old, "")
 
 
 TOY = '''"""A toy: π before the code, as ast counts bytes."""

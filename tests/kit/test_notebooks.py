@@ -60,25 +60,18 @@ def test_what_a_reader_writes_is_judged(name, capsys):
     for source in sources[:begin]:
         exec(compile(source, name, "exec"), space)
 
-    def said(written: str) -> tuple[bool, str]:
-        """The answer of the notebook's check to this solution."""
+    old, new = MISTAKES[name]
+    assert old in solution
+    raising = re.sub(r"(def .*\n)", r"\1    raise KeyError('key')\n", solution, count=1)
+    for written, right, says in (
+        (solution, True, "right in all"),
+        (sources[begin], False, "not written yet"),
+        (solution.replace(old, new), False, r"^[^\n]*expected .*, got .*\. \w.* \w.*\n$"),  # with a hint, in one line
+        (raising, False, "raised KeyError"),
+    ):
         for source in (written, *sources[begin + 1 : check + 1]):
             capsys.readouterr()
             exec(compile(source, name, "exec"), space)
-        return space["written"], capsys.readouterr().out
-
-    right, line = said(solution)
-    assert right, line
-    assert "right in all" in line
-    right, line = said(sources[begin])
-    assert not right
-    assert "not written yet" in line
-    old, new = MISTAKES[name]
-    assert old in solution
-    right, line = said(solution.replace(old, new))
-    assert not right
-    assert re.search(r"expected .*, got .*\. \w.* \w", line), line  # and a hint
-    assert len(line.splitlines()) == 1
-    right, line = said(re.sub(r"(def .*\n)", r"\1    raise KeyError('key')\n", solution, count=1))
-    assert not right
-    assert "raised KeyError" in line
+        said = capsys.readouterr().out
+        assert space["written"] == right, said
+        assert re.search(says, said), said

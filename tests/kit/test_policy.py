@@ -9,8 +9,6 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from grader import policy
 from grader.console import Wrong
@@ -68,7 +66,6 @@ def test_what_counts_is_what_was_earned_and_decided(decisions, possible, adjuste
         ("2026-02-15T00:00:00-08:00", 0, 1, 1, 0),  # a day begun is a day, and free
         ("2026-02-18T12:00:00-08:00", 0, 4, 2, 5.0),  # two beyond: a fifth of the 25 points due on the 14th
         ("2026-02-18T12:00:00", 0, 4, 2, 5.0),  # no offset: the due date's
-        ("2026-02-18T20:00:00+00:00", 0, 4, 2, 5.0),
         ("2026-02-18T12:00:00-08:00", 2, 2, 2, 0),
         ("2027-02-18T12:00:00-08:00", 0, 369, 2, 35),  # never more than all, of either due date
     ],
@@ -89,9 +86,14 @@ def test_free_days_are_spent_once_the_earliest_due_date_first_and_on_what_counts
     assert (late.stages, late.free, late.percent) == (("ddp",), 2, 0)
 
 
-def test_decisions_survive_a_regrade_and_nothing_is_changed_behind_them(tmp_path: Path) -> None:
-    first = recorded(tmp_path, ADA)
-    with Gradebook(tmp_path / "gradebook.sqlite") as book:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "gradebook.sqlite"
+
+
+def test_decisions_survive_a_regrade_and_nothing_is_changed_behind_them(path: Path) -> None:
+    first = recorded(path.parent, ADA)
+    with Gradebook(path) as book:
         results = book._db.ask("SELECT * FROM submission")
         for text in (POLICY, POLICY.replace("percent_a_day = 10", "percent_a_day = 50")):
             book.decide("policy", "", "", text, "policy.toml", "tess")
@@ -102,15 +104,15 @@ def test_decisions_survive_a_regrade_and_nothing_is_changed_behind_them(tmp_path
         for sql in ("UPDATE entry SET value = '{}'", "DELETE FROM entry"):
             with pytest.raises(GradebookError, match="entries are never"):
                 book._db.ask(sql)
-    recorded(tmp_path, ADA, base=first)
-    grade = latest(tmp_path)["ada"].grade(A, IDS)
+    recorded(path.parent, ADA, base=first)
+    grade = latest(path.parent)["ada"].grade(A, IDS)
     assert (grade.adjusted, list(grade.excluded), grade.late) == (2, [IDS[0]], 7.5), "the last policy: half of 15"
-    with Gradebook(tmp_path / "gradebook.sqlite") as book:
+    with Gradebook(path) as book:
         book.decide("withdraw", "ada", "", number, "it was right", "jo")
         assert [(d.kind, d.by) for d in book.decisions()][-3:] == [
             ("adjust", "tess"), ("submitted", "tess"), ("withdraw", "jo"),
         ]  # fmt: skip
-    assert latest(tmp_path)["ada"].grade(A, IDS).adjusted == 0
+    assert latest(path.parent)["ada"].grade(A, IDS).adjusted == 0
 
 
 WHY = f"was ill {'x' * 90}"
@@ -148,19 +150,6 @@ def test_times_are_read_as_spreadsheets_write_them() -> None:
     assert datetime.fromisoformat(rows[0][2]) == datetime.fromisoformat(rows[1][2])
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["", *IDS]), st.floats(-50, 50)), max_size=6), st.sets(st.sampled_from(IDS)))
-def test_the_parts_add_up_to_what_counts(adjustments: list, excluded: set) -> None:
-    decisions = [decided("adjust", id, value, n) for n, (id, value) in enumerate(adjustments)]
-    decisions += [decided("exclude", id, "", 100 + n) for n, id in enumerate(sorted(excluded))]
-    decisions.append(decided("submitted", "", "2026-02-19T00:00:00-08:00", 200))
-    grade = graded(*decisions, rules=RULES).grade(A, IDS)
-    assert grade.final == pytest.approx(max(0.0, grade.earned + grade.adjusted - grade.late))
-    assert grade.final >= 0
-    assert grade.late >= 0
-    assert grade.possible == sum(A.exercises[id].points for id in IDS if id not in excluded)
-
-
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     """A folder with a graded class of one, and files to give to commands."""
@@ -168,7 +157,6 @@ def out(tmp_path: Path) -> Path:
     (tmp_path / "policy.toml").write_text("\ufeff" + POLICY)
     (tmp_path / "times.csv").write_text("submission,submitted\nada,2026-02-18 12:00\nzed,2026-02-18 12:00\n")
     (tmp_path / "words").write_text("just words")
-    (tmp_path / "end").write_text("due = 9999-12-31T00:00:00Z")
     return tmp_path
 
 

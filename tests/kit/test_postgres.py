@@ -6,8 +6,6 @@ import getpass
 import itertools
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,22 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from grader.gradebook import Gradebook, GradebookError, Graded
-from grader.graded import Flag
+from grader.gradebook import Gradebook, GradebookError
 from grader.postgres import psycopg
 
-from .classroom import RUN, result
-from .test_gradebook import test_what_was_recorded_comes_back  # noqa: F401
+from .test_gradebook import (  # noqa: F401
+    test_a_second_grader_is_refused_and_a_reader_is_not,
+    test_what_was_recorded_comes_back,
+)
+from .test_policy import test_decisions_survive_a_regrade_and_nothing_is_changed_behind_them  # noqa: F401
 from .test_serve import (  # noqa: F401
     app,
     filled,
-    test_a_decision_counts_and_says_who,
-    test_a_request_has_a_thread_here_and_on_the_command_line,
-    test_a_student_sees_no_page_but_their_own,
-    test_marks_are_those_of_a_sheet,
     test_of_ten_who_save_at_the_same_moment_one_does,
     test_the_second_of_two_who_mark_is_shown_what_the_first_gave,
-    test_what_submissions_say_is_text,
     test_while_a_grader_is_at_work_nothing_is_lost_and_the_page_says_so,
 )
 
@@ -44,81 +39,36 @@ def server() -> Iterator[str]:
     initdb = next(filter(None, found), None)
     if initdb is None or psycopg is None:
         pytest.skip("no PostgreSQL on this machine: apt-get install postgresql; pip install '.[postgres]'")
-    folder = Path(tempfile.mkdtemp(prefix="pg"))
-    root = os.geteuid() == 0
-    if root:
-        shutil.chown(folder, "nobody")
-    who = {"user": "nobody"} if root else {}
-    name = "nobody" if root else getpass.getuser()
-    make = [initdb, "-D", folder / "data", "-A", "trust", "-E", "UTF8", "--no-locale", "-U", name, "--no-sync"]
-    subprocess.run(make, check=True, capture_output=True, cwd="/", **who)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    postgres = Path(initdb).resolve().with_name("postgres")
-    options = ["-D", folder / "data", "-p", str(port), "-k", folder, "-c", "listen_addresses=127.0.0.1"]
-    process = subprocess.Popen([postgres, *options], cwd="/", stderr=subprocess.DEVNULL, **who)
-    address = f"postgresql://{name}@127.0.0.1:{port}/postgres"
-    try:
-        for _ in range(200):
-            try:
-                psycopg.connect(address).close()
-                break
-            except psycopg.OperationalError:
-                subprocess.run(["sleep", "0.1"], check=True)
-        yield address
-    finally:
-        process.send_signal(signal.SIGINT)  # SIGTERM would wait for those who are connected
-        process.wait()
-        shutil.rmtree(folder)
+    name = "nobody" if os.geteuid() == 0 else getpass.getuser()
+    with tempfile.TemporaryDirectory(prefix="pg") as folder:
+        shutil.chown(folder, name)
+
+        def run(*command: object) -> None:
+            """As that user, in a folder that anybody may enter."""
+            other = {"user": name} if os.geteuid() == 0 else {}
+            subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL, cwd="/", **other)
+
+        run(initdb, "-D", f"{folder}/data", "-A", "trust", "-E", "UTF8", "--no-locale", "-U", name, "--no-sync")
+        control = Path(initdb).resolve().with_name("pg_ctl"), "-w", "-D", f"{folder}/data", "-l", f"{folder}/log"
+        run(*control, "-o", f"-k {folder} -c listen_addresses=", "start")
+        yield f"postgresql:///postgres?host={folder}&user={name}"
+        run(*control, "stop")
 
 
-def of_its_own(server: str, folder: Path) -> Path:
+@pytest.fixture
+def path(server: str, tmp_path: Path) -> Iterator[Path]:
     """The path of a gradebook in a schema of its own."""
     schema = f"course_{next(SCHEMAS)}"
     with psycopg.connect(server, autocommit=True) as db:
         db.execute(f"CREATE SCHEMA {schema}")
-    (folder / "gradebook.address").write_text(f"{server}?options=-csearch_path%3D{schema}\n")
-    return folder / "gradebook.sqlite"
-
-
-@pytest.fixture
-def path(server: str, tmp_path: Path) -> Path:
-    return of_its_own(server, tmp_path)
+    (tmp_path / "gradebook.address").write_text(f"{server}&options=-csearch_path%3D{schema}\n")
+    yield tmp_path / "gradebook.sqlite"
+    assert not (tmp_path / "gradebook.sqlite").exists(), "the class is not in a file"
 
 
 @pytest.fixture
 def out(path: Path) -> Path:
     return filled(path.parent)
-
-
-def test_a_new_run_carries_over_and_decisions_keep_their_kind(path: Path):
-    with Gradebook(path) as book:
-        first = book.start_run(**RUN)
-        book.record(first, Graded("ada", results=[result()], flags=[Flag("x", "y")]))
-        book.record(first, Graded("odd\udc80\0name", results=[result(test="b"), result()]))
-        book.decide("submitted", "ada", "", "2026-02-14T23:59:00Z", "times.csv", "tess")
-        number = book.decide("adjust", "ada", "", 1.5, "ours", "tess")
-        book.decide("withdraw", "ada", "", number, "theirs", "tess")
-        second = book.start_run(**RUN, base=first, again={"ada": ["ddp.naive"]})
-        found = book.graded(second)
-        assert [d.value for d in book.decisions()] == ["2026-02-14T23:59:00Z", 1.5, number]
-    assert [r.test[-6:] for r in found["odd\udc80\0name"].results] == ["test_b", "test_a"]
-    assert (found["ada"].judged["ddp.naive"], found["ada"].judged["benchmarking.benchmark"]) == (None, first)
-    assert [d.kind for d in found["ada"].decisions] == ["submitted"]
-    assert not path.exists(), "the class is not in a file"
-
-
-def test_a_second_grader_is_refused_and_nothing_is_changed_behind(path: Path):
-    with Gradebook(path) as book:
-        book.decide("adjust", "ada", "", 1, "x", "tess")
-        with pytest.raises(GradebookError, match="another grader"):
-            Gradebook(path)
-        with pytest.raises(GradebookError, match="never changed or removed"):
-            book._db.ask("DELETE FROM entry")
-        with Gradebook(path, write=False) as reader, pytest.raises(GradebookError, match="read-only"):
-            reader.decide("adjust", "ada", "", 1, "x", "tess")
-    Gradebook(path).close()
 
 
 def test_an_address_that_is_wrong_is_one_line(path: Path):

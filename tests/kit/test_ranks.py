@@ -18,7 +18,7 @@ from lab.ranks.switch import Switch
 from lab.solution import framing, wire
 from lab.solution.framing import FORGED
 
-from . import probes
+from . import probes, toy
 
 
 def failure(runner, *args, **options) -> ProbeFailed:
@@ -117,14 +117,6 @@ def test_a_probe_that_gets_no_core_is_undecided_and_costs_its_exercise_no_patien
     assert runner.wasted_s["ddp.naive"] < 2.0
 
 
-def runs(process: psutil.Process) -> bool:
-    """Whether it does, not merely waits for somebody to ask how it ended."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.fixture
 def spinning(runner):
     """The process that forks, and two ranks that never end."""
@@ -162,12 +154,9 @@ def test_ranks_end_with_a_process_that_could_not_end_them(runner, spinning):
         time.sleep(0.01)  # until they are on their way
     time.sleep(0.1)
     forks.kill()
-    deadline = time.monotonic() + 5
-    while any(runs(rank) for rank in ranks):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert failure(runner, probes.echo, 1).reason == "crashed"
-    assert runner.run(probes.echo, 1) == [1], "a lost process costs one probe"
+    assert toy.outlived(ranks, 5.0) == []
+    assert failure(runner, probes.counter).reason == "crashed"
+    assert runner.run(probes.counter) == 1, "a lost process costs one probe"
 
 
 FORM = "the test could not use the value that your code returned"

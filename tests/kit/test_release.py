@@ -50,6 +50,14 @@ def said(folder, *command):
     return run.returncode, run.stdout + run.stderr
 
 
+def ends(folder, code, *command, words=()):
+    """Assert that the command ends with this code and says these words; return all that it says."""
+    ended, text = said(folder, *command)
+    assert ended == code, text
+    assert all(word in " ".join(text.split()) for word in words), text
+    return text
+
+
 def test_no_solution_is_in_a_release(files, solutions):
     """But for what is given on purpose, all of which is still there."""
     assert {(leak.file, leak.text) for leak in solutions.search(files)} == release.GIVEN
@@ -97,9 +105,7 @@ def test_what_its_readme_says_works(unpacked):
         assert command in readme
         tried = re.sub("^(lab|pytest)", r"python -m \1", command.replace("make", "make -n"))
         tried = tried.replace("--stage ddp", "--stage ddp --exercise ddp.naive")  # of its stage one is enough
-        ended, text = said(unpacked, *tried.split())
-        assert ended == code, text
-        assert all(word in " ".join(text.split()) for word in words), text
+        ends(unpacked, code, *tried.split(), words=words)
     assert "lab check" in readme
     _, text = said(unpacked, "make", "-n", "env", "test", "handout")
     assert all((unpacked / name).is_file() for name in re.findall(r"cp (\S+) ", text))
@@ -114,13 +120,12 @@ def test_the_workflow_for_github_classroom_works_in_it(unpacked):
     assert workflow["permissions"] == {"contents": "read"}
     (job,) = workflow["jobs"].values()
     install, test, points = (step["run"] for step in job["steps"] if "run" in step)
-    assert said(unpacked, *install.replace("make", "make -n").split())[0] == 0
+    ends(unpacked, 0, *install.replace("make", "make -n").split())
     assert test == ".venv/bin/python -m pytest tests/"
     (unpacked / ".venv" / "bin").mkdir(parents=True)
     (unpacked / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (unpacked / ".venv" / "bin" / "python").chmod(0o755)
-    code, told = said(unpacked, "env", f"GITHUB_STEP_SUMMARY={unpacked / 'summary.md'}", "bash", "-ec", points)
-    assert code == 0, told
+    ends(unpacked, 0, "env", f"GITHUB_STEP_SUMMARY={unpacked / 'summary.md'}", "bash", "-ec", points)
     assert "next: " in (unpacked / "summary.md").read_text(encoding="utf-8")
     for name in re.findall(r"cache-dependency-path: (\S+)", text):
         assert (unpacked / name).is_file()

@@ -15,8 +15,7 @@ from grader.release import plan as plans
 from lab.course.assignment import AssignmentError, default, needed
 
 from .classroom import refused
-from .test_release import said as ran
-from .test_release import test_every_link_of_its_pages_resolves, unpacked  # noqa: F401
+from .test_release import ends, test_every_link_of_its_pages_resolves, unpacked  # noqa: F401
 
 PLAN = """
 profile = "core"
@@ -59,9 +58,7 @@ def test_it_works_by_itself_and_knows_no_other_profile(unpacked):  # noqa: F811
         ("lab", 0, f"0 of {points:g} points"),
         ("lab --profile full", 2, "--profile: expected one of core, got 'full'"),
     ):
-        ended, text = ran(unpacked, "python", "-m", *command.split())
-        assert ended == code, text
-        assert all(word in text for word in words), text
+        text = ends(unpacked, code, "python", "-m", *command.split(), words=words)
         assert "profile full" not in text or code == 2, "it offers a profile that it lacks"
     assert "Error" not in text
     pages = [unpacked / "README.md", *unpacked.glob("handout/*.md")]
