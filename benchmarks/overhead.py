@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from grader.judge import SandboxExecutor, run_tests
+from grader.judge import run_tests
 from grader.sandbox import Sandbox, available
 from lab.course.assignment import ROOT, default
 from lab.harness.runner import Executor, Runner
@@ -97,7 +97,7 @@ def sandbox_overhead(rounds: int) -> list[dict]:
     starts: list[float] = []
     pairs: dict[str, list[tuple[float, float]]] = {stage: [] for stage in stages}
     with tempfile.TemporaryDirectory() as cache, Sandbox("bubblewrap", ROOT / "reference", ROOT) as box:
-        rooms = (SandboxExecutor(box, ROOT / "reference"), Executor(ROOT / "reference"))
+        rooms = (box, Executor(ROOT / "reference"))
         for number in range(rounds + 1):
             for stage, ids in stages.items():
                 spent = []

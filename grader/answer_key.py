@@ -23,15 +23,7 @@ from lab.model.transformer import SIZES, Config, Transformer
 @functools.cache
 def truth(id: str) -> float | str:
     """The right answer to a question that is not prose. Raises KeyError if no function here computes it."""
-    return globals()[_name(id)](**default().questions[id].given)
-
-
-def known() -> set[str]:
-    return {id for id in default().questions if _name(id) in globals()}
-
-
-def _name(id: str) -> str:
-    return id.replace(".", "_")
+    return globals()[id.replace(".", "_")](**default().questions[id].given)
 
 
 def benchmarking_launch_bound(kernels: int, launch_us: float, run_us: float) -> float:

@@ -1,12 +1,10 @@
 """Grades many submissions in parallel workers, each submission in its own sandboxes; records each as it finishes."""
 
 import concurrent.futures
-import ctypes
 import multiprocessing
 import os
 import secrets
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter, deque
@@ -19,6 +17,7 @@ from pathlib import Path
 
 from lab.course.assignment import KINDS, ROOT, needed
 from lab.course.scoring import Result
+from lab.ranks.processes import ends_with_its_parent
 from lab.solution.framing import FORGED
 
 from . import cs336
@@ -92,7 +91,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
     from lab.harness.runner import Runner
 
     from . import written
-    from .judge import SandboxExecutor, judge
+    from .judge import judge
     from .sandbox import Sandbox
 
     start = time.monotonic()
@@ -108,8 +107,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
             before = None  # the code changed: judge everything again
         with Sandbox(settings.isolation, unpacked.root, ROOT) as box:
             allowed = cs336.allowed(unpacked.edition)
-            executor = SandboxExecutor(box, unpacked.root)
-            with closing(Runner(executor, limit_s=settings.limit_s, allowed=allowed)) as runner:
+            with closing(Runner(box, limit_s=settings.limit_s, allowed=allowed)) as runner:
                 runner.warm()
 
                 def judged(ids: Collection[str]) -> list[Result]:
@@ -198,9 +196,8 @@ def settle(grader: int) -> None:
 
     torch.set_num_threads(1)  # there is a worker for each job
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != grader:  # the grader ended before prctl took effect
+    ends_with_its_parent()
+    if os.getppid() != grader:  # the grader ended before that took effect
         os._exit(1)
 
 

@@ -26,7 +26,6 @@ from .console import (
     Profile,
     Wrong,
     err,
-    ids_of,
     known,
     latest,
     out,
@@ -35,6 +34,8 @@ from .console import (
     write_pages,
     writing,
 )
+from .gradebook import Gradebook
+from .graded import AllGraded, Graded, Run
 from .people import superseded
 from .report import points, signed
 from .report.classroom import ClassRow, class_summary
@@ -70,11 +71,10 @@ def grade(
 ) -> None:
     """Grade submissions: write the gradebook, a page for each, Gradescope's results.json, and CSV."""
     from . import batch, fingerprint, layouts, received, schedulers, submissions
-    from .gradebook import Gradebook
     from .sandbox import choose
 
     assignment = default()
-    ids_of(assignment, profile)
+    assignment.of_profile(profile)  # raises if there is none
     if layout not in layouts.LAYOUTS:
         raise Wrong(f"--layout: expected one of {', '.join(layouts.LAYOUTS)}, got {layout!r}")
     found = submissions.find(paths, lambda line: say(line, err), out_folder.resolve() / "received")
@@ -82,7 +82,7 @@ def grade(
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
     profile, of_all = layouts.of_class(found, layout, profile)
-    ids = ids_of(assignment, profile)
+    ids = tuple(assignment.of_profile(profile).exercises)
     chosen = choose(isolation, here=cluster != "slurm")
     if (cluster is None and gpus) or (cluster != "slurm" and slurm):
         raise Wrong("--gpus and --slurm go with --cluster slurm; add it, or leave them out")
@@ -193,19 +193,19 @@ for command in (
 app.add_typer(decide.rubric, name="rubric")
 
 
-def _begin(book: Any, layout: str, **how: Any) -> int:
+def _begin(book: Gradebook, layout: str, **how: Any) -> int:
     """Start a run and record the present assignment and kit; how: further arguments of `Gradebook.start_run`."""
     from . import fingerprint
 
-    rests_on = {"assignment": fingerprint.whole(), "manifest": fingerprint.manifest(layout)}
-    return int(book.start_run(versions=versions(), commit=commit(), **rests_on, **how))
+    rests_on, manifest = fingerprint.whole(), fingerprint.manifest(layout)
+    return book.start_run(versions=versions(), commit=commit(), assignment=rests_on, manifest=manifest, **how)
 
 
-def _same_class(run: Any, folder: Path, profile: str, layout: str, isolation: str, seed: str | None) -> str:
+def _same_class(run: Run, folder: Path, profile: str, layout: str, isolation: str, seed: str | None) -> str:
     """The layout of the run to continue. Raises Wrong if that run was started with other options."""
     fits = "auto" in (layout, run.layout) or run.layout.startswith(layout)
     if (profile, isolation) == (run.profile, run.isolation) and fits and seed in (None, run.seed):
-        return str(run.layout)
+        return run.layout
     began = f"--profile {run.profile} --isolation {run.isolation}"
     began += "" if fits else f" --layout {run.layout.partition('-')[0]}"
     began += "" if seed in (None, run.seed) else " and another --seed"
@@ -213,7 +213,7 @@ def _same_class(run: Any, folder: Path, profile: str, layout: str, isolation: st
 
 
 def _judge(
-    book: Any, run_id: int, isolation: str, found: list[Any], todo: list[Any], jobs: int, how: str, *,
+    book: Gradebook, run_id: int, isolation: str, found: list[Any], todo: list[Any], jobs: int, how: str, *,
     again: bool = False, quiet: bool = False, nodes: Any = None,
 ) -> list[str]:  # fmt: skip
     """Grade the submissions in `todo` and record each; return one line for each that could not be judged.
@@ -232,7 +232,7 @@ def _judge(
     try:
         with progress.bar:
 
-            def record(graded: Any) -> None:
+            def record(graded: Graded) -> None:
                 if graded.status == "refused" and not again and (kept := _graded_before(book, run_id, graded)):
                     why = graded.message.removeprefix(f"{graded.name}: ")
                     problems.append(f"{graded.name}: refused, its earlier attempt counts: {why}")
@@ -253,7 +253,7 @@ def _judge(
     return problems
 
 
-def _graded_before(book: Any, run_id: int, refused: Any) -> Any:
+def _graded_before(book: Gradebook, run_id: int, refused: Graded) -> Graded | None:
     """Return a student's earlier grade, with a note that it still counts, if the new archive is refused; else None."""
     base = max((r.id for r in book.runs() if r.id < run_id), default=0)
     g = book.graded(base).get(refused.name)
@@ -264,7 +264,7 @@ def _graded_before(book: Any, run_id: int, refused: Any) -> Any:
     return replace(g, judged=judged, notes=[*g.notes, note])
 
 
-def _undone(found: list[Any], have: dict[str, Any]) -> list[Any]:
+def _undone(found: list[Any], have: AllGraded) -> list[Any]:
     """Submissions that this run has not graded yet, or of which it marks exercises to be judged again."""
     return [s for s in found if s.name not in have or None in have[s.name].judged.values()]
 
@@ -275,12 +275,12 @@ def _end(problems: list[str], refused: bool = False) -> None:
     sys.exit(1 if problems or refused else 0)
 
 
-def _refused(graded: dict[str, Any]) -> list[tuple[str, str]]:
+def _refused(graded: AllGraded) -> list[tuple[str, str]]:
     """Name and reason of each submission that could not be unpacked."""
     return [(n, g.message.removeprefix(f"{n}: ")) for n, g in graded.items() if g.status == "refused"]
 
 
-def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], now: Collection[str]) -> None:
+def _show(graded: AllGraded, assignment: Assignment, ids: tuple[str, ...], now: Collection[str]) -> None:
     """Print the points of each submission, and the refused ones.
 
     now: names of the submissions given to this command; earlier commands graded the others.

@@ -1,27 +1,23 @@
 """Shared by the grader's commands: output, common options, checks of arguments, opening the latest run."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from lab.course.assignment import Assignment, default
+from lab.course.assignment import default
 
 from .errors import Wrong
+from .gradebook import Gradebook
+from .graded import Run
 from .report import one_line
-
-if TYPE_CHECKING:
-    from .gradebook import Gradebook
-    from .graded import Run
 
 err = Console(stderr=True)
 out = Console()
@@ -34,8 +30,6 @@ Out = Annotated[Path, typer.Option("--out", help="A folder that `grader grade` w
 @contextlib.contextmanager
 def latest(folder: Path, write: bool = True) -> Iterator[tuple[Gradebook, Run, tuple[str, ...]]]:
     """The gradebook in a folder, its latest run, and the exercises that it grades."""
-    from .gradebook import Gradebook
-
     with Gradebook(folder / "gradebook.sqlite", write=write) as book:
         run = book.latest_run()
         if run is None:
@@ -93,12 +87,6 @@ def writing(folder: Path) -> Iterator[None]:
         at = f"{error.filename}: " if error.filename and str(error.filename) != str(folder) else ""
         why = f"{folder}: {at}{error.strerror or error}"
         raise Wrong(f"--out: expected a folder, or a place for one, got {why}; clear the way or name another") from None
-
-
-def ids_of(assignment: Assignment, profile: str) -> tuple[str, ...]:
-    if profile not in assignment.profiles:
-        raise Wrong(f"--profile: expected one of {', '.join(assignment.profiles)}, got {profile!r}")
-    return assignment.profiles[profile]
 
 
 def write_pages(book: Gradebook, folder: Path) -> Path:

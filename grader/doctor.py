@@ -1,6 +1,5 @@
 """`grader doctor`: what a machine lacks for grading, and how to fix it. `lab.commands.doctor` checks the rest."""
 
-import ctypes
 import os
 import platform
 import shutil
@@ -12,14 +11,11 @@ from pathlib import Path
 import psutil
 
 from lab.commands import doctor
-from lab.commands.doctor import Finding, output
+from lab.commands.doctor import GIB, Finding, output
 from lab.ranks import seccomp
 
 from . import schedulers
 from .sandbox import Limits, available, cgroups
-
-GIB = 1 << 30
-_LANDLOCK = 444  # landlock_create_ruleset, on every architecture
 
 
 def examine() -> Iterator[Finding]:
@@ -54,14 +50,7 @@ def kernel() -> Iterator[Finding]:
     there = "there" if filtered else "not there"
     do = "" if filtered and known else "boxes work without a system-call filter; nested namespaces are not refused"
     yield Finding("seccomp", there if known else f"{there}, system calls of {platform.machine()} not known", do)
-    abi = _landlock()
-    yield Finding("Landlock", f"ABI {abi}" if abi > 0 else "not there", "")
     yield _cgroups()
-
-
-def _landlock() -> int:
-    """Landlock's ABI version; 0 or less if the kernel lacks it or has it disabled."""
-    return int(ctypes.CDLL(None).syscall(_LANDLOCK, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
 
 
 def _cgroups() -> Finding:
@@ -98,9 +87,8 @@ def slurm() -> Iterator[Finding]:
 
 def room() -> Iterator[Finding]:
     """Whether cores, memory and disk suffice for several sandboxes at once."""
-    limits, cores = Limits(), os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
+    limits = Limits()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding("cores", str(cores), "" if cores > 1 else "times of two ranks stay inconclusive on one core")
     memory = psutil.virtual_memory().total
     boxes = memory // limits.memory_bytes

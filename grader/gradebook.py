@@ -16,14 +16,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lab.course.assignment import Assignment, default
+from lab.course.assignment import default
 
 from . import policy
 from .database import Database, Sqlite
 from .errors import GradebookError
 from .graded import Account, Flag, Graded, Mark, Message, Run
 from .policy import Decision
-from .postgres import Postgres
 from .report import TEXT_LIMIT, fit, one_line, plain
 
 __all__ = ["Decision", "Flag", "Gradebook", "GradebookError", "Graded", "Run"]
@@ -44,11 +43,13 @@ class Gradebook:
     file gradebook.address beside `path`, the gradebook is in the PostgreSQL database that the file names.
     """
 
-    def __init__(self, path: str | Path, *, write: bool = True, assignment: Assignment | None = None):
-        self.path, self.assignment = Path(path), assignment or default()
+    def __init__(self, path: str | Path, *, write: bool = True):
+        self.path, self.assignment = Path(path), default()
         address = self.path.with_suffix(".address")
         self._db: Database
         if address.is_file():
+            from .postgres import Postgres  # late: psycopg, if it is installed, takes a while
+
             self._db = Postgres(address.read_text(encoding="utf-8").strip(), write)
         else:
             self._db = Sqlite(self.path, write)

@@ -24,8 +24,9 @@ from lab.course.assignment import ROOT, default
 from lab.course.scoring import score, totals
 
 from . import batch
+from .errors import Wrong
 from .graded import Graded
-from .hostile import EVERYTHING, HONEST, Attack, HostileError, honest, read
+from .hostile import EVERYTHING, HONEST, Attack, honest, read
 from .sandbox import choose
 from .sandbox.cgroups import lacking, owner_tag
 from .submissions import Submission, find
@@ -91,7 +92,7 @@ class Outcome:
 
 
 def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) -> list[Attack]:
-    """The attacks with these techniques or names; all if neither is given. Raises HostileError.
+    """The attacks with these techniques or names; all if neither is given. Raises Wrong.
 
     honestly: choose among the honest submissions instead.
     """
@@ -100,7 +101,7 @@ def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) 
     for option, asked, known in (by_technique, ("--name", names, {a.name for a in attacks})):
         if strange := sorted(asked - set(known)):
             near = difflib.get_close_matches(strange[0], known, 5, 0.0)
-            raise HostileError(f"{option}: expected one that there is, such as {', '.join(near)}; got {strange[0]!r}")
+            raise Wrong(f"{option}: expected one that there is, such as {', '.join(near)}; got {strange[0]!r}")
     return [a for a in attacks if not (wanted or names) or a.technique in wanted or a.name in names]
 
 
@@ -116,8 +117,10 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
     given = _written([a for a in attacks if a.name not in away], folder / "class")
     settings = batch.Settings(batch.new_seed(), (), isolation, str(folder / "expected"), limit_s=LIMIT_S)
     ended: dict[str, dict[str, tuple[Graded, list[str]]]] = {a.name: {} for a in given.values()}
-    with _workers(jobs, folder / "scratch") as workers:
-        waiting = {}
+    scratch, spawn, waiting = folder / "scratch", multiprocessing.get_context("spawn"), {}
+    scratch.mkdir()
+    workers = concurrent.futures.ProcessPoolExecutor(jobs, spawn, _settle, (scratch, os.getpid()))
+    try:
         for submission, attack in given.items():
             beside = Submission(f"beside-{submission.name}", ROOT / "reference")
             both = [("attack", submission, attack.exercise or NEIGHBOUR), ("neighbour", beside, NEIGHBOUR)]
@@ -132,6 +135,8 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
                 continue
             if attack.is_honest or len(ended[attack.name]) == 2:
                 yield _outcome(attack, *ended[attack.name]["attack"], *ended[attack.name].get("neighbour", ()))
+    finally:
+        workers.shutdown(cancel_futures=True)
 
 
 def _written(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:
@@ -179,17 +184,6 @@ def summary(outcomes: list[Outcome]) -> str:
     what = f"attacks in {len(seen)} techniques" if seen != {HONEST} else "honest submissions"
     still_open = sum(bool(o.attack.open) for o in outcomes)
     return f"{len(outcomes)} {what}: {wrong} not as they must be, {still_open} open, {away} not run"
-
-
-@contextlib.contextmanager
-def _workers(jobs: int, scratch: Path) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    scratch.mkdir()
-    spawn = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, spawn, initializer=_settle, initargs=(scratch, os.getpid()))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _settle(scratch: Path, grader: int) -> None:

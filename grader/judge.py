@@ -9,7 +9,6 @@ import io
 from collections.abc import Collection, Container, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,10 +16,9 @@ from lab.course.assignment import ROOT
 from lab.course.scoring import Result
 from lab.harness import mistakes
 from lab.harness.runner import Runner
-from lab.harness.verdicts import OWNED, RESULTS, RUNNER
+from lab.harness.verdicts import Lent
 
 from . import cs336
-from .sandbox import Sandbox, cgroups
 
 # These failures do not depend on the seed, so they need no second run.
 SEEDLESS = ("unwritten", "import", "forbidden")
@@ -28,26 +26,6 @@ SEEDLESS = ("unwritten", "import", "forbidden")
 
 class KitError(RuntimeError):
     """The tests themselves are broken, so there is no grade."""
-
-
-class SandboxExecutor:
-    """The grader's executor: the zygote runs in a sandbox, where the submission has another path (`impl`)."""
-
-    def __init__(self, box: Sandbox, source: Path):
-        self.box, self.source = box, source
-        self.impl, self.isolation = box.submission_path, box.isolation
-
-    def open(self, args: list[str], env: dict[str, str], stdin: int) -> Any:
-        return self.box.popen(args, {**env, "SHARDLINGS_BOX": self.isolation}, stdin)
-
-    def note(self, text: str) -> None:
-        cgroups.note(self.box.notes, text)
-
-    def said(self, process: Any) -> str:
-        return self.box.stderr(process)
-
-    def kill(self, process: Any) -> None:
-        self.box.kill(process)
 
 
 def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, edition: str = "") -> list[Result]:
@@ -104,21 +82,13 @@ def run_tests(
     return list(session.results)
 
 
-class _Session:
-    """A pytest plugin that passes the runner in and collects the results."""
+class _Session(Lent):
+    """Runs only the chosen tests."""
 
     def __init__(self, runner: Runner, only: Container[str] | None):
-        self.runner, self.only = runner, only
-        self.results: list[Result] = []
+        super().__init__(runner)
+        self.only = only
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[RUNNER], config.stash[OWNED] = self.runner, False
-
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.only is not None:
             items[:] = [i for i in items if i.nodeid in self.only]
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self, config: pytest.Config) -> None:
-        self.results = config.stash.get(RESULTS, self.results)

@@ -63,10 +63,10 @@ def _several(name: str, forks: Sequence[tuple[str, ...]]) -> SubmissionError:
     return SubmissionError(f"{name}: expected one CS336 fork, got {got}; run grader grade …/{name}")
 
 
-def kind_of(path: Path, limits: UnpackLimits | None = None) -> str:
+def kind_of(path: Path) -> str:
     """The kind of a folder or archive: a fork's CS336 profile, "stages", or "" if it is neither or unreadable."""
     try:
-        source = open_source(path, limits or UnpackLimits())
+        source = open_source(path, UnpackLimits())
         members = [*source.members()]
         root = root_of(members, path.name)
         if not root.fork:

@@ -7,20 +7,17 @@ wrong (`when`) or why a variant is right (`why`), and how to edit a copy of the 
 - `after` or `before`, with `new`: insert `new` after or before this text
 - `drop`: replace this statement by pass, or delete this part of a statement
 - `always` or `never`: replace this `if` line by `if True:` or `if False:`
-The text must match exactly once. `⋯` in it matches anything. If the reference renamed a local variable, the old name
-still matches.
+The text must match exactly once. `⋯` in it matches anything.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import random
 import re
 import shutil
 import tempfile
-import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +28,8 @@ from lab.course.assignment import ROOT, Exercise, default
 from lab.course.scoring import Result, score, totals
 from lab.harness import mistakes
 
+from .errors import Wrong
+
 HOW = {
     "assertion": ("assertion",), "raises": ("raised",), "hangs": ("hung",), "forbidden": ("forbidden",),
     "wrong address": ("assertion", "raised"),  # depends on whether the address is inside the tensor
@@ -38,11 +37,6 @@ HOW = {
 
 BY_NEW = {"old": "{new}", "after": "{old}\n{new}", "before": "{new}\n{old}"}
 INSTEAD = {"drop": "pass", "always": "if True:", "never": "if False:"}
-_NAME = re.compile(r"[A-Za-z_]\w*")
-
-
-class MutantError(ValueError):
-    """A mutant or variant that cannot be applied; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +62,18 @@ def read(kind: str, stage: str) -> list[Edited]:
         for name, table in named.items()
     ]
     if len({e.name for e in found}) != len(found):
-        raise MutantError(f"{path.name}: two of one name")
+        raise Wrong(f"{path.name}: two of one name")
     return found
 
 
 def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: dict[str, Any]) -> Edited:
     if exercise is None:
-        raise MutantError(f"{where}: expected an exercise of this stage, as [exercise.name]")
+        raise Wrong(f"{where}: expected an exercise of this stage, as [exercise.name]")
     known = {key, "how", "file", "new", "edits", *BY_NEW, *INSTEAD}
     wrong = sorted({key} - set(table)) or sorted(set(table) - known)
     how, edits = table.get("how", "assertion"), edits_of(table, exercise.file)
     if wrong or how not in HOW or not edits:
-        raise MutantError(
+        raise Wrong(
             f"{where}: expected {key}, old and new (or {', '.join((*BY_NEW, *INSTEAD)[1:])}, or edits = "
             f"[[old, new], …]), perhaps file, and how as one of {', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
         )
@@ -102,7 +96,7 @@ def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ..
 
 
 def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") -> Path:
-    """Copy the reference into `folder` and edit it. Raises MutantError if an edit does not match exactly once."""
+    """Copy the reference into `folder` and edit it. Raises Wrong if an edit does not match exactly once."""
     copy, changed = folder / edited.name, texts(edited, reference)
     shutil.copytree(reference, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for file, text in changed.items():
@@ -111,39 +105,15 @@ def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") ->
 
 
 def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str]:
-    """file → text after the edits. Raises MutantError if an edit does not match exactly once."""
+    """file → text after the edits. Raises Wrong if an edit does not match exactly once."""
     changed: dict[str, str] = {}
     for file, old, new in edited.edits:
         text = changed[file] if file in changed else (reference / file).read_text(encoding="utf-8")
-        found = [m for m in _matches(text, old) if len({*m.groups()}) == len(m.groups())]
+        found = [*re.finditer(re.escape(old).replace("⋯", r"[\s\S]*?"), text)]
         if len(found) != 1:
-            raise MutantError(f"{edited.name}: {file} has {len(found)} matches of {old[:60]!r}, expected one")
-        for mine, theirs in found[0].groupdict().items():
-            new = re.sub(rf"\b{mine}\b", theirs, new)
+            raise Wrong(f"{edited.name}: {file} has {len(found)} matches of {old[:60]!r}, expected one")
         changed[file] = text[: found[0].start()] + new + text[found[0].end() :]
     return changed
-
-
-def _names(text: str) -> set[str]:
-    """Names in the code of a file, without words of comments and strings."""
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return {token.string for token in tokens if token.type == tokenize.NAME}
-
-
-def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
-    """Matches of `old` in `text`; ⋯ matches anything. A local name absent from `text` was renamed: match any name."""
-    exact = re.escape(old).replace("⋯", r"[\s\S]*?")
-    if not re.search(exact, text):
-        known, bound = _names(text), set[str]()
-        parts = re.split(f"({_NAME.pattern})", old)
-        for i, name in enumerate(parts):
-            if i % 2 == 0 or name in known or parts[i - 1].endswith("."):  # not a name, known, or an attribute
-                parts[i] = re.escape(name).replace("⋯", r"[\s\S]*?")
-            else:
-                parts[i] = f"(?P={name})" if name in bound else rf"\b(?P<{name}>{_NAME.pattern})\b"
-                bound.add(name)
-        exact = "".join(parts)
-    return re.finditer(exact, text)
 
 
 def check(
@@ -266,7 +236,7 @@ class _Bench:
         return round(earned, 6), round(possible, 6)
 
     def failed(self, mutant: Edited) -> list[Result]:
-        """A list with the first failing test; empty if all pass. Raises MutantError."""
+        """A list with the first failing test; empty if all pass. Raises Wrong."""
         self.tell(advance=1)
         results = self.results(apply(mutant, self.folder), [mutant.exercise], first_failure=True)
         return [r for r in results if r.outcome == "failed"]
@@ -275,7 +245,7 @@ class _Bench:
         """Why the mutant counts as survived; "" if it was killed as expected."""
         try:
             fails = self.failed(mutant)
-        except MutantError as error:
+        except Wrong as error:
             return str(error)
         if not fails:
             return f"{mutant.name}: nothing failed"
@@ -298,6 +268,6 @@ class _Bench:
     def fails(self, variant: Edited) -> str:
         try:
             bad = self.failed(variant)
-        except MutantError as error:
+        except Wrong as error:
             return str(error)
         return f"{variant.name}: {bad[0].id}: {bad[0].reason}: {bad[0].message[:300]}" if bad else ""

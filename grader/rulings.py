@@ -1,19 +1,14 @@
 """Checks and records decisions, for `grader adjust`, `exclude`, `extend`, `withdraw` and `grader serve`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from lab.course.assignment import default
 
 from . import policy
 from .console import Wrong, known
+from .gradebook import Gradebook
 from .graded import Graded
 from .policy import Decision
-
-if TYPE_CHECKING:
-    from .gradebook import Gradebook
 
 BY_HAND = ("adjust", "exclude", "extend")
 MOST_DAYS = 365

@@ -39,13 +39,9 @@ _NO_NODE = "DOWN, DRAINED"  # appears in the reason why a job waits
 _OPTION = re.compile(r"(gpu\.)?([a-z][a-z-]*)(?:=(.+))?")
 
 
-class ClusterError(Wrong):
-    """The cluster cannot be used as asked."""
-
-
 @dataclass(frozen=True)
 class Cluster:
-    """Where jobs run, and with which options. Raises ClusterError for a malformed option."""
+    """Where jobs run, and with which options. Raises Wrong for a malformed option."""
 
     kind: str  # one of KINDS
     folder: Path  # absolute; every node must see it
@@ -54,9 +50,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ClusterError(f"--cluster: expected one of {', '.join(KINDS)}, got {self.kind!r}")
+            raise Wrong(f"--cluster: expected one of {', '.join(KINDS)}, got {self.kind!r}")
         if bad := [o for o in self.options if not _OPTION.fullmatch(o)]:
-            raise ClusterError(f"--slurm: expected an option of sbatch, as partition=teaching, got {bad[0]!r}")
+            raise Wrong(f"--slurm: expected an option of sbatch, as partition=teaching, got {bad[0]!r}")
 
     def asked(self, track: str) -> dict[str, str | bool]:
         """sbatch's options for the jobs of a track, without dashes; True if an option has no value."""
@@ -76,10 +72,10 @@ class Cluster:
 
 
 def check(cluster: Cluster) -> None:
-    """Raise ClusterError if the cluster would not accept our jobs."""
+    """Raise Wrong if the cluster would not accept our jobs."""
     what, do = lacking(cluster.kind)
     if what:
-        raise ClusterError(f"--cluster {cluster.kind}: {what}; {do}")
+        raise Wrong(f"--cluster {cluster.kind}: {what}; {do}")
     if cluster.kind == "slurm":
         for track in ("cpu", "gpu") if cluster.gpus else ("cpu",):
             _try(cluster.asked(track))
@@ -142,7 +138,7 @@ class Slurm(_Scheduler):
         return 0 if running else ARRAY  # one array at a time: Slurm's limit on running jobs holds within one array
 
     def submit(self, work: Callable[[Any], None], tasks: list[Any]) -> list[str] | None:
-        """Submit a job per task; return ids, or None if the controller is silent. Raises ClusterError if refused."""
+        """Submit a job per task; return ids, or None if the controller is silent. Raises Wrong if refused."""
         from submitit.core.utils import FailedJobError
 
         try:
@@ -208,12 +204,12 @@ class Local(_Scheduler):
 
 
 def _try(options: dict[str, str | bool]) -> None:
-    """Raise ClusterError if sbatch refuses these options, but not if the controller does not answer."""
+    """Raise Wrong if sbatch refuses these options, but not if the controller does not answer."""
     flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
     tried = subprocess.run(["sbatch", "--test-only", *flags, "--wrap", "true"], capture_output=True, text=True)
     if tried.returncode and answers():
         said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-        raise ClusterError(f"sbatch refuses such jobs ({said}); change them with --slurm, as partition=teaching")
+        raise Wrong(f"sbatch refuses such jobs ({said}); change them with --slurm, as partition=teaching")
 
 
 def answers() -> bool:

@@ -110,14 +110,15 @@ def of_kit(wanted: Iterable[str]) -> Party:
     return party
 
 
-def pairs(parties: list[Party], tick: Callable[[], None] = lambda: None) -> list[Pair]:
-    """All pairs of a class's submission and another party with a common file, most similar first."""
+def pairs(parties: list[Party], track: Callable[[list], Iterable] = iter) -> list[Pair]:
+    """All pairs of a class's submission and another party with a common file, most similar first.
+
+    track: returns the items of a list one by one, and reports progress.
+    """
     ours = [p for p in parties if p.kind == "class"]
     others = [p for p in parties if p.kind != "class"]
-    found = []
-    for one, other in itertools.chain(itertools.combinations(ours, 2), itertools.product(ours, others)):
-        found.append(compare(one, other))
-        tick()
+    both = [*itertools.combinations(ours, 2), *itertools.product(ours, others)]
+    found = (compare(*pair) for pair in track(both))
     return sorted((p for p in found if p.files), key=lambda p: (-p.share, p.one.name, p.other.name))
 
 

@@ -13,15 +13,9 @@ from typing import Any
 
 from lab.course.assignment import Assignment
 
-from .errors import Wrong
-
 WIDTH = 120
 _SENTENCE = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bal)(?<!\bvs)(?<!\bEq)(?<!\bcf)[.!?;:](?=\s|$)")
 _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-class StubError(Wrong):
-    """The reference cannot be turned into stubs; the line names the file and its line."""
 
 
 class Cutter:
@@ -65,11 +59,16 @@ class Cutter:
             marks = {ast.unparse(d).partition("(")[0].rpartition(".")[2] for d in node.decorator_list}
             if "provided" in marks:
                 return True
+            if _is_private(node.name):
+                self.hidden.add(node.name)
+                return False
             if isinstance(node, ast.ClassDef):
-                return self.class_(node, f"{scope}{node.name}.")
-            kernel, doc = "jit" in marks, ast.get_docstring(node)
-            message = raising(kernel, self.file, scope + node.name, doc, node.col_offset + 4, self.assignment)
-            return self.function(node, message)
+                self.block(node.body, f"{scope}{node.name}.", node.body[0].lineno, self.last(node))
+            else:
+                kernel, doc = "jit" in marks, ast.get_docstring(node)
+                message = raising(kernel, self.file, scope + node.name, doc, node.col_offset + 4, self.assignment)
+                self.function(node, message)
+            return True
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             names = [*_assigned(node)]
             declares = isinstance(node, ast.AnnAssign) and node.value is None
@@ -82,17 +81,7 @@ class Cutter:
         stays = [self.block(block, scope, block[0].lineno, _end(block[-1])) for block in blocks]
         return not blocks or any(stays)
 
-    def class_(self, node: ast.ClassDef, scope: str) -> bool:
-        if _is_private(node.name):
-            self.hidden.add(node.name)
-            return False
-        self.block(node.body, scope, node.body[0].lineno, self.last(node))
-        return True
-
-    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, message: str) -> bool:
-        if _is_private(node.name):
-            self.hidden.add(node.name)
-            return False
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, message: str) -> None:
         body, kept = node.body[0], node.body[0].lineno - 1
         if ast.get_docstring(node) is not None:
             kept = _end(body)
@@ -103,7 +92,6 @@ class Cutter:
             kept -= 1
         self.gone.update(n for n in range(kept + 1, self.last(node) + 1) if n <= _end(node) or self.is_comment(n))
         self.raises[kept] = " " * (node.col_offset + 4) + message
-        return True
 
     def is_comment(self, number: int) -> bool:
         return self.lines[number].lstrip().startswith("#")

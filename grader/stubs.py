@@ -15,7 +15,8 @@ from pathlib import Path
 
 from lab.course.assignment import Assignment, default
 
-from .stub_cutter import WIDTH, Cutter, StubError
+from .errors import Wrong
+from .stub_cutter import WIDTH, Cutter
 
 _RUFF = [sys.executable, "-m", "ruff"]
 _AS_THE_KIT = ["--isolated", "--no-cache", "--target-version=py311", f"--config=line-length={WIDTH}"]
@@ -24,14 +25,14 @@ _CHECK = [*_RUFF, "check", "--fix", *_RULES, "--output-format=json", *_AS_THE_KI
 
 
 def generate(reference: Path, assignment: Assignment) -> dict[str, str]:
-    """Relative file → text of its stub, for every Python file of the reference. Raises StubError."""
+    """Relative file → text of its stub, for every Python file of the reference. Raises Wrong."""
     if not reference.is_dir():
-        raise StubError(f"{reference}: expected the folder of the reference, found none")
+        raise Wrong(f"{reference}: expected the folder of the reference, found none")
     stubs, cutters = {}, {}
     for file, path in _files(reference).items():
         stubs[file] = _read(path, file)
         if path.name != "__init__.py":
-            cutters[file] = _cutter(file, stubs[file], assignment)
+            cutters[file] = Cutter(file, stubs[file], assignment)
     return stubs | _tidied(cutters)
 
 
@@ -50,29 +51,24 @@ def _read(path: Path, file: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise StubError(f"{file}: cannot be read as UTF-8 text: {error}") from None
-
-
-def _cutter(file: str, text: str, assignment: Assignment) -> Cutter:
-    try:
-        ast.parse(text)
-    except SyntaxError as error:
-        raise StubError(f"{file}:{error.lineno}: not Python: {error.msg}") from None
-    return Cutter(file, text, assignment)
+        raise Wrong(f"{file}: cannot be read as UTF-8 text: {error}") from None
 
 
 def _tidied(cutters: Mapping[str, Cutter]) -> dict[str, str]:
-    """Return the stubs that the cutters made, formatted and without unused imports. Raises StubError."""
+    """Return the stubs that the cutters made, formatted and without unused imports. Raises Wrong."""
     with tempfile.TemporaryDirectory(prefix="stubs-") as folder:
         root = Path(folder).resolve()
         for file, cutter in cutters.items():
-            code = cutter.code()
+            try:
+                code = cutter.code()
+            except SyntaxError as error:
+                raise Wrong(f"{file}:{error.lineno}: not Python: {error.msg}") from None
             if "tl.static_assert(" in code and " as tl" not in code:
-                raise StubError(f"{file}: a kernel's stub speaks through tl: import triton.language as tl")
+                raise Wrong(f"{file}: a kernel's stub speaks through tl: import triton.language as tl")
             try:
                 code = _less_guarded(code)
             except SyntaxError as error:
-                raise StubError(f"{file}: the stub is not Python (its line {error.lineno}): {error.msg}") from None
+                raise Wrong(f"{file}: the stub is not Python (its line {error.lineno}): {error.msg}") from None
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             (root / file).write_text(code, encoding="utf-8", newline="\n")
         said = subprocess.run([*_CHECK, root], capture_output=True, text=True)
@@ -104,10 +100,10 @@ def _less_guarded(code: str) -> str:
 
 
 def _miss(file: str, cutter: Cutter, names: set[str]) -> None:
-    """Raise StubError if the stub uses one of these names although it was removed."""
+    """Raise Wrong if the stub uses one of these names although it was removed."""
     for name in sorted(names & cutter.hidden):
         lines = [i for i, line in enumerate(cutter.lines) if re.search(rf"\b{name}\b", line)]
-        raise StubError(
+        raise Wrong(
             f"{file}:{lines[-1]}: this stays in the stub and uses {name}, which does not; "
             f"mark {name} @provided, make it public, or write its value out"
         )

@@ -14,7 +14,7 @@ import typer
 from lab.course.assignment import ROOT, default
 from lab.harness.files import write_whole
 
-from .console import Out, Paths, Profile, Wrong, err, ids_of, latest, out, progress, say, shown, writing
+from .console import Out, Paths, Profile, Wrong, err, latest, out, progress, say, shown, writing
 
 
 def stubs(
@@ -161,7 +161,7 @@ def release(
         more = f"; more on {then}" if then else ""
         say(f"{here}: {len(ids)} of the {len(default().profiles[profile])} of {profile} are out on {day}{more}")
     profile = profile or "full"
-    ids_of(default(), profile)
+    default().of_profile(profile)  # raises if there is none
     count = releases.archive(out_file, profile, ids)
     say(f"wrote {out_file}: {count} files, no solution among them")
 
@@ -173,7 +173,7 @@ def gradescope(
     """Write Gradescope's autograder: an archive to upload, with its own secret seed."""
     from .gradescope.archive import archive
 
-    ids_of(default(), profile)
+    default().of_profile(profile)  # raises if there is none
     count = archive(out_file, profile)
     say(f"wrote {out_file}: {count} files; it holds the secret seed, keep it from students")
 
@@ -222,18 +222,12 @@ def similarity(
     tell = functools.partial(say, to=err)
     ours, before = submissions.find(paths, tell), submissions.find(earlier, tell) if earlier else []
     with progress(False) as bar:
-        task = bar.add_task("reading", total=len(ours) + len(before))
-        read = []
-        for party in itertools.chain(alike.of_class(ours), alike.of_class(before, "earlier")):
-            read.append(party)
-            bar.advance(task)
+        given = itertools.chain(alike.of_class(ours), alike.of_class(before, "earlier"))
+        read = [*bar.track(given, total=len(ours) + len(before), description="reading")]
         left_out = [p for p in read if isinstance(p, str)]
         parties = [p for p in read if not isinstance(p, str)]
         parties.append(alike.of_kit({file for p in parties for file in p.files}))
-        of_class = sum(p.kind == "class" for p in parties)
-        count = of_class * (of_class - 1) // 2 + of_class * (len(parties) - of_class)
-        bar.update(task, description="comparing", total=count, completed=0)
-        found_pairs = alike.pairs(parties, lambda: bar.advance(task))
+        found_pairs = alike.pairs(parties, functools.partial(bar.track, description="comparing"))
     with writing(out_folder):
         index = pages.write(out_folder / "similarity", found_pairs, left_out, default(), threshold)
     marked = [p for p in found_pairs if p.share >= threshold]

@@ -105,7 +105,7 @@ def text_id(text: str) -> str:
     return hashlib.sha256(" ".join(text.split()).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def generated(student: Path, handout: Path = ROOT / "handout") -> dict[Path, str]:
+def generated(student: Path) -> dict[Path, str]:
     """File → text generated from questions.toml: the student's two files, and chapters with their questions.
 
     Raises AssignmentError if a chapter has no markers for them.
@@ -113,7 +113,7 @@ def generated(student: Path, handout: Path = ROOT / "handout") -> dict[Path, str
     questions = default()
     made = {student / name: text for name, text in answers.templates(questions).items()}
     for stage in dict.fromkeys(q.stage for q in questions.questions.values()):
-        chapter = handout / f"{stage}.md"
+        chapter = ROOT / "handout" / f"{stage}.md"
         before, begin, rest = chapter.read_text(encoding="utf-8").partition(f"{BEGIN}\n")
         _, end, after = rest.partition(f"{END}\n")
         if not (begin and end):

@@ -31,7 +31,7 @@ def files(profile: str) -> dict[str, bytes]:
 
 
 def archive(out: Path, profile: str) -> int:
-    """Write the archive and return its number of files. Raises grader.release.ReleaseError if it cannot be written."""
+    """Write the archive and return its number of files. Raises Wrong if it cannot be written."""
     found = files(profile)
     write_zip(out, found, run=SCRIPTS)
     return len(found)

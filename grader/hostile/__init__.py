@@ -10,7 +10,6 @@ grader/hostility.py grades them. `strangers.toml` holds attacks by an author who
 """
 
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,6 @@ HONEST = "honest"  # the technique of what is none
 EVERYTHING = ("everything",)
 USUAL = "benchmarking.straggler"
 _KEYS = {"why", "exercise", "loses", "needs", "open", "code", "files", "file", "old", "new", "edits", "archive"}
-
-
-class HostileError(Wrong):
-    """An entry of the corpus that cannot be used; one line that names it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class Attack:
         return self.technique == HONEST
 
     def write(self, folder: Path) -> Path:
-        """Make the submission in `folder` and return its path. Raises MutantError where an edit does not apply."""
+        """Make the submission in `folder` and return its path. Raises Wrong where an edit does not apply."""
         if self.archive:
             return getattr(archives, self.archive)(folder, self.name)
         path = folder / self.name
@@ -72,15 +67,16 @@ def _tables(path: Path) -> dict[str, Any]:
 
 
 def read() -> list[Attack]:
-    """The whole corpus, file by file. Raises HostileError for an entry that cannot be used."""
+    """The whole corpus, file by file. Raises Wrong for an entry that cannot be used."""
     found = [
         _attack(path.name, technique, name, table)
         for path in sorted(HERE.glob("*.toml")) if path.name not in ("techniques.toml", "shared.toml")
         for technique, named in _tables(path).items()
         for name, table in named.items()
     ]  # fmt: skip
-    if twice := _first_twice(a.name.casefold() for a in found):
-        raise HostileError(f"two attacks are named {twice}: names are unique")
+    names = [a.name.casefold() for a in found]
+    if twice := sorted(name for name in names if names.count(name) > 1):
+        raise Wrong(f"two attacks are named {twice[0]}: names are unique")
     return found
 
 
@@ -100,25 +96,20 @@ def _attack(source: str, technique: str, name: str, table: dict) -> Attack:
         shared = _tables(HERE / "shared.toml")[like]
         table = {**shared, **table, "edits": [*shared["edits"], *table["edits"]]}
     if (unknown := set(table) - _KEYS) or "why" not in table:
-        raise HostileError(f"{where}: expected `why` and some of {', '.join(sorted(_KEYS))}; got {sorted(unknown)}")
+        raise Wrong(f"{where}: expected `why` and some of {', '.join(sorted(_KEYS))}; got {sorted(unknown)}")
     if technique not in techniques():
-        raise HostileError(f"{where}: expected a technique of techniques.toml")
+        raise Wrong(f"{where}: expected a technique of techniques.toml")
     exercise = table.get("exercise", "" if "archive" in table else USUAL)
     if exercise not in ("", *exercises):
-        raise HostileError(f"{where}: expected an exercise of {ROOT.name}/assignment.toml, got {exercise!r}")
+        raise Wrong(f"{where}: expected an exercise of {ROOT.name}/assignment.toml, got {exercise!r}")
     file = exercises[exercise].file if exercise else ""
     edits, files = mutants.edits_of(table, file), table.get("files", {})
     if "code" in table:
         files = {file: table["code"], **files}
     if bool(table.get("archive")) == bool(files or edits):
-        raise HostileError(f"{where}: expected either code, files and edits, or an archive")
+        raise Wrong(f"{where}: expected either code, files and edits, or an archive")
     if table.get("archive") and not hasattr(archives, table["archive"]):
-        raise HostileError(f"{where}: grader/hostile/archives.py has no function {table['archive']!r}")
+        raise Wrong(f"{where}: grader/hostile/archives.py has no function {table['archive']!r}")
     plain = {key: table[key] for key in ("open", "archive") if key in table}
     loses, needs = tuple(table.get("loses", EVERYTHING)), tuple(table.get("needs", ()))
     return Attack(name, technique, exercise, table["why"], loses, needs, files=files, edits=edits, **plain)
-
-
-def _first_twice(names: Iterable[str]) -> str:
-    seen: set[str] = set()
-    return next((n for n in names if n in seen or seen.add(n)), "")  # type: ignore[func-returns-value]

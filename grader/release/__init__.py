@@ -5,6 +5,7 @@ All files are searched for code of solutions first (`leaks`); if any is found, n
 
 import ast
 import functools
+import io
 import os
 import re
 import tomllib
@@ -20,10 +21,11 @@ from grader.submissions import AT_THE_ROOT
 from lab.commands.answers import templates
 from lab.course import questions
 from lab.course.assignment import ROOT, default, needed
+from lab.harness.files import write_whole
 
 from .leaks import Leak, Solutions
 
-__all__ = ["Leak", "ReleaseError", "Solutions", "archive", "files", "leaks", "solutions"]
+__all__ = ["Leak", "Solutions", "archive", "files", "leaks", "solutions"]
 
 HERE = Path(__file__).parent
 NAME = "shardlings"  # the archive's top folder
@@ -47,12 +49,8 @@ _GIVEN = tomllib.loads((HERE / "given.toml").read_text(encoding="utf-8"))
 GIVEN = {(file, line) for file, lines in _GIVEN.items() for line in lines}  # handed out on purpose
 
 
-class ReleaseError(Wrong):
-    """The archive cannot be made."""
-
-
 def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
-    """All files of a student's archive by name. Raises ReleaseError if the kit is not as expected.
+    """All files of a student's archive by name. Raises Wrong if the kit is not as expected.
 
     profile: unless "full", the archive has only the exercises of this profile. ids: if given, only these of them.
     """
@@ -71,7 +69,7 @@ def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
         found |= read(p for p in _pictures(name, data))
     for name in found:
         if PurePosixPath(name).suffix not in _KINDS:
-            raise ReleaseError(f"{name}: expected files of the kinds {' '.join(filter(None, _KINDS))}; move it away")
+            raise Wrong(f"{name}: expected files of the kinds {' '.join(filter(None, _KINDS))}; move it away")
     if profile != "full" or ids:
         found = _of_profile(found, profile, tuple(ids or default().profiles[profile]))
     return dict(sorted(found.items()))
@@ -88,11 +86,11 @@ def leaks(found: Mapping[str, bytes]) -> list[Leak]:
 
 
 def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
-    """Write the archive; return its number of files. If it held a solution, raise ReleaseError and write nothing."""
+    """Write the archive; return its number of files. If it held a solution, raise Wrong and write nothing."""
     found = files(profile, ids)
     if held := leaks(found):
         more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
-        raise ReleaseError(f"{held[0]}{more}; expected no solution in a release; take it out, then release again")
+        raise Wrong(f"{held[0]}{more}; expected no solution in a release; take it out, then release again")
     scripts = [f"{NAME}/{name}" for name in found if name.endswith(".sh")]
     write_zip(out, {f"{NAME}/{name}": data for name, data in found.items()}, scripts)
     return len(found)
@@ -100,18 +98,16 @@ def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
 
 def write_zip(out: Path, found: Mapping[str, bytes], run: Iterable[str] = ()) -> None:
     """Write a zip atomically and reproducibly; the files named in `run` become executable."""
-    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as packed:
+        for name, data in found.items():
+            info = zipfile.ZipInfo(name, LONG_AGO)
+            info.create_system, info.external_attr = 3, (0o100755 if name in set(run) else 0o100644) << 16
+            packed.writestr(info, data, zipfile.ZIP_DEFLATED)
     try:
-        with zipfile.ZipFile(beside, "w") as packed:
-            for name, data in found.items():
-                info = zipfile.ZipInfo(name, LONG_AGO)
-                info.create_system, info.external_attr = 3, (0o100755 if name in set(run) else 0o100644) << 16
-                packed.writestr(info, data, zipfile.ZIP_DEFLATED)
-        os.replace(beside, out)
+        write_whole(out, whole.getvalue())
     except OSError as error:
-        raise ReleaseError(f"--out: expected a place for a file, got {out}: {error.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)
+        raise Wrong(f"--out: expected a place for a file, got {out}: {error.strerror}") from None
 
 
 @functools.cache
@@ -160,7 +156,7 @@ def _of_profile(found: dict[str, bytes], profile: str, ids: tuple[str, ...]) -> 
     for name, others in _OF_OTHER_PROFILES:
         page, times = re.subn(others, "", found[name].decode(), flags=re.MULTILINE)
         if not times:
-            raise ReleaseError(f"{name}: expected a part on other profiles, {others!r}, to leave out; found none")
+            raise Wrong(f"{name}: expected a part on other profiles, {others!r}, to leave out; found none")
         found[name] = page.encode()
     return found
 
@@ -187,7 +183,7 @@ def _makefile() -> str:
     paragraphs = (ROOT / "Makefile").read_text(encoding="utf-8").split("\n\n")
     kept = [p for p in paragraphs if any(line.startswith(_TARGETS) for line in p.splitlines())]
     if len(kept) != len(_TARGETS):
-        raise ReleaseError(f"Makefile: expected paragraphs for {', '.join(_TARGETS)}, found {len(kept)} of them")
+        raise Wrong(f"Makefile: expected paragraphs for {', '.join(_TARGETS)}, found {len(kept)} of them")
     kept[0] = re.sub(r"EXTRAS \?= .*", "EXTRAS ?= jupyter", re.sub(r"^#.*\n", "", kept[0]))
     head = "# make env, make test, make handout: see README.md. TORCH=keep leaves torch alone (Colab, a cluster).\n"
     rules = [".PHONY: env test handout pdf clean", *kept[1:-1], "test: env\n\t$(PY) -m pytest tests/", kept[-1]]

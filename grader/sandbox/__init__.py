@@ -1,7 +1,7 @@
 """The sandbox of a student's process, which sees only its submission, `lab` and the probes.
 
 with Sandbox(choose(None), submission, kit) as sandbox:
-    zygote = sandbox.popen(["-m", "lab.ranks.zygote"], env={"OMP_NUM_THREADS": "1"})
+    zygote = sandbox.open(["-m", "lab.ranks.zygote"], env={"OMP_NUM_THREADS": "1"})
     ...                     # talk over zygote.stdin and zygote.stdout
     sandbox.kill(zygote)
 """
@@ -27,11 +27,11 @@ ISOLATIONS = ("bubblewrap", "uid", "process")
 
 
 class Sandbox:
-    """Runs a submission: each `popen` starts a new box with one Python process.
+    """The grader's executor (see `lab.harness.executor`): each `open` starts a new box with one Python process.
 
-    The needed parts of `kit` (lab/, tests/**/probes*.py) and the submission are copied once; processes in a box can
-    only read them, at `kit_path` and `submission_path`. `notes` lists limits that this machine could not enforce. Call
-    `popen` from a thread that outlives the box: Linux kills the box when the thread ends.
+    The needed parts of `kit` (lab/, tests/**/probes*.py) and the submission (`source`) are copied once; processes in a
+    box can only read them, at `kit_path` and `impl`. `notes` lists limits that this machine could not enforce, each as
+    often as it was met. Call `open` from a thread that outlives the box: Linux kills the box when the thread ends.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Sandbox:
     ):
         if isolation not in ISOLATIONS:
             raise SandboxError(f"expected an isolation among {', '.join(ISOLATIONS)}, got {isolation!r}")
-        self.isolation, self.limits, self.python = isolation, limits or Limits(), python
+        self.isolation, self.source, self.limits, self.python = isolation, submission, limits or Limits(), python
         self.notes: list[str] = []
         self._boxes: dict[subprocess.Popen[bytes], bubblewrap.Box | fallback.Box] = {}
         self._tails: dict[subprocess.Popen[bytes], _Tail] = {}
@@ -62,9 +62,9 @@ class Sandbox:
             raise
         inside = isolation == "bubblewrap"
         self.kit_path = bubblewrap.KIT if inside else str(self._staged)
-        self.submission_path = bubblewrap.SUBMISSION if inside else str(self._staged / "impl")
+        self.impl = bubblewrap.SUBMISSION if inside else str(self._staged / "impl")
 
-    def popen(self, args: list[str], env: dict[str, str], stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    def open(self, args: list[str], env: dict[str, str], stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
         """Start `python *args` in a box, with `env` plus a minimum. Stdout is a pipe, and so is stdin by default.
 
         Its working folder is its private /tmp. Raises SandboxError if the box does not start.
@@ -73,7 +73,7 @@ class Sandbox:
         full = {  # own: the user's site-packages, which Python would not find under another HOME
             "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp",
             "PYTHONPATH": os.pathsep.join([self.kit_path, *own]), "PYTHONSAFEPATH": "1",
-            "PYTHONDONTWRITEBYTECODE": "1", **env,
+            "PYTHONDONTWRITEBYTECODE": "1", "SHARDLINGS_BOX": self.isolation, **env,
         }  # fmt: skip  # SAFEPATH: the working folder is the student's to write, and must not shadow modules
         tail = _Tail()
         rest = (self.limits, self.python, args, full, stdin, tail.write_end, self.notes)
@@ -88,12 +88,16 @@ class Sandbox:
         self._boxes[box.process], self._tails[box.process] = box, tail
         if not box.started:
             self.kill(box.process)
-            said = (self.stderr(box.process).strip().splitlines() or ["no message"])[-1]
+            said = (self.said(box.process).strip().splitlines() or ["no message"])[-1]
             it = f"{self.isolation} to start {self.python}"
             raise SandboxError(f"expected {it}, it ended: {said}; run: grader doctor")
         return box.process
 
-    def stderr(self, process: subprocess.Popen[bytes]) -> str:
+    def note(self, text: str) -> None:
+        """Report an isolation that this machine lacks."""
+        self.notes.append(text)
+
+    def said(self, process: subprocess.Popen[bytes]) -> str:
         """The last 64 KiB of standard error. For people to read; never use it as evidence."""
         tail = self._tails[process]
         if process.poll() is not None:

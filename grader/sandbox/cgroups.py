@@ -34,7 +34,7 @@ class ControlGroup:
         of_memory = {"memory.limit_in_bytes": memory, "?memory.memsw.limit_in_bytes": memory}
         for controller, values in {"pids": {"pids.max": pids}, "memory": of_memory}.items():
             if not root or not self._make(name, values, controller):
-                note(notes, f"no {controller} cgroup could be set: the limit holds per process, not for the whole box")
+                notes.append(f"no {controller} cgroup could be set: the limit holds per process, not for the whole box")
 
     def _make(self, name: str, values: dict[str, str], controller: str = "") -> bool:
         for parent in _cgroup_parents(controller):
@@ -76,11 +76,6 @@ def lacking() -> list[str]:
     notes: list[str] = []
     ControlGroup(Limits(), notes).end()
     return [name for name in ("pids", "memory") if any(f"no {name} cgroup" in text for text in notes)]
-
-
-def note(notes: list[str], text: str) -> None:
-    if text not in notes:
-        notes.append(text)
 
 
 def owner_tag() -> str:
@@ -145,9 +140,9 @@ def _cgroup_parents(controller: str) -> Iterator[Path]:
             yield from (p for p in (here, *here.parents) if p.is_relative_to(mount) and p.is_dir())
 
 
-def _end_cgroup(folder: Path, timeout_s: float = 10.0) -> None:
+def _end_cgroup(folder: Path) -> None:
     """Kill the members until none is left, then remove the folder."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
         try:
             members = [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]

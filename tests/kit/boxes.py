@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from grader.judge import SandboxExecutor
 from grader.sandbox import Limits, Sandbox, available
 from lab.harness.runner import Runner
 
@@ -57,26 +56,23 @@ def runner_in(isolation: str, impl: Path, **options: object) -> Iterator[Runner]
     """A runner of this implementation in a box of the whole kit."""
     if why := available()[isolation]:
         pytest.skip(why)
-    with (
-        Sandbox(isolation, impl, KIT) as box,
-        contextlib.closing(Runner(SandboxExecutor(box, impl), **options)) as runner,
-    ):
+    with Sandbox(isolation, impl, KIT) as box, contextlib.closing(Runner(box, **options)) as runner:
         yield runner
 
 
 def started(box: Sandbox, code: str, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
     """A process in the box, and the first line that it printed."""
-    process = box.popen(["-c", "import json, os, sys, time\n" + code, *arguments], {})
+    process = box.open(["-c", "import json, os, sys, time\n" + code, *arguments], {})
     assert process.stdout is not None
-    return process, process.stdout.readline().decode() or pytest.fail(box.stderr(process))
+    return process, process.stdout.readline().decode() or pytest.fail(box.said(process))
 
 
 def in_a_box(kit: Path, code: str, isolation: str = "bubblewrap", **limits: int):
     """What `code` prints as JSON, run as a student's would be."""
     with box(kit, isolation, **limits) as opened:
-        process = opened.popen(["-c", "import json, os, sys, time\n" + code], {"GIVEN": "yes"})
+        process = opened.open(["-c", "import json, os, sys, time\n" + code], {"GIVEN": "yes"})
         out, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, opened.stderr(process)
+        assert process.returncode == 0, opened.said(process)
         return json.loads(out)
 
 

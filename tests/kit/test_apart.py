@@ -22,7 +22,7 @@ MAY_FAIL = {"a file in any folder that can be written", "a terminal"}
 def boxed():
     with runner_in("bubblewrap", IMPL) as runner:
         yield runner
-        notes = list(runner.executor.box.notes)
+        notes = list(runner.executor.notes)
     assert not [note for note in notes if "ranks" in note], notes
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from grader import cli, schedulers
 from grader import cluster as c
 from grader.graded import Flag, Graded
-from grader.schedulers import Cluster, ClusterError
+from grader.schedulers import Cluster
 from lab.course.scoring import Result
 from lab.harness.files import sweep_halves, write_whole
 
@@ -76,6 +76,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypa
     monkeypatch.setattr(schedulers.shutil, "which", lambda name: None)
     (tmp_path / "class" / "ada" / "ddp").mkdir(parents=True)
     command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--isolation", "process", *options]
-    with refused((ClusterError, cli.Wrong), says):
+    with refused(cli.Wrong, says):
         CliRunner().invoke(cli.app, command, catch_exceptions=False)
     assert not (tmp_path / "out").exists()

@@ -70,9 +70,9 @@ def test_probes_find_in_the_sandbox_what_they_import():
     files = [p.relative_to(ROOT) for s in default().stages for p in (ROOT / "tests" / s.name).glob("probes*.py")]
     assert len(files) > 30
     with Sandbox("bubblewrap", ROOT / "reference", ROOT) as box:
-        process = box.popen(["-c", IMPORT, *(".".join(file.with_suffix("").parts) for file in files)], {})
+        process = box.open(["-c", IMPORT, *(".".join(file.with_suffix("").parts) for file in files)], {})
         process.communicate(timeout=300)
-        assert process.returncode == 0, box.stderr(process)
+        assert process.returncode == 0, box.said(process)
 
 
 def test_the_reference_earns_everything_in_the_sandbox(tmp_path):

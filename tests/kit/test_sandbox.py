@@ -132,7 +132,7 @@ def test_the_environment_holds_only_what_was_given(boxed, monkeypatch: pytest.Mo
     monkeypatch.setenv("GRADER_SECRET", SECRET)
     minimum = {"PATH", "LANG", "HOME", "TMPDIR", "PWD", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE"}
     environment = boxed("print(json.dumps(dict(os.environ)))")
-    assert set(environment) == minimum | {"GIVEN"}
+    assert set(environment) == minimum | {"GIVEN", "SHARDLINGS_BOX"}
     assert SECRET not in str(environment)
 
 
@@ -207,10 +207,10 @@ def test_inherited_descriptors_are_invisible(boxed, tmp_path: Path) -> None:
 
 def test_standard_error_is_kept_and_bounded(kit: Path) -> None:
     with box(kit, "process") as opened:
-        process = opened.popen(["-c", "import sys; sys.stderr.write('x' * 300_000 + 'the end')"], {})
+        process = opened.open(["-c", "import sys; sys.stderr.write('x' * 300_000 + 'the end')"], {})
         process.wait(timeout=30)
-        assert opened.stderr(process).endswith("the end")
-        assert len(opened.stderr(process)) == 1 << 16
+        assert opened.said(process).endswith("the end")
+        assert len(opened.said(process)) == 1 << 16
 
 
 def test_it_fails_closed(monkeypatch: pytest.MonkeyPatch, kit: Path) -> None:

@@ -133,7 +133,7 @@ import sys, time
 from pathlib import Path
 from grader.sandbox import Sandbox
 box = Sandbox("bubblewrap", Path({str(kit)!r}) / "work/alice", Path({str(kit)!r}))
-process = box.popen(["-c", "import os, time; os.fork(); print(1, flush=True); time.sleep(100)", {marker!r}], {{}})
+process = box.open(["-c", "import os, time; os.fork(); print(1, flush=True); time.sleep(100)", {marker!r}], {{}})
 process.stdout.readline(); print(box._root, flush=True); time.sleep(100)
 """
     grader = subprocess.Popen([sys.executable, "-c", code], cwd=KIT, stdout=subprocess.PIPE, text=True)
@@ -176,7 +176,7 @@ def test_uid_isolation_ends_daemons_and_keeps_other_boxes_out(kit: Path) -> None
     python, marker = of_another_user(), f"marker-{time.monotonic_ns()}"
     with box(kit, "uid", "bob", python) as bob:
         with box(kit, "uid", "alice", python) as alice:
-            theirs = bob.submission_path + "/ddp/naive.py"
+            theirs = bob.impl + "/ddp/naive.py"
             assert (
                 started(alice, f"try: print(open({theirs!r}).read())\nexcept OSError as e: print(e.errno)")[1] == "13\n"
             )

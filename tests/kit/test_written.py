@@ -111,7 +111,6 @@ def test_the_models_flops_are_those_that_it_spends():
 
 
 def test_every_question_that_is_no_prose_has_a_plausible_truth():
-    assert answer_key.known() == {q.id for q in COMPUTED}
     for q in (q for q in COMPUTED if q.kind != "choice"):
         low, high = (in_base(x, q.unit, q.unit) for x in q.range)
         assert low <= answer_key.truth(q.id) <= high

@@ -41,7 +41,12 @@ def find_packages(root: Path) -> None:
             for key in ("sources", "force-include"):
                 pairs += [(name, folder) for folder, name in _table(file, "hatch", *build, key).items()]
         renamed |= {name: file.parent / folder / "__init__.py" for name, folder in pairs if type(name) is type(folder)}
-    sys.meta_path.append(_Renamed(renamed))
+
+    def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
+        file = renamed.get(fullname)
+        return importlib.util.spec_from_file_location(fullname, file) if file and file.is_file() else None
+
+    sys.meta_path.append(types.SimpleNamespace(find_spec=find_spec))
 
 
 def _table(file: Path, *keys: str) -> dict[str, Any]:
@@ -94,15 +99,15 @@ def call_it_cuda() -> None:
     if torch.cuda.is_available():
         return
     _NamesOfAGPU().__enter__()
-    torch.cuda.is_available = lambda: _fork_asks(2)
-    torch.cuda.device_count = lambda: int(_fork_asks(2))
+    torch.cuda.is_available = lambda: _fork_asks()
+    torch.cuda.device_count = lambda: int(_fork_asks())
     torch.cuda.current_device = lambda: 0
     torch.cuda.device = lambda device: contextlib.nullcontext()
 
 
-def _fork_asks(depth: int) -> bool:
-    """Whether the frame `depth` levels above runs code of the fork."""
-    return sys._getframe(depth).f_code.co_filename.startswith(FORK)
+def _fork_asks() -> bool:
+    """Whether code of the fork called the function that asks this."""
+    return sys._getframe(2).f_code.co_filename.startswith(FORK)
 
 
 def _host_memory(device: Any = None) -> tuple[int, int]:
@@ -116,11 +121,11 @@ class _NamesOfAGPU(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func == torch.Tensor.device.__get__:
-            return torch.device("cuda", 0) if _fork_asks(2) else func(*args)
+            return torch.device("cuda", 0) if _fork_asks() else func(*args)
         if func == torch.Tensor.is_cuda.__get__:
-            return _fork_asks(2) or func(*args)
+            return _fork_asks() or func(*args)
         if func == torch.Tensor.get_device:
-            return 0 if _fork_asks(2) else func(*args)
+            return 0 if _fork_asks() else func(*args)
         if func == torch.Tensor.cuda:
             return args[0]
         if func is torch.device or func is torch._C._nn._parse_to:
@@ -265,14 +270,3 @@ class Hollow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return _Hollow(f"{module.__name__}.{name}", error)
 
         module.__dict__["__getattr__"] = __getattr__
-
-
-class _Renamed(importlib.abc.MetaPathFinder):
-    """Finds packages whose folder has another name than the package."""
-
-    def __init__(self, files: dict[str, Path]):
-        self.files = files
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        file = self.files.get(fullname)
-        return importlib.util.spec_from_file_location(fullname, file) if file and file.is_file() else None
