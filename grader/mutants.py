@@ -7,17 +7,20 @@ wrong (`when`) or why a variant is right (`why`), and how to edit a copy of the 
 - `after` or `before`, with `new`: insert `new` after or before this text
 - `drop`: replace this statement by pass, or delete this part of a statement
 - `always` or `never`: replace this `if` line by `if True:` or `if False:`
-The text must match exactly once. `⋯` in it matches anything.
+The text must match exactly once. `⋯` in it matches anything. If the reference renamed a local variable, the old name
+still matches.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import random
 import re
 import shutil
 import tempfile
+import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +40,7 @@ HOW = {
 
 BY_NEW = {"old": "{new}", "after": "{old}\n{new}", "before": "{new}\n{old}"}
 INSTEAD = {"drop": "pass", "always": "if True:", "never": "if False:"}
+_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -109,11 +113,35 @@ def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str
     changed: dict[str, str] = {}
     for file, old, new in edited.edits:
         text = changed[file] if file in changed else (reference / file).read_text(encoding="utf-8")
-        found = [*re.finditer(re.escape(old).replace("⋯", r"[\s\S]*?"), text)]
+        found = [m for m in _matches(text, old) if len({*m.groups()}) == len(m.groups())]
         if len(found) != 1:
             raise Wrong(f"{edited.name}: {file} has {len(found)} matches of {old[:60]!r}, expected one")
+        for mine, theirs in found[0].groupdict().items():
+            new = re.sub(rf"\b{mine}\b", theirs, new)
         changed[file] = text[: found[0].start()] + new + text[found[0].end() :]
     return changed
+
+
+def _names(text: str) -> set[str]:
+    """Names in the code of a file, without words of comments and strings."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {token.string for token in tokens if token.type == tokenize.NAME}
+
+
+def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
+    """Matches of `old` in `text`; ⋯ matches anything. A local name absent from `text` was renamed: match any name."""
+    exact = re.escape(old).replace("⋯", r"[\s\S]*?")
+    if not re.search(exact, text):
+        known, bound = _names(text), set[str]()
+        parts = re.split(f"({_NAME.pattern})", old)
+        for i, name in enumerate(parts):
+            if i % 2 == 0 or name in known or parts[i - 1].endswith("."):  # not a name, known, or an attribute
+                parts[i] = re.escape(name).replace("⋯", r"[\s\S]*?")
+            else:
+                parts[i] = f"(?P={name})" if name in bound else rf"\b(?P<{name}>{_NAME.pattern})\b"
+                bound.add(name)
+        exact = "".join(parts)
+    return re.finditer(exact, text)
 
 
 def check(

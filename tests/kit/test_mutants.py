@@ -31,16 +31,17 @@ def test_every_exercise_that_a_laptop_runs_has_mutants_and_every_stage_variants(
         assert len(read("variant", stage.name)) >= 5
 
 
-def test_an_edit_matches_once_or_is_refused(tmp_path):
+def test_a_local_of_the_reference_may_be_renamed(tmp_path):
     (tmp_path / "a.py").write_text("def f(grads):\n    for grad in grads:\n        grad.div_(2)\n    return grad\n")
-
-    def edited(old: str, new: str) -> str:
-        return texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", old, new),)), tmp_path)["a.py"]
-
-    assert edited("for grad in grads:⋯return", "return") == "def f(grads):\n    return grad\n"
-    for old, times in (("grad.mul_(2)", 0), ("grads", 2)):
-        with pytest.raises(Wrong, match=f"{times} matches"):
-            edited(old, "")
+    old = "for g in gs:\n        g.div_(2)\n    return g\n"
+    edit = ("a.py", old, old.replace("div", "mul"))
+    texts_of = texts(Edited("m", "ddp.naive", "", "assertion", (edit,)), tmp_path)
+    assert texts_of["a.py"] == "def f(grads):\n    for grad in grads:\n        grad.mul_(2)\n    return grad\n"
+    texts_of = texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", "for g in gs:⋯return", "return"),)), tmp_path)
+    assert texts_of["a.py"] == "def f(grads):\n    return grad\n"
+    for old in ("for g in gs:\n        h.div_(2)\n    return g", "g.mul_(2)"):  # two names for one; another call
+        with pytest.raises(Wrong, match="0 matches"):
+            texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", old, ""),)), tmp_path)
 
 
 TOY = '''"""A toy: π before the code, as ast counts bytes."""
