@@ -31,7 +31,7 @@ from lab.cluster.jobs import (
     of_config,
     unfit,
 )
-from lab.cluster.prices import collective_s, compute_s, group_s, matmul_s
+from lab.cluster.prices import collective_s, group_s
 from lab.cluster.simulator import SimulationError, play
 from lab.model.transformer import Config
 from reference.mesh.accounting import Degrees, Workload, accounting
@@ -64,21 +64,6 @@ def test_each_number_has_its_source():
 def test_a_cluster_that_is_none_is_refused_in_one_line(name, gpus, words):
     with pytest.raises(ValueError, match=words):
         cluster(name, gpus)
-
-
-def test_products_are_whole_waves_of_whole_tiles():
-    device = A100.device
-    m, n, k = device.matmul_shape
-    assert matmul_s((m, n, k), 1, device) + device.kernel_s == pytest.approx(2 * m * n * k / device.matmul_flops)
-    full = matmul_s((256 * 12, 128 * 9, 4096), 1, device)  # 108 tiles of 256 x 128: one wave
-    assert matmul_s((256 * 12, 128 * 9 + 1, 4096), 1, device) > 1.3 * full
-    assert matmul_s((256 * 12, 128 * 9, 8192), 1, device) == pytest.approx(2 * full)
-    assert matmul_s((128, 128, 64), 432, device) == pytest.approx(4 * matmul_s((128, 128, 64), 108, device))
-    assert matmul_s((m, n, k), 1, device) / matmul_s((4096,) * 3, 1, device) == pytest.approx(
-        0.960 * m * n * k / 4096**3, rel=2e-3
-    )
-    one = Compute(2.0 * 16**3, 3 * 2 * 16**2, (16, 16, 16))
-    assert compute_s(one, device) >= device.kernel_s
 
 
 def test_a_group_pays_for_where_it_lies():
@@ -190,15 +175,6 @@ def test_flops_bytes_and_parameters_are_those_of_accounting():
             assert sum(e.bytes for e in events if isinstance(e, Send)) == want.bytes["pipe"], (plan, stage)
             gpus = job.cluster.gpus  # clipping adds up one float32 over all ranks
             assert sent["gradient norm"] == pytest.approx(sent_bytes("all_reduce", 4, gpus)), (plan, stage)
-
-
-def test_flops_of_gpt_are_the_formula_of_narayanan():
-    job = Job(gpt(80, 12288, 96), 2304, 2048, cluster("dgx-a100", 1536))
-    b, s, layers, h, v = 2304, 2048, 80, 12288, 51200
-    assert steps.model_flops(job, True) == pytest.approx(
-        96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
-    )
-    assert job.model.parameters == pytest.approx(145.6e9, rel=1e-3)  # table 1
 
 
 @pytest.mark.parametrize("model", [MODELS["8b"], gpt(8, 1024, 16)])
