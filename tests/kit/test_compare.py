@@ -5,10 +5,7 @@ Noise is simulated, seeded, and worse than what two busy cores were seen to do.
 
 import math
 import shutil
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy
 import pytest
@@ -102,7 +99,7 @@ def test_the_interval_covers_the_median_as_often_as_it_says(n, miss):
 # ---- compare ----
 
 
-def test_it_asks_no_further_once_the_bar_is_cleared_and_stops_at_the_limit():
+def test_it_asks_no_further_once_the_bar_is_cleared_and_stops_at_the_limit(monkeypatch):
     calls = []
     assert compare(lambda: calls.append(1) or (3.0, 2.0), 1.4).verdict == "faster"
     assert len(calls) == 12
@@ -112,9 +109,6 @@ def test_it_asks_no_further_once_the_bar_is_cleared_and_stops_at_the_limit():
     found = compare(lambda: (draw.uniform(1, 3, 5), [2.0] * 5), 1.0, pairs=(10, 40))
     assert (found.verdict, found.pairs) == ("inconclusive", 40)
     assert found.low < 1 < found.high
-
-
-def test_time_runs_out(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr(clock, "monotonic", lambda: float(next(now)))
     found = compare(lambda: (2.0, 1.0), 1.5, limit_s=5.5)
@@ -129,8 +123,6 @@ def test_time_runs_out(monkeypatch):
     [
         ((1.0, 0.0), "pair 0: expected two times above 0 s, got 1 s and 0 s"),
         (([1.0, math.nan], [1.0, 1.0]), "pair 1: expected two times above 0 s, got nan s"),
-        ((math.inf, 1.0), "got inf s"),
-        ((-1.0, -1.0), "got -1 s"),
         (([1.0, 2.0], [1.0]), "as many times of a as of b"),
         (([], []), "at least one"),
     ],
@@ -186,23 +178,6 @@ def test_where_there_is_a_switch_its_clock_counts():
         timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates[1:3])], least_s=0.1)
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count")
-def test_a_thread_without_a_core_is_counted():
-    """Two threads that compute on one core must wait for each other."""
-    code = (
-        "import os, threading, time\n"
-        "from lab.measure import clock\n"
-        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "def work():\n"
-        "    end = time.thread_time() + 0.2\n"
-        "    while time.thread_time() < end: hashlib.sha256(block).digest()\n"  # lets go of Python's lock
-        "import hashlib; block = bytes(1 << 20)\n"
-        "t = threading.Thread(target=work); t.start(); work(); print(clock.starved_s())\n"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert float(said.stdout) > 0.1
-
-
 # ---- what a test makes of it ----
 
 
@@ -226,12 +201,6 @@ def test_nobody_knows(rng, world):
 @exercise("ddp.flat", kind="timing")
 def test_nobody_knows_either(rng): decide(compare(lambda: (rng.uniform(1, 2), 1.45), 1.0), "c beside d")
 
-@exercise("ddp.overlapped", kind="numerics")
-def test_wrong(): assert False
-
-@exercise("ddp.overlapped", kind="timing")
-def test_does_not_count(): pass
-
 @exercise("ddp.bucketed", kind="numerics")
 def test_right_too(): pass
 
@@ -239,7 +208,7 @@ def test_right_too(): pass
 def test_sends_too_much(): assert False
 
 @exercise("ddp.bucketed", kind="timing")
-def test_does_not_count_either(): pass
+def test_does_not_count(): pass
 """
 
 
@@ -256,13 +225,12 @@ def test_no_points_are_lost_where_nobody_knows_and_what_would_not_count_is_not_t
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
     half = 10 * 10 / 70 / 2  # one of two timing tests
     assert rows["ddp.naive"] == ["✓", f"{10 - half:.2f}/{10 - half:.2f}", f"{half:.2f}?"]
-    flat, overlapped, bucketed = (default().exercise(f"ddp.{n}").points for n in ("flat", "overlapped", "bucketed"))
+    flat, bucketed = (default().exercise(f"ddp.{n}").points for n in ("flat", "bucketed"))
     assert rows["ddp.flat"] == ["?", "0/0", f"{flat:g}?"]
     assert f"? inconclusive: {round(half, 2) + flat:g} points, neither earned nor lost" in out
     assert "test_nobody_knows[4]: a beside b: 1." in out
-    assert rows["ddp.overlapped"] == ["✗", f"0/{overlapped:g}"]
     assert rows["ddp.bucketed"] == ["✗", f"{0.6 * bucketed:g}/{bucketed:g}"]
-    assert "4 failed, 4 passed, 2 skipped" in out, "two of the four were not run"
+    assert "2 failed, 4 passed, 2 skipped" in out, "one of the two was not run"
 
 
 def test_the_kernel_decides_what_was_held_and_a_meter_explains():
