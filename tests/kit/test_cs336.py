@@ -108,16 +108,10 @@ def test_a_fork_is_found_by_its_adapters_and_a_layout_can_be_insisted_on(tmp_pat
     ],
 )
 def test_the_profile_is_that_of_the_forks_year(tmp_path, names, layout, profile, says):
-    adapters = "tests/adapters.py"
-    a_fork(tmp_path / "old", {adapters: "def get_ddp_bucketed(): ..."})
-    a_fork(tmp_path / "old2", {adapters: "def ("})
-    a_fork(tmp_path / "new", {adapters: "def get_fsdp(): ..."})
-    for name in ("ours", "ours2"):
-        a_fork(tmp_path / name, {"ddp/naive.py": ""})
-    a_fork(tmp_path / "empty", {"readme.md": ""})
-    (tmp_path / "broken.zip").write_bytes(b"no zip")
-    paths = {p.name.partition(".")[0]: p for p in tmp_path.iterdir()}
-    submissions = [Submission(n, paths[n], layout) for n in names]
+    for name, text in {"old": "def get_ddp_bucketed(): ...", "old2": "def (", "new": "def get_fsdp(): ..."}.items():
+        a_fork(tmp_path / name, {"tests/adapters.py": text})
+    a_fork(tmp_path / "ours", {"ddp/naive.py": ""})
+    submissions = [Submission(n, tmp_path / n, layout) for n in names]
     if says in (*default().profiles,):
         assert layouts.of_class(submissions, layout, profile)[0] == says
     else:
@@ -164,14 +158,9 @@ def result(test: str, outcome: str = "passed", kind: str = "numerics", id: str =
 
 
 def test_what_asks_more_is_shown_and_worth_nothing():
-    results = cs336.settled(
-        [
-            result(COUNTED),
-            result(LATE, "failed", "property", reason="assertion", message="all was sent late"),
-            result(OURS, "failed", reason="assertion", message="scale differs"),
-        ],
-        "cs336-2025",
-    )
+    late = result(LATE, "failed", "property", reason="assertion", message="all was sent late")
+    ours = result(OURS, "failed", reason="assertion", message="scale differs")
+    results = cs336.settled([result(COUNTED), late, ours], "cs336-2025")
     assert [r.kind for r in results] == ["numerics", "property", "advisory"]
     (points,) = score(default(), results, ["ddp.overlapped"])
     assert (points.earned, points.possible) == (pytest.approx(8 * 60 / 90), 8)
