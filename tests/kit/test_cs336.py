@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +19,7 @@ from grader.sandbox import available
 from grader.submissions import Submission, SubmissionError, UnpackLimits, find, unpack
 from lab.course.assignment import ROOT, default
 from lab.course.scoring import Result, score
-from lab.harness.runner import Executor, ProbeFailed, Runner
+from lab.harness.runner import Executor, ProbeFailed
 from lab.solution.framing import FORGED
 
 from .boxes import runner_in
@@ -209,15 +210,9 @@ def expected(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("expected")
 
 
-def test_a_time_out_on_a_busy_machine_is_undecided_and_no_flag(expected):
-    class Busy(Runner):
-        def warm(self, triton="interpret"):
-            return None
-
-        def trace(self, *args, **options):
-            raise ProbeFailed("busy", "the machine was busy")
-
-    runner = Busy(Executor(ROOT / "reference"))
+def test_a_time_out_on_a_busy_machine_is_undecided_and_no_flag(runner, monkeypatch, expected):
+    monkeypatch.setattr(runner, "executor", Executor(ROOT / "reference"))
+    monkeypatch.setattr(runner, "trace", Mock(side_effect=ProbeFailed("busy", "the machine was busy")))
     results = run_tests(runner, ["zero.zero1"], "public", expected, Counted("cs336-2026"), more=[cs336.TESTS])
     assert {(r.outcome, r.reason) for r in results} == {("inconclusive", "the machine was busy")}
     (points,) = score(default(), cs336.settled(results, "cs336-2026"), ["zero.zero1"])
