@@ -136,16 +136,15 @@ def test_what_builds_on_a_verdict_that_turned_is_judged_again():
     before = Graded("ada", results=passed(IDS), judged={**dict.fromkeys(IDS, 1), "ddp.naive": None})
     asked = []
 
-    def judging(now):
-        def judge(ids):
-            asked.append(list(ids))
-            return [r for r in now if r.exercise in ids]
+    def judge(ids):
+        asked.append(list(ids))
+        return [r for r in now if r.exercise in ids]
 
-        return judge
-
-    batch._anew(before, IDS, judging(passed(IDS)))
+    now = passed(IDS)
+    batch._anew(before, IDS, judge)
     assert asked == [["ddp.naive"]]
-    anew = batch._anew(before, IDS, judging([result("ddp.naive", "failed"), *passed(IDS[1:])]))
+    now = [result("ddp.naive", "failed"), *passed(IDS[1:])]
+    anew = batch._anew(before, IDS, judge)
     builds = [id for id in IDS if "ddp.naive" in default().exercise(id).needs]
     assert builds
     assert asked[1:] == [["ddp.naive"], builds]
