@@ -66,21 +66,17 @@ H200 = {"name": "NVIDIA H200", "capability": [9, 0], "bytes": 150 << 30}
 ROW = ("NVIDIA H200", "580.65.06", "Disabled")
 
 
-@pytest.mark.parametrize(
-    ("rows", "torch", "what", "found", "do"),
-    [
-        ([], {"built": None, "devices": []}, "GPU", "none", "not run"),
-        ([ROW] * 2, {"built": "13.0", "devices": [H200] * 2}, "GPU in torch", "2 × NVIDIA H200, sm_90, 150 GiB", ""),
-        ([ROW], {"built": None, "devices": []}, "GPU in torch", "built without CUDA", "a CUDA build"),
-        ([("A100", "580", "Enabled")], {"built": "13.0", "devices": [H200]}, "GPU 0", "A100, driver 580", "MIG is on"),
-        ([("T4", "580", "[N/A]")], {"built": "13.0", "devices": [{**H200, "capability": [7, 5]}]}, "GPU in torch",
-         "sm_75", "sm_80"),
-    ],
-)  # fmt: skip
-def test_a_gpu_is_seen_by_the_driver_and_by_torch_or_it_says_why(monkeypatch, rows, torch, what, found, do):
-    monkeypatch.setattr(doctor, "driver", lambda: rows)
-    monkeypatch.setattr(doctor, "ask", lambda code, env=None: torch)
-    say(doctor.gpu(), what, found, do)
+def test_a_gpu_is_seen_by_the_driver_and_by_torch_or_it_says_why(monkeypatch):
+    def seen(rows, built, *devices):
+        monkeypatch.setattr(doctor, "driver", lambda: rows)
+        monkeypatch.setattr(doctor, "ask", lambda code, env=None: {"built": built, "devices": devices})
+        return doctor.gpu()
+
+    say(seen([], None), "GPU", "none", "not run")
+    say(seen([ROW] * 2, "13.0", H200, H200), "GPU in torch", "2 × NVIDIA H200, sm_90, 150 GiB")
+    say(seen([ROW], None), "GPU in torch", "built without CUDA", "a CUDA build")
+    say(seen([("A100", "580", "Enabled")], "13.0", H200), "GPU 0", "A100, driver 580", "MIG is on")
+    say(seen([("T4", "580", "[N/A]")], "13.0", {**H200, "capability": [7, 5]}), "GPU in torch", "sm_75", "sm_80")
 
 
 NO_BWRAP = "bubblewrap is not installed; run: apt-get install bubblewrap"
