@@ -255,30 +255,23 @@ def test_a_regrade_of_what_is_asked_for_unpacks_as_it_was_graded(tmp_path, light
         assert [r.layout for r in book.runs()] == ["stages", "stages"]
 
 
-def test_what_an_exercise_rests_on_is_told_apart(monkeypatch):
+def test_what_an_exercise_rests_on_is_told_apart():
     """A file of one exercise's tests, one of lab's that few import, and one that all do."""
-    then = fingerprint.manifest()
-    changed = []
-    digest = fingerprint._of_file
-    monkeypatch.setattr(fingerprint, "_of_file", lambda p: "0" * 16 if p.as_posix().endswith(changed[0]) else digest(p))
+    of = fingerprint.manifest()["exercises"]
 
-    def affected(file):
-        changed[:] = [file]
-        fingerprint._parts.cache_clear()
-        return {id for id in default().exercises if fingerprint.changes(id, then)}
+    def resting(file):
+        return {id for id, files in of.items() if file in files}
 
-    try:
-        assert affected("tests/ddp/test_naive.py") == {"ddp.naive"}
-        assert fingerprint.changes("ddp.naive", then) == "tests/ddp/test_naive.py changed"
-        assert affected("tests/cs336/test_attention.py") == {
-            f"flash_attention.{n}" for n in ("tiled_forward", "tiled_backward", "triton_forward")
-        }
-        assert affected("lab/ranks/child.py") == set(default().exercises)
-        some = affected("lab/measure/kernels.py")
-        assert "flash_attention.triton_forward" in some
-        assert "ddp.naive" not in some
-        assert affected("lab/harness/summary.py") == set(), "what only shows results decides none"
-        assert fingerprint.changes("ddp.naive", {**then, "exercises": {}}) == "it is new in the assignment"
-        assert fingerprint.changes("ddp.naive", {}) == "no note was kept of what it rests on"
-    finally:
-        fingerprint._parts.cache_clear()
+    assert resting("tests/ddp/test_naive.py") == {"ddp.naive"}
+    assert resting("tests/cs336/test_attention.py") == {
+        f"flash_attention.{n}" for n in ("tiled_forward", "tiled_backward", "triton_forward")
+    }
+    assert resting("lab/ranks/child.py") == set(default().exercises)
+    assert "flash_attention.triton_forward" in resting("lab/measure/kernels.py")
+    assert "ddp.naive" not in resting("lab/measure/kernels.py")
+    assert resting("lab/harness/summary.py") == set(), "what only shows results decides none"
+    then = {**of, "ddp.naive": {**of["ddp.naive"], "tests/ddp/test_naive.py": "another"}}
+    assert [id for id in of if fingerprint.changes(id, {"exercises": then})] == ["ddp.naive"]
+    assert fingerprint.changes("ddp.naive", {"exercises": then}) == "tests/ddp/test_naive.py changed"
+    assert fingerprint.changes("ddp.naive", {"exercises": {}}) == "it is new in the assignment"
+    assert fingerprint.changes("ddp.naive", {}) == "no note was kept of what it rests on"
