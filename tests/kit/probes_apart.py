@@ -5,22 +5,23 @@ import ctypes
 import fcntl
 import os
 import re
+import select
 import signal
 import socket
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import torch.distributed as dist
 
+from lab.harness.raising import raised
 from lab.ranks import child
 from lab.solution.wire import PerRank
 
 WORD = b"a word from rank 0"
 NAME = "shardlings-mail"
 KEPT: list = []  # what must stay open
-WAYS: dict[str, tuple[Callable[[], str], Callable[[str], bool]]] = {}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -45,73 +46,38 @@ def meet(impl, way: str) -> str:
     return found
 
 
-def way(look: Callable[[str], bool]) -> Callable[[Callable[[], str]], Callable[[], str]]:
-    def add(leave: Callable[[], str]) -> Callable[[], str]:
-        WAYS[leave.__name__.strip("_").replace("_", " ")] = leave, look
-        return leave
-
-    return add
-
-
-def has_word(path: str) -> bool:
+def _has_word(path: str) -> bool:
     return WORD in Path(path).read_bytes()
 
 
-def _in(folder: str) -> Callable[[], str]:
-    def leave() -> str:
-        path = Path(folder or os.getcwd(), NAME)
-        path.write_bytes(WORD)
-        return str(path)
-
-    return leave
+def _written(folder: str) -> Path:
+    path = Path(folder, NAME)
+    path.write_bytes(WORD)
+    return path
 
 
-for _folder in ("/tmp", "/dev/shm", ""):
-    WAYS[f"a file in {_folder or 'the working folder'}"] = _in(_folder), has_word
-
-
-@way(has_word)
-def a_file_in_any_folder_that_can_be_written() -> str:
+def _written_anywhere() -> Path:
     for folder, _, _ in os.walk("/"):
         if not folder.startswith(("/proc/", "/sys/", "/tmp", "/dev/shm")) and os.access(folder, os.W_OK):
-            try:
-                return _in(folder)()
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                return _written(folder)
     raise OSError("no folder")
 
 
-@way(has_word)
-def anonymous_memory_by_proc() -> str:
+def _anonymous() -> str:
     fd = os.memfd_create(NAME)
     os.write(fd, WORD)
-    return f"/proc/{_pid()}/fd/{fd}"
+    return f"/proc/{os.readlink('/proc/self')}/fd/{fd}"  # by its id in the namespace of the visible /proc
 
 
-def _pid() -> str:
-    """This process's id in the namespace of the visible /proc."""
-    return os.readlink("/proc/self").rpartition("/")[2]
-
-
-for _kind, _get in {
-    "a segment of shared memory": lambda flags: _libc.shmget(4711, 64, flags),
-    "a queue of messages": lambda flags: _libc.msgget(4712, flags),
-    "a set of semaphores": lambda flags: _libc.semget(4713, 1, flags),
-}.items():
-    WAYS[_kind] = lambda get=_get: _made(get(0o1600), ""), lambda told, get=_get: get(0o600) >= 0
-
-
-def _made(result: int, name: object) -> str:
+def _made(result: int) -> bool:
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return str(name)
+    return True
 
 
-def _connects(family: int, address: object) -> bool:
-    with socket.socket(family) as mine:
-        mine.settimeout(2)
-        mine.connect(address)
-        return True
+def _of_system_v(get: Callable[..., int], *key: int) -> tuple[Callable, Callable]:
+    return lambda: _made(get(*key, 0o1600)), lambda _: get(*key, 0o600) >= 0
 
 
 def _listens(family: int, address: object) -> socket.socket:
@@ -121,81 +87,91 @@ def _listens(family: int, address: object) -> socket.socket:
     return mine
 
 
-@way(lambda port: _connects(socket.AF_INET, ("127.0.0.1", int(port))))
-def a_socket_on_this_machine() -> str:
-    return str(_listens(socket.AF_INET, ("127.0.0.1", 0)).getsockname()[1])
+def _connects(family: int, address: object) -> bool:
+    with socket.socket(family) as mine:
+        mine.settimeout(2)
+        mine.connect(address)
+        return True
 
 
-@way(lambda name: _connects(socket.AF_UNIX, "\0" + name))
-def an_abstract_socket() -> str:
-    _listens(socket.AF_UNIX, "\0" + NAME)
-    return NAME
+def _this_file() -> BinaryIO:
+    KEPT.append(stream := open(__file__, "rb"))  # noqa: SIM115
+    return stream
 
 
-def _locked(path: str) -> bool:
-    with open(path, "rb") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+def _is_locked(_: str) -> bool:
+    try:
+        fcntl.flock(_this_file(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     return False
 
 
-@way(_locked)
-def a_lock_on_a_file_that_both_read() -> str:
-    KEPT.append(stream := open(__file__, "rb"))  # noqa: SIM115
-    fcntl.flock(stream, fcntl.LOCK_EX)
-    return __file__
+def _record(kind: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, 0, 0, 0, 0)
 
 
-def _has_a_lock(path: str) -> bool:
-    with open(path, "rb") as stream:
-        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
-        return struct.unpack("hhqqi4x", fcntl.fcntl(stream, fcntl.F_GETLK, asked))[0] == fcntl.F_RDLCK
+def _has_a_record_lock(_: str) -> bool:
+    there = fcntl.fcntl(_this_file(), fcntl.F_GETLK, _record(fcntl.F_WRLCK))
+    return struct.unpack_from("h", there)[0] == fcntl.F_RDLCK
 
 
-@way(_has_a_lock)
-def a_record_lock_on_a_file_that_both_read() -> str:
-    KEPT.append(stream := open(__file__, "rb"))  # noqa: SIM115
-    fcntl.fcntl(stream, fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0))
-    return __file__
+def _hears_signals() -> int:
+    signal.signal(signal.SIGURG, lambda *_: None)
+    return os.getpid()
 
 
-def _killed(pid: str) -> bool:
+def _is_sent_a_signal(pid: str) -> bool:
     os.kill(int(pid), signal.SIGURG)
     return pid != str(os.getpid())
 
 
-@way(_killed)
-def a_signal() -> str:
-    signal.signal(signal.SIGURG, lambda *_: None)
-    return str(os.getpid())
-
-
-def _terminal(path: str) -> bool:
-    with open(path, "rb", buffering=0) as stream:
-        os.set_blocking(stream.fileno(), False)
-        time.sleep(0.05)
-        return bool(stream.read(4))
-
-
-@way(_terminal)
-def a_terminal() -> str:
+def _terminal() -> str:
     mine, theirs = os.openpty()
     KEPT.append(mine)
     os.write(mine, WORD + b"\n")
     return os.ttyname(theirs)
 
 
+def _can_be_read(path: str) -> bool:
+    with open(path, "rb", buffering=0) as stream:
+        return bool(select.select([stream], [], [], 1.0)[0])
+
+
+WAYS: dict[str, tuple[Callable[[], object], Callable[[str], bool]]] = {  # what rank 0 leaves, and how rank 1 looks
+    "a file in /tmp": (lambda: _written("/tmp"), _has_word),
+    "a file in /dev/shm": (lambda: _written("/dev/shm"), _has_word),
+    "a file in the working folder": (lambda: _written(os.getcwd()), _has_word),
+    "a file in any folder that can be written": (_written_anywhere, _has_word),
+    "anonymous memory by proc": (_anonymous, _has_word),
+    "a segment of shared memory": _of_system_v(_libc.shmget, 4711, 64),
+    "a queue of messages": _of_system_v(_libc.msgget, 4712),
+    "a set of semaphores": _of_system_v(_libc.semget, 4713, 1),
+    "a socket on this machine": (
+        lambda: _listens(socket.AF_INET, ("127.0.0.1", 0)).getsockname()[1],
+        lambda port: _connects(socket.AF_INET, ("127.0.0.1", int(port))),
+    ),
+    "an abstract socket": (
+        lambda: _listens(socket.AF_UNIX, "\0" + NAME),
+        lambda _: _connects(socket.AF_UNIX, "\0" + NAME),
+    ),
+    "a lock on a file that both read": (lambda: fcntl.flock(_this_file(), fcntl.LOCK_EX), _is_locked),
+    "a record lock on a file that both read": (
+        lambda: fcntl.fcntl(_this_file(), fcntl.F_SETLK, _record(fcntl.F_RDLCK)), _has_a_record_lock,
+    ),
+    "a signal": (_hears_signals, _is_sent_a_signal),
+    "a terminal": (_terminal, _can_be_read),
+}  # fmt: skip
+
+
 def descriptors(impl) -> list:
-    """The file behind each descriptor of this rank, except the standard ones."""
+    """The file behind each descriptor of this rank, except the standard ones and /dev/null, which all ranks have."""
     found = []
     for fd in range(3, 256):
-        try:
+        with contextlib.suppress(OSError):
             told = os.fstat(fd)
-        except OSError:
-            continue
-        found.append([told.st_dev, told.st_ino])
+            if not os.path.samestat(told, os.stat("/dev/null")):
+                found.append([told.st_dev, told.st_ino])
     return found
 
 
@@ -221,20 +197,12 @@ def litter(impl) -> None:
 
 def can(impl) -> dict:
     """Try calls that would weaken the sandbox, and return the error of each."""
-    tried = {
-        "unshare": lambda: _made(_libc.unshare(0x10000000), ""),
-        "mount": lambda: _made(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None), ""),
-        "chroot": lambda: os.chroot("/tmp"),
-        "setuid": lambda: os.setuid(0),
+    return {
+        "unshare": raised(lambda: _made(_libc.unshare(0x10000000))),
+        "mount": raised(lambda: _made(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None))),
+        "chroot": raised(lambda: os.chroot("/tmp")),
+        "setuid": raised(lambda: os.setuid(0)),
     }
-    told = {}
-    for name, act in tried.items():
-        try:
-            act()
-            told[name] = "done"
-        except OSError as error:
-            told[name] = os.strerror(error.errno or 0)
-    return told
 
 
 def kept(impl, secrets: PerRank, prefix: str) -> tuple:

@@ -134,14 +134,6 @@ def _functional(x: Tensor) -> list[Tensor]:
     return [t.clone() for t in (*more, *one)]
 
 
-def _gradients(x: Tensor) -> Tensor:
-    x = x.clone().requires_grad_()
-    whole = functional.all_gather_tensor_autograd(x, 0, dist.group.WORLD)
-    share = functional.reduce_scatter_tensor_autograd(whole * whole, "sum", 0, dist.group.WORLD)
-    (1.0 * share).sum().backward()  # torch 2.11 cannot send an expanded gradient
-    return x.grad
-
-
 def _subgroups(x: Tensor) -> list[Tensor]:
     group = [dist.new_group(ranks) for ranks in PAIRS][dist.get_rank() % 2]
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
@@ -172,15 +164,6 @@ def _messages(x: Tensor) -> list[Tensor]:
     return [*got, anyone]
 
 
-def _objects(x: Tensor) -> list[Any]:
-    rank = dist.get_rank()
-    every, one, mine = [None] * WORLD, [{"of": rank}], [None]
-    dist.all_gather_object(every, {"of": rank, "text": "é" * rank})
-    dist.broadcast_object_list(one, 2)
-    dist.scatter_object_list(mine, [[r, r] for r in range(WORLD)] if rank == 1 else None, 1)
-    return [every, one, mine]
-
-
 def _chunk(x: Tensor, r: int) -> Tensor:
     return x.chunk(WORLD)[r]
 
@@ -206,12 +189,8 @@ CASES: dict[str, tuple[Callable, Callable]] = {  # what a rank does with its ten
     "functional": (_functional, lambda x, r: [
         *_want_coalesced(x, r), torch.stack(x).amax(0), torch.cat(x, 1), _chunk(sum(x), r), x[1], x[r - 1].flatten(),
     ]),
-    "gradients": (_gradients, lambda x, r: 2 * WORLD * x[r]),
     "subgroups": (_subgroups, lambda x, r: [
         x[r % 2] + x[r % 2 + 2], x[r % 2 + 2], x[r // 2 * 2] + x[r // 2 * 2 + 1], sum(x),
     ]),
     "messages": (_messages, _want_messages),
-    "objects": (_objects, lambda x, r: [
-        [{"of": s, "text": "é" * s} for s in range(WORLD)], [{"of": 2}], [[r, r]],
-    ]),
 }  # fmt: skip

@@ -14,8 +14,9 @@ from .boxes import runner_in
 from .probes import litter
 
 IMPL = ROOT / "reference"
-# Of no use to root, or not in every kernel and container; each was seen to find something on some machine.
-MAY_FAIL = {"a file in any folder that can be written", "a terminal"}
+# Of no use to root, or not in every kernel and container; each was seen to find something on some machine. The working
+# folder is this one.
+MAY_FAIL = {"a file in any folder that can be written", "a terminal", "a file in the working folder"}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,6 @@ def test_in_a_box_a_rank_finds_nothing_of_another(boxed, way):
 @pytest.mark.parametrize("way", sorted(probes.WAYS.keys() - MAY_FAIL))
 def test_the_spies_find_each_other_without_a_box(runner, way):
     """Check the probes themselves: without a sandbox they must find the word."""
-    if way == "a file in the working folder":
-        return
     try:
         _, found = runner.run(probes.meet, way, world=2)
     finally:
@@ -53,7 +52,7 @@ def test_what_a_probe_leaves_behind_is_not_there_for_the_next(boxed):
 
 def test_ranks_share_no_descriptor(boxed):
     first, second = boxed.run(probes.descriptors, world=2)
-    assert not [place for place in first if place in second and _is_own(place)], (first, second)
+    assert not [place for place in first if place in second], (first, second)
 
 
 def test_no_rank_holds_the_arguments_of_another(runner):
@@ -66,7 +65,7 @@ def test_no_rank_holds_the_arguments_of_another(runner):
 
 def test_a_rank_cannot_widen_its_box(boxed):
     for told in boxed.run(probes.can, world=2):
-        assert "done" not in told.values(), told
+        assert "nothing" not in told.values(), told
 
 
 def test_a_probe_that_asks_for_it_has_one_folder_in_common(boxed, runner):
@@ -81,11 +80,6 @@ def test_only_plain_files_of_the_folder_are_read(boxed, runner):
         (trace,) = either.trace(probes.litter, folder={"given": b"1"})
         assert trace.files.items() - {("locked", b"")} == {("given", b"1"), ("file", probes.WORD)}  # root may read it
         assert either.run(probes.shared, world=2, folder={})[1] == probes.WORD.decode()
-
-
-def _is_own(place: list[int]) -> bool:
-    """Leave out /dev/null and similar files, which all ranks have."""
-    return place[1] != Path("/dev/null").stat().st_ino
 
 
 def test_what_is_mounted_in_a_kept_folder_is_not_mounted_again(monkeypatch):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import time
@@ -12,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 
@@ -107,34 +108,22 @@ def test_a_change_regrades_what_rests_on_it_and_keeps_the_rest(kit):
 
 
 def test_a_worker_that_died_is_replaced_and_who_ends_two_of_them_is_told(monkeypatch):
-    pools, done, ends = [], [], ["bob", "bob", "cyd"]
+    """The first worker is dead when it is asked; a submission in `ends` ends the one that judges it."""
+    done, ends = [], ["bob", "bob", "cyd"]
 
-    class Pool:
-        """The first one made is broken when it is asked; a submission in `ends` ends the one that judges it."""
+    def judged(function, submission, *rest):
+        future = Future()
+        if submission.name in ends:
+            ends.remove(submission.name)
+            future.set_exception(BrokenProcessPool())
+        else:
+            future.set_result(Graded(submission.name))
+        return future
 
-        _processes: ClassVar[dict] = {}
-
-        def __init__(self):
-            pools.append(self)
-
-        def submit(self, function, submission, *rest):
-            if self is pools[0]:
-                raise BrokenProcessPool
-            future = Future()
-            if submission.name in ends:
-                ends.remove(submission.name)
-                future.set_exception(BrokenProcessPool())
-            else:
-                future.set_result(Graded(submission.name))
-            return future
-
-        def shutdown(self, **_):
-            pass
-
-    monkeypatch.setattr(batch, "_pool", Pool)
-    names = ("ada", "bob", "cyd")
+    asked = itertools.chain([Mock(side_effect=BrokenProcessPool)], itertools.repeat(judged))
+    monkeypatch.setattr(batch, "_pool", lambda: Mock(submit=next(asked), _processes={}))
     settings = batch.Settings("1", (), "process", "")
-    submissions = [Submission(name, Path(name)) for name in names]
+    submissions = [Submission(name, Path(name)) for name in ("ada", "bob", "cyd")]
     told = [(s.name, why) for s, why in batch.grade_all(submissions, settings, 2, done.append)]
     assert told == [("bob", "the worker that judged it died twice; is there enough memory?")]
     assert sorted(g.name for g in done) == ["ada", "cyd"]
@@ -147,16 +136,15 @@ def test_what_builds_on_a_verdict_that_turned_is_judged_again():
     before = Graded("ada", results=passed(IDS), judged={**dict.fromkeys(IDS, 1), "ddp.naive": None})
     asked = []
 
-    def judging(now):
-        def judge(ids):
-            asked.append(list(ids))
-            return [r for r in now if r.exercise in ids]
+    def judge(ids):
+        asked.append(list(ids))
+        return [r for r in now if r.exercise in ids]
 
-        return judge
-
-    batch._anew(before, IDS, judging(passed(IDS)))
+    now = passed(IDS)
+    batch._anew(before, IDS, judge)
     assert asked == [["ddp.naive"]]
-    anew = batch._anew(before, IDS, judging([result("ddp.naive", "failed"), *passed(IDS[1:])]))
+    now = [result("ddp.naive", "failed"), *passed(IDS[1:])]
+    anew = batch._anew(before, IDS, judge)
     builds = [id for id in IDS if "ddp.naive" in default().exercise(id).needs]
     assert builds
     assert asked[1:] == [["ddp.naive"], builds]
@@ -267,31 +255,23 @@ def test_a_regrade_of_what_is_asked_for_unpacks_as_it_was_graded(tmp_path, light
         assert [r.layout for r in book.runs()] == ["stages", "stages"]
 
 
-def test_what_an_exercise_rests_on_is_told_apart(monkeypatch):
+def test_what_an_exercise_rests_on_is_told_apart():
     """A file of one exercise's tests, one of lab's that few import, and one that all do."""
-    then = fingerprint.manifest()
-    changed = []
-    digest = fingerprint._of_file
-    monkeypatch.setattr(fingerprint, "_of_file", lambda p: "0" * 16 if p.as_posix().endswith(changed[0]) else digest(p))
+    of = fingerprint.manifest()["exercises"]
 
-    def affected(file):
-        changed[:] = [file]
-        fingerprint._parts.cache_clear()
-        return {id for id in default().exercises if fingerprint.changes(id, then)}
+    def resting(file):
+        return {id for id, files in of.items() if file in files}
 
-    try:
-        assert affected("nothing.py") == set()
-        assert affected("tests/ddp/test_naive.py") == {"ddp.naive"}
-        assert fingerprint.changes("ddp.naive", then) == "tests/ddp/test_naive.py changed"
-        assert affected("tests/cs336/test_attention.py") == {
-            f"flash_attention.{n}" for n in ("tiled_forward", "tiled_backward", "triton_forward")
-        }
-        assert affected("lab/ranks/child.py") == set(default().exercises)
-        some = affected("lab/measure/kernels.py")
-        assert "flash_attention.triton_forward" in some
-        assert "ddp.naive" not in some
-        assert affected("lab/harness/summary.py") == set(), "what only shows results decides none"
-        assert fingerprint.changes("ddp.naive", {**then, "exercises": {}}) == "it is new in the assignment"
-        assert fingerprint.changes("ddp.naive", {}) == "no note was kept of what it rests on"
-    finally:
-        fingerprint._parts.cache_clear()
+    assert resting("tests/ddp/test_naive.py") == {"ddp.naive"}
+    assert resting("tests/cs336/test_attention.py") == {
+        f"flash_attention.{n}" for n in ("tiled_forward", "tiled_backward", "triton_forward")
+    }
+    assert resting("lab/ranks/child.py") == set(default().exercises)
+    assert "flash_attention.triton_forward" in resting("lab/measure/kernels.py")
+    assert "ddp.naive" not in resting("lab/measure/kernels.py")
+    assert resting("lab/harness/summary.py") == set(), "what only shows results decides none"
+    then = {**of, "ddp.naive": {**of["ddp.naive"], "tests/ddp/test_naive.py": "another"}}
+    assert [id for id in of if fingerprint.changes(id, {"exercises": then})] == ["ddp.naive"]
+    assert fingerprint.changes("ddp.naive", {"exercises": then}) == "tests/ddp/test_naive.py changed"
+    assert fingerprint.changes("ddp.naive", {"exercises": {}}) == "it is new in the assignment"
+    assert fingerprint.changes("ddp.naive", {}) == "no note was kept of what it rests on"

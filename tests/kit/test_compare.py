@@ -5,10 +5,7 @@ Noise is simulated, seeded, and worse than what two busy cores were seen to do.
 
 import math
 import shutil
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy
 import pytest
@@ -25,65 +22,37 @@ from .chosen import session
 # ---- noise: logarithms of what each measurement takes too long, (pairs, 2), first and second of each pair ----
 
 
-def drifting(n: int, step: float, scale: float, draw: numpy.random.Generator) -> numpy.ndarray:
-    """A first-order autoregression: each value keeps the share `step` of the one before."""
-    values = scale * draw.standard_normal(n)
-    for i in range(1, n):
-        values[i] = step * values[i - 1] + math.sqrt(1 - step**2) * values[i]
-    return values
+def noise(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
+    """Another process takes half the cores, half of the time, for ten pairs on average; times are then unsteady.
 
-
-def spikes(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
-    """A measurement in ten is interrupted, and takes 1.5 to 4 times as long; all jitter by 5 %."""
-    interrupted = draw.random((n, 2)) < 0.1
-    return numpy.where(interrupted, numpy.log(draw.uniform(1.5, 4, (n, 2))), 0) + 0.05 * draw.standard_normal((n, 2))
-
-
-def bursts(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
-    """Another process takes half the cores, half of the time, for ten pairs on average; times are then unsteady."""
+    Beside it a measurement in ten is interrupted, and takes 1.5 to 4 times as long; all jitter by 5 %.
+    """
     switches = draw.random(2 * n) < 1 / 20
     busy = (numpy.cumsum(switches) + draw.integers(2)) % 2 == 1
-    slow = busy * (math.log(2) + 0.3 * draw.standard_normal(2 * n))
-    return slow.reshape(n, 2) + spikes(n, draw)
+    slow = (busy * (math.log(2) + 0.3 * draw.standard_normal(2 * n))).reshape(n, 2)
+    interrupted = draw.random((n, 2)) < 0.1
+    return slow + interrupted * numpy.log(draw.uniform(1.5, 4, (n, 2))) + 0.05 * draw.standard_normal((n, 2))
 
 
-def sided(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
-    """A disturbance of 12 % in favour of a or b lasts for several pairs, so pairs are not independent."""
-    return numpy.stack([drifting(n, 0.6, 0.12, draw), numpy.zeros(n)], axis=1) + spikes(n, draw)
-
-
-NOISES = [bursts, sided]
-
-
-def verdicts(noise, ratio: float, times: int, bar: float = 1.3, at_once: int = 1) -> Counter:
-    """Verdicts of `times` comparisons in which a takes bar · ratio times as long as b."""
+def verdicts(ratio: float, bar: float = 1.3) -> Counter:
+    """Verdicts of 30 comparisons in which a takes bar · ratio times as long as b, of which six pairs come at a time."""
     found: Counter = Counter()
-    for seed in range(times):
-        draw = numpy.random.default_rng([seed, *noise.__name__.encode()])
+    for seed in range(30):
+        draw = numpy.random.default_rng(seed)
         late = noise(192, draw)
-        swap = draw.random(192) < 0.5 if noise is bursts else numpy.zeros(192, bool)  # the order of a pair
+        swap = draw.random(192) < 0.5  # the order of a pair
         late[swap] = late[swap, ::-1]
-        a, b = bar * ratio * 0.02 * numpy.exp(late[:, 0]), 0.02 * numpy.exp(late[:, 1])
-        pairs = iter(range(0, 192, at_once))
-
-        def more(a=a, b=b, pairs=pairs):
-            i = next(pairs)
-            return a[i : i + at_once], b[i : i + at_once]
-
-        found[compare(more, bar).verdict] += 1
+        times = numpy.exp(late) * [bar * ratio * 0.02, 0.02]
+        sixes = iter(numpy.split(times, 32))
+        found[compare(lambda sixes=sixes: tuple(next(sixes).T), bar).verdict] += 1
     return found
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_ten_per_cent_from_the_bar_no_verdict_is_wrong(noise):
-    assert not verdicts(noise, 1.1, 25)["slower"]
-    assert not verdicts(noise, 1 / 1.1, 25)["faster"]
-
-
-@pytest.mark.parametrize("noise", NOISES)
-def test_well_away_from_the_bar_none_stays_open(noise):
-    assert verdicts(noise, 1.25, 30, at_once=6) == {"faster": 30}
-    assert verdicts(noise, 1 / 1.25, 30, at_once=6) == {"slower": 30}
+def test_ten_per_cent_from_the_bar_no_verdict_is_wrong_and_well_away_none_stays_open():
+    assert not verdicts(1.1)["slower"]
+    assert not verdicts(1 / 1.1)["faster"]
+    assert verdicts(1.25) == {"faster": 30}
+    assert verdicts(1 / 1.25) == {"slower": 30}
 
 
 # ---- the interval ----
@@ -102,7 +71,7 @@ def test_the_interval_covers_the_median_as_often_as_it_says(n, miss):
 # ---- compare ----
 
 
-def test_it_asks_no_further_once_the_bar_is_cleared_and_stops_at_the_limit():
+def test_it_asks_no_further_once_the_bar_is_cleared_and_stops_at_the_limit(monkeypatch):
     calls = []
     assert compare(lambda: calls.append(1) or (3.0, 2.0), 1.4).verdict == "faster"
     assert len(calls) == 12
@@ -112,9 +81,6 @@ def test_it_asks_no_further_once_the_bar_is_cleared_and_stops_at_the_limit():
     found = compare(lambda: (draw.uniform(1, 3, 5), [2.0] * 5), 1.0, pairs=(10, 40))
     assert (found.verdict, found.pairs) == ("inconclusive", 40)
     assert found.low < 1 < found.high
-
-
-def test_time_runs_out(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr(clock, "monotonic", lambda: float(next(now)))
     found = compare(lambda: (2.0, 1.0), 1.5, limit_s=5.5)
@@ -129,8 +95,6 @@ def test_time_runs_out(monkeypatch):
     [
         ((1.0, 0.0), "pair 0: expected two times above 0 s, got 1 s and 0 s"),
         (([1.0, math.nan], [1.0, 1.0]), "pair 1: expected two times above 0 s, got nan s"),
-        ((math.inf, 1.0), "got inf s"),
-        ((-1.0, -1.0), "got -1 s"),
         (([1.0, 2.0], [1.0]), "as many times of a as of b"),
         (([], []), "at least one"),
     ],
@@ -186,23 +150,6 @@ def test_where_there_is_a_switch_its_clock_counts():
         timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates[1:3])], least_s=0.1)
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count")
-def test_a_thread_without_a_core_is_counted():
-    """Two threads that compute on one core must wait for each other."""
-    code = (
-        "import os, threading, time\n"
-        "from lab.measure import clock\n"
-        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "def work():\n"
-        "    end = time.thread_time() + 0.2\n"
-        "    while time.thread_time() < end: hashlib.sha256(block).digest()\n"  # lets go of Python's lock
-        "import hashlib; block = bytes(1 << 20)\n"
-        "t = threading.Thread(target=work); t.start(); work(); print(clock.starved_s())\n"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert float(said.stdout) > 0.1
-
-
 # ---- what a test makes of it ----
 
 
@@ -226,12 +173,6 @@ def test_nobody_knows(rng, world):
 @exercise("ddp.flat", kind="timing")
 def test_nobody_knows_either(rng): decide(compare(lambda: (rng.uniform(1, 2), 1.45), 1.0), "c beside d")
 
-@exercise("ddp.overlapped", kind="numerics")
-def test_wrong(): assert False
-
-@exercise("ddp.overlapped", kind="timing")
-def test_does_not_count(): pass
-
 @exercise("ddp.bucketed", kind="numerics")
 def test_right_too(): pass
 
@@ -239,7 +180,7 @@ def test_right_too(): pass
 def test_sends_too_much(): assert False
 
 @exercise("ddp.bucketed", kind="timing")
-def test_does_not_count_either(): pass
+def test_does_not_count(): pass
 """
 
 
@@ -256,13 +197,12 @@ def test_no_points_are_lost_where_nobody_knows_and_what_would_not_count_is_not_t
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
     half = 10 * 10 / 70 / 2  # one of two timing tests
     assert rows["ddp.naive"] == ["✓", f"{10 - half:.2f}/{10 - half:.2f}", f"{half:.2f}?"]
-    flat, overlapped, bucketed = (default().exercise(f"ddp.{n}").points for n in ("flat", "overlapped", "bucketed"))
+    flat, bucketed = (default().exercise(f"ddp.{n}").points for n in ("flat", "bucketed"))
     assert rows["ddp.flat"] == ["?", "0/0", f"{flat:g}?"]
     assert f"? inconclusive: {round(half, 2) + flat:g} points, neither earned nor lost" in out
     assert "test_nobody_knows[4]: a beside b: 1." in out
-    assert rows["ddp.overlapped"] == ["✗", f"0/{overlapped:g}"]
     assert rows["ddp.bucketed"] == ["✗", f"{0.6 * bucketed:g}/{bucketed:g}"]
-    assert "4 failed, 4 passed, 2 skipped" in out, "two of the four were not run"
+    assert "2 failed, 4 passed, 2 skipped" in out, "one of the two was not run"
 
 
 def test_the_kernel_decides_what_was_held_and_a_meter_explains():

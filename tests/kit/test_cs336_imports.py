@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import subprocess
 import sys
 
@@ -75,14 +75,9 @@ def test_an_import_that_fails_costs_what_uses_it_and_no_more(tmp_path):
     ],
 )
 def test_cs336_basics_is_found_where_a_pyproject_maps_it(tmp_path, monkeypatch, package, pyproject):
-    a_fork(
-        tmp_path, {f"my/{package}/__init__.py": "", f"my/{package}/model.py": "x = 1\n", "my/pyproject.toml": pyproject}
-    )
+    a_fork(tmp_path, {f"my/{package}/__init__.py": "", "my/pyproject.toml": pyproject})
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     cs336_supplied.find_packages(tmp_path)
-    try:
-        assert importlib.import_module("cs336_basics.model").x == 1
-    finally:
-        for name in [n for n in sys.modules if n.partition(".")[0] == "cs336_basics"]:
-            del sys.modules[name]
+    spec = importlib.util.find_spec("cs336_basics")
+    assert [*spec.submodule_search_locations] == [str(tmp_path / "my" / package)]

@@ -71,13 +71,8 @@ def test_results_hold_until_a_file_that_they_rest_on_changes(student):
     assert FIRST in again(p).stale
     shutil.copy(ROOT / "reference" / "ddp" / "naive.py", student / "ddp")
     assert not again(p).stale, "what is as it was holds again"
-
-
-def test_a_new_kit_says_so(student):
-    p = day(student, said(FIRST))
     p.rests[FIRST]["tests/ddp"] = "another"
-    assert again(p).stale == {FIRST: ["tests/ddp"]}
-    assert "tests/ddp/ changed since ddp.naive was tested" in shown(again(p))
+    assert "tests/ddp/ changed since ddp.naive was tested" in shown(again(p)), "a new kit"
 
 
 def test_what_was_said_is_kept_and_the_rest_stays(tmp_path, student):
@@ -173,7 +168,6 @@ def test_what_need_not_run_says_so_without_torch(tmp_path):
 import sys
 from pathlib import Path
 from lab.commands import cli
-from lab.harness import progress
 cli.remembered.__defaults__ = (Path({str(kept)!r}),)
 sys.argv = ["lab", "check", *sys.argv[1:]]
 try:
@@ -181,19 +175,15 @@ try:
 finally:
     assert "torch" not in sys.modules
 """
-
-    def check(*names: str) -> tuple[int, str]:
+    for names, exit_code, says in (
+        ([], 0, "Nothing changed since"),
+        (["ddp"], 1, "not written yet, so there is nothing to test"),
+    ):
         done = subprocess.run([sys.executable, "-c", code, *names], cwd=ROOT, capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr
-
-    code_of, text = check()
-    assert (code_of, "Nothing changed since" in text) == (0, True), text
-    kept.unlink()
-    code_of, text = check("ddp")
-    assert (code_of, "not written yet, so there is nothing to test" in text) == (1, True), text
+        assert (done.returncode, says in done.stdout) == (exit_code, True), done.stdout + done.stderr
+        kept.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("command", ["check", "hint", "explain"])
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -203,9 +193,9 @@ finally:
         ("accounting", "ddp.accounting and of zero.accounting and of mesh.accounting: which of them?"),
     ],
 )
-def test_an_exercise_that_there_is_not_has_neighbours_in_one_short_line(command, name, words):
+def test_an_exercise_that_there_is_not_has_neighbours_in_one_short_line(name, words):
     with pytest.raises(AssignmentError, match=re.escape(words)) as refused:
-        CliRunner().invoke(cli.app, ["--profile", "full", command, name], catch_exceptions=False)
+        CliRunner().invoke(cli.app, ["--profile", "full", "check", name], catch_exceptions=False)
     assert len(str(refused.value)) < 200
 
 
@@ -262,18 +252,11 @@ def test_a_profile_is_all_that_is_counted_and_all_that_comes_next(student):
         assert CliRunner().invoke(cli.app, env=given).stdout.startswith(f"{profile} exercises")
 
 
-def sections() -> dict[str, str]:
-    return {e.id: explain.text(e) for e in default().exercises.values()}
-
-
 def test_every_exercise_is_explained_in_prose_with_a_source():
-    for id, text in sections().items():
-        prose, _, source = text.partition("Source: ")
-        assert source.strip(), f"{id} names no source"
-        sentences = len(re.findall(r"[.!?](?:\s|$)", prose))
-        assert 4 <= sentences <= 10, f"{id} has {sentences} sentences"
-        assert "```" not in text, f"{id} has code in it"
-        assert not re.search(r"(?m)^    ", text), f"{id} has code in it"
+    for e in default().exercises.values():
+        prose, _, source = explain.text(e).partition("Source: ")
+        assert source.strip(), f"{e.id} names no source"
+        assert not re.search(r"(?m)^    |```", prose), f"{e.id} has code in it"
     for page in explain.FOLDER.glob("*.md"):
         ids = explain.sections_of(page.read_text(encoding="utf-8"))
         assert set(ids) == {e.id for e in default().of_stage(page.stem)}, "a section of no exercise"

@@ -30,37 +30,28 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     return has
 
 
-def one(findings, what: str) -> Finding:
-    (found,) = [f for f in findings if f.what == what]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("has", "what", "found", "do", "fatal"),
-    [
-        ({"torch": "2.9.1"}, "torch", "2.9.1", "pip install 'torch>=2.11'", True),
-        ({"torch": "2.99.0"}, "torch", "2.99.0, newer than 2.13.0, which was tried", "torch==2.13.0", False),
-        ({"torch": "2.13.0"}, "torch", "2.13.0", "", False),
-        ({"numpy": None}, "numpy", "not installed", "pip install 'numpy'", True),
-    ],
-)
-def test_a_version_out_of_range_says_which_to_install(machine, has, what, found, do, fatal):
-    machine(**has)
-    finding = one(doctor.versions(), what)
-    assert (finding.found.startswith(found), finding.fatal) == (True, fatal)
-    assert do in finding.do
-    assert bool(finding.do) == bool(do)
-
-
-@pytest.mark.parametrize(
-    ("answer", "found"),
-    [({"sum": 6.0}, "runs a kernel"), ({"sum": 0.0}, "a sum of 0.0 instead of 6"), ({"error": "no such"}, "no such")],
-)
-def test_the_interpreter_is_tried_not_believed(machine, monkeypatch, answer, found):
-    monkeypatch.setattr(doctor, "ask", lambda code, env=None: answer)
-    finding = doctor.triton()
+def say(findings, what: str, found: str, do: str = "", fatal: bool = False) -> None:
+    """Assert that one of the findings is this; where `do` is "", there is nothing to do."""
+    (finding,) = [f for f in findings if f.what == what]
     assert found in finding.found
-    assert bool(finding.do) == (answer != {"sum": 6.0})
+    assert do in finding.do
+    assert (bool(finding.do), finding.fatal) == (bool(do), fatal)
+
+
+def test_a_version_out_of_range_says_which_to_install(machine):
+    say(doctor.versions(), "torch", "2.13.0")
+    machine(torch="2.9.1", numpy=None)
+    say(doctor.versions(), "torch", "2.9.1", "pip install 'torch>=2.11'", fatal=True)
+    say(doctor.versions(), "numpy", "not installed", "pip install 'numpy'", fatal=True)
+    machine(torch="2.99.0")
+    say(doctor.versions(), "torch", "2.99.0, newer than 2.13.0, which was tried", "torch==2.13.0")
+
+
+def test_the_interpreter_is_tried_not_believed(machine, monkeypatch):
+    answers = iter([{"sum": 6.0}, {"sum": 0.0}, {"error": "no such"}])
+    monkeypatch.setattr(doctor, "ask", lambda code, env=None: next(answers))
+    for found, do in (("runs a kernel", ""), ("a sum of 0.0 instead of 6", "constraints"), ("no such", "constraints")):
+        say([doctor.triton()], "Triton's interpreter", found, do)
 
 
 def test_a_python_that_crashes_hangs_or_prints_is_heard_right(monkeypatch):
@@ -75,46 +66,33 @@ H200 = {"name": "NVIDIA H200", "capability": [9, 0], "bytes": 150 << 30}
 ROW = ("NVIDIA H200", "580.65.06", "Disabled")
 
 
-@pytest.mark.parametrize(
-    ("rows", "torch", "what", "found", "do"),
-    [
-        ([], {"built": None, "devices": []}, "GPU", "none", "not run"),
-        ([ROW] * 2, {"built": "13.0", "devices": [H200] * 2}, "GPU in torch", "2 × NVIDIA H200, sm_90, 150 GiB", ""),
-        ([ROW], {"built": None, "devices": []}, "GPU in torch", "built without CUDA", "a CUDA build"),
-        ([("A100", "580", "Enabled")], {"built": "13.0", "devices": [H200]}, "GPU 0", "A100, driver 580", "MIG is on"),
-        ([("T4", "580", "[N/A]")], {"built": "13.0", "devices": [{**H200, "capability": [7, 5]}]}, "GPU in torch",
-         "sm_75", "sm_80"),
-    ],
-)  # fmt: skip
-def test_a_gpu_is_seen_by_the_driver_and_by_torch_or_it_says_why(monkeypatch, rows, torch, what, found, do):
-    monkeypatch.setattr(doctor, "driver", lambda: rows)
-    monkeypatch.setattr(doctor, "ask", lambda code, env=None: torch)
-    finding = one(doctor.gpu(), what)
-    assert found in finding.found
-    assert do in finding.do
-    assert bool(finding.do) == bool(do)
+def test_a_gpu_is_seen_by_the_driver_and_by_torch_or_it_says_why(monkeypatch):
+    def seen(rows, built, *devices):
+        monkeypatch.setattr(doctor, "driver", lambda: rows)
+        monkeypatch.setattr(doctor, "ask", lambda code, env=None: {"built": built, "devices": devices})
+        return doctor.gpu()
+
+    say(seen([], None), "GPU", "none", "not run")
+    say(seen([ROW] * 2, "13.0", H200, H200), "GPU in torch", "2 × NVIDIA H200, sm_90, 150 GiB")
+    say(seen([ROW], None), "GPU in torch", "built without CUDA", "a CUDA build")
+    say(seen([("A100", "580", "Enabled")], "13.0", H200), "GPU 0", "A100, driver 580", "MIG is on")
+    say(seen([("T4", "580", "[N/A]")], "13.0", {**H200, "capability": [7, 5]}), "GPU in torch", "sm_75", "sm_80")
 
 
 NO_BWRAP = "bubblewrap is not installed; run: apt-get install bubblewrap"
 NO_UID = "uid isolation needs root; run with: sudo"
 
 
-@pytest.mark.parametrize(
-    ("bubblewrap", "uid", "do"),
-    [
-        ("", NO_UID, {}),
-        (NO_BWRAP, "", {"bubblewrap": "apt-get install bubblewrap; until then: --isolation uid"}),
-        (NO_BWRAP, NO_UID, {"bubblewrap": "run: apt-get install bubblewrap", "uid": "run with: sudo"}),
-    ],
-)
-def test_only_a_machine_without_any_box_cannot_grade(monkeypatch, bubblewrap, uid, do):
-    monkeypatch.setattr(grader_doctor, "available", lambda: {"bubblewrap": bubblewrap, "uid": uid, "process": ""})
-    found = list(grader_doctor.isolation())
-    assert any(f.fatal for f in found) == bool(bubblewrap and uid)
-    for kind in ("bubblewrap", "uid"):
-        finding = one(found, f"isolation {kind}")
-        assert do.get(kind, "") in finding.do
-        assert bool(finding.do) == (kind in do)
+def test_only_a_machine_without_any_box_cannot_grade(monkeypatch):
+    works = {"bubblewrap": "", "uid": NO_UID, "process": ""}
+    monkeypatch.setattr(grader_doctor, "available", lambda: works)
+    say(grader_doctor.isolation(), "isolation bubblewrap", "works")
+    say(grader_doctor.isolation(), "isolation uid", "needs root")
+    works["bubblewrap"] = NO_BWRAP
+    say(grader_doctor.isolation(), "isolation bubblewrap", "", "run: apt-get install bubblewrap", fatal=True)
+    say(grader_doctor.isolation(), "isolation uid", "needs root", "run with: sudo")
+    works["uid"] = ""
+    say(grader_doctor.isolation(), "isolation bubblewrap", "", "bubblewrap; until then: --isolation uid")
 
 
 def test_a_small_or_full_machine_says_how_much_to_free(monkeypatch):
@@ -135,13 +113,13 @@ def test_slurm_is_told_piece_by_piece(monkeypatch):
     outputs = {"--version": "slurm 22.05.8\n"}
     monkeypatch.setattr(grader_doctor, "output", lambda command: outputs.get(command[-1], sinfo))
     found = list(grader_doctor.slurm())
-    assert one(found, "Slurm").found == "22.05.8"
-    assert one(found, "partition class*") == Finding("partition class*", "up, 3 nodes idle, gpu:h100:8")
-    assert "sinfo -R" in one(found, "partition old").do
+    say(found, "Slurm", "22.05.8")
+    say(found, "partition class*", "up, 3 nodes idle, gpu:h100:8")
+    say(found, "partition old", "down", "sinfo -R")
     monkeypatch.setattr(schedulers, "answers", lambda: False)
-    assert "scontrol ping" in one(grader_doctor.slurm(), "Slurm").do
+    say(grader_doctor.slurm(), "Slurm", "", "scontrol ping")
     there.clear()
-    assert "only" in one(grader_doctor.slurm(), "Slurm").do
+    say(grader_doctor.slurm(), "Slurm", "none", "only")
 
 
 @pytest.mark.parametrize(("module", "command"), [(doctor, lab_cli), (grader_doctor, cli)])
