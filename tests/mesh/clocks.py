@@ -1,7 +1,5 @@
 """Logical clocks: compute when each rank did what, from gates, messages and waits that the switch recorded."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from typing import Any
 

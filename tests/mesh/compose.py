@@ -1,7 +1,5 @@
 """Draws models and batches for whole meshes, and trains the same model in one process on the same micro-batches."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

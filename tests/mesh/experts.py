@@ -1,7 +1,5 @@
 """Draws tokens and experts; follows each token, and runs a layer of experts in one process."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Draws a mesh and the whole tensors of a model on it; trains them in one process."""
 
-from __future__ import annotations
-
 import math
 
 import torch

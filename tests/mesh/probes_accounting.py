@@ -1,7 +1,5 @@
 """Calls the cost functions of a mesh on given cases."""
 
-from __future__ import annotations
-
 from lab.harness.raising import raised
 from lab.model.transformer import Config
 

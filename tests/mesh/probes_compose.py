@@ -1,7 +1,5 @@
 """Trains a transformer on a mesh; returns the losses and gradients of each rank."""
 
-from __future__ import annotations
-
 import functools
 import gc
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs attention over a ring of ranks, each with its part of a given sequence."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,7 +1,5 @@
 """Shards a small model along data. Its parts are equal along some axes of a mesh and differ along others."""
 
-from __future__ import annotations
-
 import torch
 
 from lab.harness.raising import raised

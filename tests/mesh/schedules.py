@@ -1,7 +1,5 @@
 """Oracles of pipeline schedules, and checks that all of them share. An action is [kind, micro-batch, chunk] here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -7,8 +7,6 @@ ring's (W − 1)/W forgotten; all experts' FLOPs for a token's k; overlap and no
 and messages one by one, and knows no formula.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -6,8 +6,6 @@ on. How it would be faked or got wrong: a limit rounded down; second choices tha
 dropped choices of other experts lengthen; drops counted by token; a loop over tokens.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

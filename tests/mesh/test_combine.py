@@ -6,8 +6,6 @@ forgotten, or applied without a gradient; a token's second choice overwriting it
 numbers sent along.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -9,8 +9,6 @@ is tied to; dropout that differs between ranks that hold the same, or is alike w
 schedule for the one that was asked; a placement that tells norms and checkpoints of other copies than there are.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

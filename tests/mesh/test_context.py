@@ -7,8 +7,6 @@ blocks, where the last rank works W times as long; all computed before it is sen
 gradients of keys that stay where they were computed; all that came kept for backward (the kernel tells).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

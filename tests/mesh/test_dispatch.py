@@ -6,8 +6,6 @@ be faked or got wrong: padding to a capacity; everyone's tokens to everyone; row
 the wire for 16-bit tokens; counts found by gathering the whole routing; dropped choices sent all the same.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

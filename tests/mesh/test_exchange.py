@@ -5,8 +5,6 @@ would be faked or got wrong: equal splits; splits not swapped in backward; a pla
 gradient goes; everyone's rows to everyone; a rank that skips the call because it has nothing to send.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -9,8 +9,6 @@ activations to all (messages are counted); sending late or waiting early (an act
 the end (the kernel tells); one micro-batch, or the sum instead of the mean (gradients).
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections import Counter

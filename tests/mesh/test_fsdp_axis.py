@@ -7,8 +7,6 @@ wrong: FSDP over data × expert, which tears experts apart; the whole gradient o
 all-reduce after each micro-batch, which counts the first one twice; experts divided by data alone.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -7,8 +7,6 @@ sum along one axis; squares in float16; a factor of one's own, by which copies d
 and returns while the others wait.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -7,8 +7,6 @@ equal degrees no shape tells, so degrees differ here); groups along the others' 
 alone, which waits for ever; a group a call, which leaks connections; an error that says only that degrees are wrong.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

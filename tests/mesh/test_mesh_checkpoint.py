@@ -9,8 +9,6 @@ all (bytes sent, size of its file); the whole model is put together on each rank
 overwritten, or named before they are there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

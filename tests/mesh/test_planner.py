@@ -7,8 +7,6 @@ the few with the least floor; forgetting memory, or what is reserved of it. So p
 and then no rule of thumb holds: the oracle tries all.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

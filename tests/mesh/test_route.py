@@ -7,8 +7,6 @@ the mean of the ranks' losses for the loss of all (shares differ in size and in 
 1/W of it after averaging; shares of choices over tokens, not over tokens · k.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -8,8 +8,6 @@ no shape tells if both are alike; a slice where backward needs a sum; norms that
 message a parameter.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
