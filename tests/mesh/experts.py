@@ -93,13 +93,9 @@ def capped(experts: torch.Tensor, n: int, factor: float) -> tuple[torch.Tensor, 
 
 def draw_layer(rng, n: int) -> tuple[dict, dict]:
     """Draw the sizes of a layer, and a state with all its experts."""
-    width, hidden = rng.integers(2, 3) * 2, rng.integers(2, 5)
-    shapes = {"router.weight": (n, width)}
-    for e in range(n):
-        shapes |= {f"experts.{e}.{name}_proj.weight": (hidden, width) for name in ("gate", "up")}
-        shapes[f"experts.{e}.down_proj.weight"] = (width, hidden)
-    sizes = {"width": width, "hidden": hidden, "experts": n, "k": 2, "factor": None, "balance": 0.5, "reduce": True}
-    return sizes, {name: rng.normal(*shape) for name, shape in shapes.items()}
+    sizes = {"width": rng.integers(2, 3) * 2, "hidden": rng.integers(2, 5), "experts": n, "k": 2, "factor": None,
+             "balance": 0.5, "reduce": True}  # fmt: skip
+    return sizes, {name: rng.normal(*t.shape) for name, t in mixture_of(sizes).state_dict().items()}
 
 
 class Mixture(nn.Module):
@@ -142,11 +138,15 @@ class Mixture(nn.Module):
         return kept[:, :n]
 
 
+def mixture_of(sizes: dict, shares: int = 1) -> Mixture:
+    config = Config(width=sizes["width"], heads=1, kv_heads=1, hidden=sizes["hidden"])
+    return Mixture(config, sizes["experts"], sizes["k"], sizes["factor"], (shares, 1))
+
+
 def one_process(sizes: dict, state: dict, shares: list, dtype: str) -> dict:
     """Run the layer with all experts on all ranks' tokens, equally many, and backward of the global mean loss."""
     kind = getattr(torch, dtype)
-    config = Config(width=sizes["width"], heads=1, kv_heads=1, hidden=sizes["hidden"])
-    layer = Mixture(config, sizes["experts"], sizes["k"], sizes["factor"], (len(shares), 1)).to(kind)
+    layer = mixture_of(sizes, len(shares)).to(kind)
     layer.load_state_dict(state)
     x, weights = (torch.stack([share[name] for share in shares]).to(kind) for name in ("x", "weights"))
     y = layer(x)  # (ranks, tokens, width)
