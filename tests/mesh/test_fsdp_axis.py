@@ -66,7 +66,7 @@ def judged(run, rng, expect, degrees: dict, small: int, micro_batches: int = 2, 
     """Judge gradients against the whole batch's; return a state per rank, and each rank's values and messages."""
     sizes, states, batches = draw(rng, degrees, micro_batches)
     ranks = asked(
-        run, probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, "float32", small, layers,
+        run, probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, small, layers,
         world=len(states), replace=NEEDS, parts=["micro-batches", "finish"],
     )  # fmt: skip
     want, plain = (expect(whole, sizes, states, batches, degrees, dtype) for dtype in ("float64", "float32"))
