@@ -17,13 +17,7 @@ from lab.harness.trace import sends
 from . import probes_tensor as probes
 from .carried import BOTH as DIRECTIONS
 from .carried import asked
-from .tensor_oracles import (
-    conjugate_is_right,
-    conjugate_sends_once,
-    draw_block,
-    keeps_nothing,
-    layer_is_as_whole,
-)
+from .tensor_oracles import conjugate_is_right, conjugate_sends_once, draw_block, keeps_nothing, layer_is_as_whole
 
 SEQUENCE = "mesh.sequence_parallel"
 NEEDS = ["mesh.conjugates", "mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel"]
