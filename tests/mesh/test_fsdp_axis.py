@@ -126,12 +126,9 @@ def test_what_is_sent_over_which_axis(run, rng, expect, degrees, small):
             f"{where}: {len(early)} all-reduces before finish_gradient_synchronization(). Expected one of each unit, "
             "in it, of the part that the reduce-scatter left"
         )
-        left = [(part, names[0]) for part, names in units] + [(count, name) for name, count in got["whole"]]
-        want = sorted(
-            [list(members(degrees, rank, axes_of(name)[1:])), count * 4]
-            for count, name in left
-            if len(members(degrees, rank, axes_of(name)[1:])) > 1
-        )
+        left = [(names[0], part) for part, names in units] + got["whole"]
+        sums = ([list(members(degrees, rank, axes_of(name)[1:])), count * 4] for name, count in left)
+        want = sorted(each for each in sums if len(each[0]) > 1)
         found = sorted([row["group"], row["bytes"]] for row in beyond if row["group"] != data)
         assert found == want, (
             f"{where}, small={small}: all-reduces beyond data (group, bytes) {found}, expected {want}: once a step one "

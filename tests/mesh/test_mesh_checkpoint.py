@@ -181,10 +181,9 @@ def test_loading_takes_two_tensors_at_most(run, rng, small):
     """Moments, which are the rank's own, do not count."""
     layout = {**draw_layout(rng, {}), "layers": 24}
     values = draw_values(rng, layout)
-    options, after = {**ADAMW}, {**layout, "degrees": {"data": 2}, "small": small}
-    (first,) = run.trace(probes.session, layout, "AdamW", options, values, [values], {}, world=1, **ASKED)
-    there = {"replace": NEEDS, "folder": first.files}
-    ranks = run(probes.session, after, "AdamW", options, values, [], {}, world=2, **there)
+    (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, [values], {}, world=1, **ASKED)
+    after, there = {**layout, "degrees": {"data": 2}, "small": small}, {**ASKED, "folder": first.files}
+    ranks = run(probes.session, after, "AdamW", ADAMW, values, [], {}, world=2, **there)
     largest = max(4 * v.numel() for v in values.values())
     total = 3 * sum(4 * v.numel() for v in values.values())
     for rank, got in enumerate(ranks):
