@@ -1,7 +1,7 @@
 """Draws tokens and experts; follows each token, and runs a layer of experts in one process."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -55,6 +55,13 @@ def in_group(run, probe: Callable, cases: list, members: Sequence = (), alone: b
     world = options.pop("world", None if alone else len(given))
     told = asked(run, probe, given, groups, world=world, **options)
     return [[told[r][i] for r in ranks] for i in range(len(cases[0]))]
+
+
+def each(kinds: Iterable, cases: list, told: list) -> Iterator[tuple]:
+    """(kind, its cases at all places, place, its own case, what it told), of each kind and place. cases: [place][kind];
+    told: [kind][place]."""
+    for kind, here, answers in zip(kinds, zip(*cases, strict=True), told, strict=True):
+        yield from ((kind, here, place, *both) for place, both in enumerate(zip(here, answers, strict=True)))
 
 
 def kept(case: dict) -> int:
