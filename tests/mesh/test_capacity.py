@@ -22,9 +22,9 @@ QUEUES = "each expert has a queue of its own, by token"
 SECOND = ": all first choices, then all second ones"
 
 
-def draw(rng, tokens: int, n: int, k: int, factor: float, skew: float = 1.5) -> dict:
+def draw(rng, tokens: int, n: int, k: int, factor: float) -> dict:
     """Draw choices that prefer low expert numbers."""
-    logits = rng.normal(tokens, n) - skew * torch.arange(n) / n
+    logits = rng.normal(tokens, n) - 1.5 * torch.arange(n) / n
     return {"experts": logits.argsort(dim=1, descending=True)[:, :k], "n": n, "factor": factor}
 
 
