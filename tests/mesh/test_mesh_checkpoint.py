@@ -22,7 +22,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes_checkpoint as probes
 from .carried import asked
-from .placed import alone, draw_layout, draw_values, sizes_of, world_of
+from .placed import alone, draw_layout, draw_values, sizes_of
 from .probes_placed import part_of
 
 CHECKPOINT = "mesh.mesh_checkpoint"
@@ -79,8 +79,8 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
         taken += gradients
         ranks = asked(
             run, probes.session, here, name, other if number else options, initial, gradients,
-            {"session": number, "é": [0.5, None]}, world=world_of(here), parts=["load", "steps", "save", "saved"],
-            folder=files, replace=NEEDS,
+            {"session": number, "é": [0.5, None]}, world=math.prod(degrees.values()), folder=files, replace=NEEDS,
+            parts=["load", "steps", "save", "saved"],
         )  # fmt: skip
         files = ranks[0]["files"]
         sessions.append((here, ranks))
