@@ -1,7 +1,5 @@
 """Runs probes, and joins the values of ranks with the messages that the switch carried."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Logical clocks: compute when each rank did what, from gates, messages and waits that the switch recorded."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from typing import Any
 
@@ -73,15 +71,11 @@ def _made_by(trace: Any, number: int) -> tuple | None:
 
 def _other_ends(traces: list) -> dict:
     """(rank, number) of each message's other end, by its own. Ends of the same pair and tag meet in order."""
-    ends: dict = defaultdict(list)
+    ends: dict = defaultdict(lambda: {op: [] for op in MESSAGES})
     for rank, trace in enumerate(traces):
         for row in trace.messages:
             if row.op in MESSAGES:
                 way = (rank, row.peer) if row.op == "send" else (row.peer, rank)
-                ends[row.op, *way, row.tag].append((rank, row.number))
-    meets = {}
-    for op, *way in [*ends]:
-        if op == "send":
-            for send, recv in zip(ends["send", *way], ends["recv", *way], strict=False):
-                meets |= {send: recv, recv: send}
-    return meets
+                ends[*way, row.tag][row.op].append((rank, row.number))
+    pairs = [pair for both in ends.values() for pair in zip(*both.values(), strict=False)]
+    return dict(pairs) | {other: one for one, other in pairs}

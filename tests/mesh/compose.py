@@ -1,7 +1,5 @@
 """Draws models and batches for whole meshes, and trains the same model in one process on the same micro-batches."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -14,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.course.assignment import default
-from lab.model.transformer import Config, Transformer
+from lab.model.transformer import Transformer
 
 from . import probes_compose as probes
 from .carried import asked
@@ -45,7 +43,7 @@ def train(model: nn.Module, steps: list, lr: float = 0.0, extra: Callable[[], An
     return {"losses": losses, "gradients": gradients}
 
 
-def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: int, balance: float, lr: float,
+def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: int, balance: float,
           hook: Callable[[Transformer], object] | None = None) -> dict:  # fmt: skip
     """Train a step per batch; return losses, the first step's gradients, and the smallest gap between a chosen expert
     and the next. hook: called with the model, to give it hooks."""
@@ -58,14 +56,14 @@ def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: i
     for batch in batches:
         joined = (t.unflatten(0, (shares, micro_batches, -1)).transpose(0, 1).flatten(1, 2) for t in batch)
         steps.append(list(zip(*joined, strict=True)))
-    got = train(made, steps, lr, lambda: balance * sum(m.balance for m in mixtures))
+    got = train(made, steps, probes.LR, lambda: balance * sum(m.balance for m in mixtures))
     return {
         "losses": [float(loss) for loss in got["losses"]], "gradients": got["gradients"][0],
         "gap": min([math.inf, *(m.gap for m in mixtures)]), "dropped": sum(m.dropped for m in mixtures),
     }  # fmt: skip
 
 
-def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: dict, masks: list, lr: float) -> dict:
+def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: dict, masks: list) -> dict:
     """As `alone`, for a dense model with given dropout. masks: per rank, the masks that it drew, in order."""
     drawn, places = [iter(own) for own in masks], [coordinate(degrees, rank) for rank in range(len(masks))]
 
@@ -81,23 +79,17 @@ def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: di
         parts = kept.transpose(1, 2).flatten(2, 3) if plan["sequence"] else kept[:, 0]
         return output * parts.flatten(0, 1).double() / (1 - plan["dropout"])
 
-    return alone(model, state, batches, degrees["data"], plan["micro_batches"], 0.0, lr, drop)
+    return alone(model, state, batches, degrees["data"], plan["micro_batches"], 0.0, drop)
 
 
 def bare(model: dict, state: dict | None = None, dtype: str = "float32") -> Transformer:
     """The whole model, in one process; the experts run on all tokens."""
-    made = Transformer(Config(**model["sizes"]))
-    if model.get("experts"):
+
+    def to_moe(made: Transformer, *given: Any) -> None:
         for block in made.blocks:
-            block.mlp = Mixture(
-                made.config, model["experts"], model["k"], model.get("factor"), model.get("parts", (1, 1))
-            )
-    made.to(getattr(torch, dtype))
-    if state is not None:
-        made.load_state_dict(state)
-        if model.get("tied"):
-            made.head.weight = made.embedding.weight
-    return made
+            block.mlp = Mixture(made.config, *given, model.get("parts", (1, 1)))
+
+    return probes.whole(model, to_moe, state).to(getattr(torch, dtype))
 
 
 def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bool = False) -> dict:
@@ -124,7 +116,7 @@ def drawn_like(rng, state: dict, size: float) -> dict:
     return {n: rng.normal(*t.shape) * (size if t.dim() > 1 else 0.2) + (t.dim() == 1) for n, t in state.items()}
 
 
-def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, rows: int = 1, lr: float = 0.1) -> tuple:
+def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, rows: int = 1) -> tuple:
     """Draw (state, batches, result of one process), such that rounding does not change routing, losses or gradients.
 
     Some gradients are 0 except for rounding, as q_proj's where a row repeats one token: a comparison would see noise.
@@ -140,7 +132,7 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
             [rng.tokens(*shape, vocabulary=model["sizes"]["vocabulary"]) for _ in range(2)] for _ in range(steps)
         ]
         moved = {name: t * (1 + 1e-6 * rng.normal(*t.shape)) for name, t in state.items()}  # ten times rounding
-        rest = (batches, shares, micro_batches, plan.get("balance", 0.01), lr)
+        rest = (batches, shares, micro_batches, plan.get("balance", 0.01))
         want, other = (expect(alone, told, weights, *rest) for weights in (state, moved))
         losses = zip(other["losses"], want["losses"], strict=True)
         gradients = ((other["gradients"][name], here) for name, here in want["gradients"].items())
@@ -166,7 +158,7 @@ def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int =
     state, batches, want = draw_run(rng, expect, model, degrees, plan, steps, rows)
     assert "factor" not in model or want["dropped"], "the test drew a limit that nothing meets"
     ranks = asked(
-        run, probes.trained, model, state, degrees, plan, batches, 0.1, world=world, replace=NEEDS,
+        run, probes.trained, model, state, degrees, plan, batches, world=world, replace=NEEDS,
         parts=[f"step {i}" for i in range(steps)],
     )  # fmt: skip
     what = " × ".join(f"{axis}={n}" for axis, n in degrees.items()) or "one rank"

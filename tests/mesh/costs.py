@@ -1,7 +1,5 @@
 """Oracle of what a step on a mesh costs: it lists weights and messages, and uses no formula."""
 
-from __future__ import annotations
-
 from lab.cluster.costs import sent_bytes
 from lab.model.transformer import Config
 

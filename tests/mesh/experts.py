@@ -1,9 +1,7 @@
 """Draws tokens and experts; follows each token, and runs a layer of experts in one process."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -59,6 +57,13 @@ def in_group(run, probe: Callable, cases: list, members: Sequence = (), alone: b
     return [[told[r][i] for r in ranks] for i in range(len(cases[0]))]
 
 
+def each(kinds: Iterable, cases: list, told: list) -> Iterator[tuple]:
+    """(kind, its cases at all places, place, its own case, what it told), of each kind and place. cases: [place][kind];
+    told: [kind][place]."""
+    for kind, here, answers in zip(kinds, zip(*cases, strict=True), told, strict=True):
+        yield from ((kind, here, place, *both) for place, both in enumerate(zip(here, answers, strict=True)))
+
+
 def kept(case: dict) -> int:
     """Number of choices in a case that are not dropped."""
     return int((case["experts"] >= 0).sum())
@@ -95,13 +100,9 @@ def capped(experts: torch.Tensor, n: int, factor: float) -> tuple[torch.Tensor, 
 
 def draw_layer(rng, n: int) -> tuple[dict, dict]:
     """Draw the sizes of a layer, and a state with all its experts."""
-    width, hidden = rng.integers(2, 3) * 2, rng.integers(2, 5)
-    shapes = {"router.weight": (n, width)}
-    for e in range(n):
-        shapes |= {f"experts.{e}.{name}_proj.weight": (hidden, width) for name in ("gate", "up")}
-        shapes[f"experts.{e}.down_proj.weight"] = (width, hidden)
-    sizes = {"width": width, "hidden": hidden, "experts": n, "k": 2, "factor": None, "balance": 0.5, "reduce": True}
-    return sizes, {name: rng.normal(*shape) for name, shape in shapes.items()}
+    sizes = {"width": rng.integers(2, 3) * 2, "hidden": rng.integers(2, 5), "experts": n, "k": 2, "factor": None,
+             "balance": 0.5, "reduce": True}  # fmt: skip
+    return sizes, {name: rng.normal(*t.shape) for name, t in mixture_of(sizes).state_dict().items()}
 
 
 class Mixture(nn.Module):
@@ -144,11 +145,15 @@ class Mixture(nn.Module):
         return kept[:, :n]
 
 
+def mixture_of(sizes: dict, shares: int = 1) -> Mixture:
+    config = Config(width=sizes["width"], heads=1, kv_heads=1, hidden=sizes["hidden"])
+    return Mixture(config, sizes["experts"], sizes["k"], sizes["factor"], (shares, 1))
+
+
 def one_process(sizes: dict, state: dict, shares: list, dtype: str) -> dict:
     """Run the layer with all experts on all ranks' tokens, equally many, and backward of the global mean loss."""
     kind = getattr(torch, dtype)
-    config = Config(width=sizes["width"], heads=1, kv_heads=1, hidden=sizes["hidden"])
-    layer = Mixture(config, sizes["experts"], sizes["k"], sizes["factor"], (len(shares), 1)).to(kind)
+    layer = mixture_of(sizes, len(shares)).to(kind)
     layer.load_state_dict(state)
     x, weights = (torch.stack([share[name] for share in shares]).to(kind) for name in ("x", "weights"))
     y = layer(x)  # (ranks, tokens, width)

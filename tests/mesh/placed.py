@@ -1,9 +1,5 @@
 """Draws a mesh and the whole tensors of a model on it; trains them in one process."""
 
-from __future__ import annotations
-
-import math
-
 import torch
 
 
@@ -38,10 +34,6 @@ def draw_layout(rng, degrees: dict, *, experts: int = 0, tied: bool = False, sma
 
 def draw_values(rng, layout: dict) -> dict:
     return {name: rng.normal(*shape) for name, shape in sizes_of(layout).items()}
-
-
-def world_of(layout: dict) -> int:
-    return math.prod(layout["degrees"].values())
 
 
 def alone(name: str, options: dict, values: dict, gradients: list, dtype: torch.dtype) -> dict:

@@ -1,14 +1,14 @@
 """Calls the cost functions of a mesh on given cases."""
 
-from __future__ import annotations
-
+from lab.harness.calls import plain
 from lab.harness.raising import raised
 from lab.model.transformer import Config
 
 
 def costs(impl, cases: list) -> list:
-    """case: config, work, degrees, stage, fsdp."""
-    return [_plain(_cost(impl, case)) for case in cases]
+    """case: config, work, degrees, stage, fsdp. Bytes sent stand by axis beside the other costs."""
+    told = [plain(_cost(impl, case)) for case in cases]
+    return [{**cost, **cost["bytes"]} for cost in told]
 
 
 def refused(impl, cases: list) -> list:
@@ -19,12 +19,6 @@ def _cost(impl, case: dict):
     module = impl.mesh.accounting
     work = module.Workload(Config(**case["config"]), **case["work"])
     return module.accounting(work, module.Degrees(**case["degrees"]), stage=case["stage"], fsdp=case["fsdp"])
-
-
-def _plain(cost) -> dict:
-    sent = {str(axis): float(count) for axis, count in cost.bytes.items()}
-    return {"flops": int(cost.flops), "parameters": int(cost.parameters), "bubble": float(cost.bubble),
-            "memory": float(cost.memory), **sent}  # fmt: skip
 
 
 def times(impl, cases: list) -> list:

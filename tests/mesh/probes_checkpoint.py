@@ -1,7 +1,5 @@
 """Trains on one mesh, saves, and continues on another. The test receives the files and passes them to the next call."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

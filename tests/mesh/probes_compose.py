@@ -1,10 +1,8 @@
 """Trains a transformer on a mesh; returns the losses and gradients of each rank."""
 
-from __future__ import annotations
-
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -15,12 +13,14 @@ from lab.measure.process import weigh
 from lab.model.transformer import Config, Transformer
 from lab.ranks import gates
 
+LR = 0.1
 
-def whole(impl, model: dict, state: dict | None = None) -> Transformer:
-    """The model that `model` describes: sizes, and maybe experts, k and tied."""
+
+def whole(model: dict, to_moe: Callable, state: dict | None = None) -> Transformer:
+    """The model that `model` describes: sizes, and maybe experts, k and tied. to_moe: as in mesh/parallel.py."""
     made = Transformer(Config(**model["sizes"]))
     if model.get("experts"):
-        impl.mesh.parallel.to_moe(made, model["experts"], model["k"], model.get("factor"))
+        to_moe(made, model["experts"], model["k"], model.get("factor"))
     if state is not None:
         made.load_state_dict(state)
     if model.get("tied"):
@@ -29,7 +29,7 @@ def whole(impl, model: dict, state: dict | None = None) -> Transformer:
 
 
 def parallel(impl, model: dict, state: dict | None, degrees: dict, plan: dict, mesh=None):
-    mesh, made = mesh or impl.mesh.mesh.Mesh(**degrees), whole(impl, model, state)
+    mesh, made = mesh or impl.mesh.mesh.Mesh(**degrees), whole(model, impl.mesh.parallel.to_moe, state)
     return impl.mesh.compose.parallelize(made, mesh, impl.mesh.parallel.Plan(**plan) if plan else None)
 
 
@@ -44,8 +44,7 @@ def pieces(parallel, values: list) -> list:
     return found
 
 
-def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: list, lr: float,
-            watched: bool = False) -> dict:  # fmt: skip
+def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: list, watched: bool = False) -> dict:
     """Train a step per batch. batches: [tokens, targets] of the whole batch. With dropout, also returns the masks.
 
     Asks for a gate as each step begins, "step 0"; watched: also where a chunk of this rank goes "forward 1" or
@@ -58,7 +57,7 @@ def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: 
             module.register_forward_hook(lambda module, args, output: masks.append(output.detach() != 0))
     for number, chunk in enumerate(own.chunks if watched else ()):
         chunk.register_forward_hook(functools.partial(watch, number))
-    optimizer = torch.optim.SGD(own.parameters(), lr=lr)
+    optimizer = torch.optim.SGD(own.parameters(), lr=LR)
     losses, gradients = [], []
     place, last = own.mesh.coordinate()["pipe"], own.mesh.size("pipe") - 1
     for step, batch in enumerate(batches):
@@ -133,8 +132,8 @@ def held(impl, model: dict, degrees: dict, plans: list) -> list:
 
 def weighed(impl, model: dict, degrees: dict, plan: dict, seed: int, ballast: int) -> list:
     """[name, start, count, sum] of what a rank has of a parallelized model, when the process is at its largest."""
-    mesh = impl.mesh.mesh.Mesh(**degrees)
-    own = impl.mesh.compose.parallelize(refilled(whole(impl, model), seed), mesh, impl.mesh.parallel.Plan(**plan))
+    mesh, made = impl.mesh.mesh.Mesh(**degrees), refilled(whole(model, impl.mesh.parallel.to_moe), seed)
+    own = impl.mesh.compose.parallelize(made, mesh, impl.mesh.parallel.Plan(**plan))
     weigh(ballast)
     return [
         [name, start, len(numbers), float(numbers.double().sum())]
@@ -167,10 +166,10 @@ def refused(impl, cases: list) -> list:
     for model, plan, *sequences in cases[1:]:
 
         def attempt(model=model, plan=plan, sequences=sequences) -> None:
-            own = impl.mesh.compose.parallelize(whole(impl, model), mesh, impl.mesh.parallel.Plan(**plan))
+            own = parallel(impl, model, None, cases[0], plan, mesh)
             for n in sequences:
                 tokens = torch.zeros(n, model["sizes"]["context"], dtype=torch.long)
-                impl.mesh.compose.train_step(own, torch.optim.SGD(own.parameters(), lr=0.1), tokens, tokens)
+                impl.mesh.compose.train_step(own, torch.optim.SGD(own.parameters(), lr=LR), tokens, tokens)
 
         told.append(raised(attempt, text=True))
     dist.barrier()

@@ -1,7 +1,5 @@
 """Runs attention over a ring of ranks, each with its part of a given sequence."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -9,7 +7,6 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from lab.harness.callers import Theirs
 from lab.harness.layouts import all_laid
-from lab.harness.raising import raised
 from lab.measure.reads import AS_MEMORY, reads
 from lab.ranks import gates
 
@@ -86,25 +83,3 @@ def large(impl, local: int, dim: int, seed: int, backward: bool) -> dict:
 def drawn(local: int, dim: int, seed: int, rank: int) -> tuple:
     """q, k, v and do of a rank."""
     return torch.randn(4, local, dim, generator=torch.Generator().manual_seed(seed + rank)).clone().unbind()
-
-
-def merged(impl, parts: list) -> list:
-    """parts: o and lse of two sets of keys."""
-    told = []
-    for part in parts:
-        theirs = Theirs(**dict(zip(("o", "lse", "other_o", "other_lse"), part, strict=True)))
-        o, lse = impl.mesh.context.merge(*part)
-        told.append({"o": o.clone(), "lse": lse.clone(), "callers": theirs.seen()})
-    return told
-
-
-def dealt(impl, cases: list) -> list:
-    return [impl.mesh.context.zigzag(*case).clone() for case in cases]
-
-
-def refused(impl, length: int, world: int) -> list:
-    odd = torch.zeros(1, 3, 2)
-    return [
-        raised(lambda: impl.mesh.context.zigzag(length, world, 0)),
-        raised(lambda: impl.mesh.context.ring_attention(odd, odd, odd)),
-    ]

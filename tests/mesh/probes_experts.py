@@ -1,7 +1,5 @@
 """Calls the functions that move tokens to experts and back, on each rank and for given cases."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

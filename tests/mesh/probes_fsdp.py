@@ -1,30 +1,30 @@
 """Shards a small model along data. Its parts are equal along some axes of a mesh and differ along others."""
 
-from __future__ import annotations
+import functools
 
 import torch
+import torch.nn.functional as F
 
 from lab.harness.raising import raised
 from lab.model.transformer import Config, Transformer
 from lab.ranks import gates
 
 
-def sharded(impl, sizes: dict, states: list, degrees: dict, batches: list, experts: list, partial: list, dtype: str,
-            small: int, layers: list | None = None) -> dict:  # fmt: skip
+def sharded(impl, sizes: dict, states: list, degrees: dict, batches: list, experts: list, partial: list, small: int,
+            layers: list | None) -> dict:  # fmt: skip
     """Gradients of the mean loss of this rank's micro-batches. experts, partial: names of parameters; layers: of
     modules."""
     mesh = impl.mesh.mesh.Mesh(**degrees)
-    module = Transformer(Config(**sizes)).to(getattr(torch, dtype))
+    module = Transformer(Config(**sizes))
     module.load_state_dict(states[mesh.here])
-    named = dict(module.named_parameters())
     own = impl.mesh.fsdp_axis.FSDPAxis(
-        module, mesh, experts=[named[n] for n in experts], partial=[named[n] for n in partial], small=small,
-        layers=layers and [module.get_submodule(name) for name in layers],
+        module, mesh, experts=[*map(module.get_parameter, experts)], partial=[*map(module.get_parameter, partial)],
+        small=small, layers=layers and [*map(module.get_submodule, layers)],
     )  # fmt: skip
     gates.mark("micro-batches")
     for tokens, targets in batches[mesh.here]:
-        logits = own(tokens).flatten(0, 1)
-        (torch.nn.functional.cross_entropy(logits.float(), targets.flatten()) / len(batches[mesh.here])).backward()
+        loss = F.cross_entropy(own(tokens).flatten(0, 1), targets.flatten())
+        (loss / len(batches[mesh.here])).backward()
     gates.mark("finish")
     own.finish_gradient_synchronization()
     gradients = []  # [name, start, numbers]
@@ -58,12 +58,8 @@ def refused(impl, sizes: dict, experts: list, meshes: list) -> list[str]:
     """What is raised for a block as one layer, of which some parameters are experts', on each of some meshes."""
     told = []
     for degrees in meshes:
-        mesh = impl.mesh.mesh.Mesh(**degrees)
-        module = Transformer(Config(**sizes))
-        named = dict(module.named_parameters())
-
-        def attempt(mesh=mesh, module=module, named=named) -> None:
-            impl.mesh.fsdp_axis.FSDPAxis(module, mesh, experts=[named[n] for n in experts], layers=list(module.blocks))
-
-        told.append(raised(attempt, text=True))
+        mesh, module = impl.mesh.mesh.Mesh(**degrees), Transformer(Config(**sizes))
+        own, layers = [*map(module.get_parameter, experts)], [*module.blocks]
+        shard = functools.partial(impl.mesh.fsdp_axis.FSDPAxis, module, mesh, experts=own, layers=layers)
+        told.append(raised(shard, text=True))
     return told

@@ -1,7 +1,5 @@
 """Asks a mesh for ranks and groups: on paper for any world, and on real ranks."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d

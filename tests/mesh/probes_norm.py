@@ -1,7 +1,5 @@
 """Shards whole gradients along the axes of a mesh, and clips them on each rank."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

@@ -1,7 +1,5 @@
 """Lists schedules, and runs them: on a small model in stages, and on stages whose every action asks for a gate."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -122,23 +120,6 @@ def train(impl, schedule: list, pipelines: list, layers: list, tied: bool, accum
 # ---- order: every action of a stage asks for a gate, and every message names the action that made it ----
 
 
-class Act(torch.autograd.Function):
-    """Multiply x + weight by a gate, and the gradient by another. A message (rows, 3) has columns for that value, the
-    micro-batch, and the virtual stage that made it, plus a half in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stage: GatedStage) -> Tensor:
-        ctx.stage, ctx.micro_batch = stage, int(x[0, 1])
-        ctx.save_for_backward(torch.ones(stage.extra))
-        ctx.graph = torch.ones(stage.extra)  # lives as long as the graph, even after backward
-        return stage.message(x[:, :1] + weight, "forward", ctx.micro_batch)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        made = ctx.stage.message(gradient[:, :1], "backward", ctx.micro_batch)
-        return made, made[:, 0].sum(), None
-
-
 class GatedStage(nn.Module):
     """A chunk. number: its virtual stage. extra: how many elements it saves for backward."""
 
@@ -154,6 +135,23 @@ class GatedStage(nn.Module):
         value = gates.in_forward(value, f"{kind} {micro_batch} {self.number}")
         made_by = value.new_tensor([micro_batch, self.number + (kind == "backward") / 2])
         return torch.cat([value, made_by.expand(len(value), 2)], 1)
+
+
+class Act(torch.autograd.Function):
+    """Multiply x + weight by a gate, and the gradient by another. A message (rows, 3) has columns for that value, the
+    micro-batch, and the virtual stage that made it, plus a half in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stage: GatedStage) -> Tensor:
+        ctx.stage, ctx.micro_batch = stage, int(x[0, 1])
+        ctx.save_for_backward(torch.ones(stage.extra))
+        ctx.graph = torch.ones(stage.extra)  # lives as long as the graph, even after backward
+        return stage.message(x[:, :1] + weight, "forward", ctx.micro_batch)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        made = ctx.stage.message(gradient[:, :1], "backward", ctx.micro_batch)
+        return made, made[:, 0].sum(), None
 
 
 def gated(impl, schedule: list, micro_batches: int, chunks: int, rows: int, extra: int = 1) -> dict:

@@ -1,7 +1,5 @@
 """Places a model on a mesh without `parallelize`: cuts whole tensors like those of a transformer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

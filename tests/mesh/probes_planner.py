@@ -1,7 +1,5 @@
 """Runs a planner on given jobs, with the kit's tools or with random prices."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import astuple, replace
 

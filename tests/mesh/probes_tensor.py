@@ -1,7 +1,5 @@
 """Runs the pieces of tensor parallelism on each rank, forward and backward, and measures what they keep."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

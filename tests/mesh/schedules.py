@@ -1,7 +1,5 @@
 """Oracles of pipeline schedules, and checks that all of them share. An action is [kind, micro-batch, chunk] here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -12,8 +10,8 @@ from . import probes_pipeline as probes
 from .probes_experts import refused
 
 
-def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> list:
-    return [_merged(stages, micro_batches, chunks, micro_batches * chunks) for _ in range(stages)]
+def gpipe(stages: int, micro_batches: int) -> list:
+    return [_merged(stages, micro_batches, 1, micro_batches) for _ in range(stages)]
 
 
 def one_forward_one_backward(stages: int, micro_batches: int, chunks: int = 1) -> list:

@@ -1,7 +1,5 @@
 """Draws layers for tensor parallelism, and compares the ranks' parts with the whole layer in one process."""
 
-from __future__ import annotations
-
 import math
 
 import torch

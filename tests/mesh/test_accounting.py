@@ -7,8 +7,6 @@ ring's (W − 1)/W forgotten; all experts' FLOPs for a token's k; overlap and no
 and messages one by one, and knows no formula.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -64,21 +62,17 @@ def draw(rng, fsdp: bool | None = None, experts: bool | None = None) -> dict:
     }  # fmt: skip
 
 
-def check(run, cases: list) -> None:
-    told = run(probes.costs, cases)
-    for case, got in zip(cases, told, strict=True):
+@exercise(ACCOUNTING, kind="numerics")
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_a_step_is_the_sum_of_its_weights_and_messages(run, rng, fsdp, experts):
+    cases = [draw(rng, fsdp, experts) for _ in range(40)]
+    for case, got in zip(cases, run(probes.costs, cases), strict=True):
         for name, want in listed(case).items():
             assert name in got, f"bytes have no axis {name!r}{inputs(case)}"
             assert abs(got[name] - want) <= RELATIVE * want, (
                 f"{name}: expected {want:.12g}, got {got[name]:.12g}: {CAUSES[name]}{inputs(case)}"
             )
-
-
-@exercise(ACCOUNTING, kind="numerics")
-@pytest.mark.parametrize("experts", [False, True])
-@pytest.mark.parametrize("fsdp", [False, True])
-def test_a_step_is_the_sum_of_its_weights_and_messages(run, rng, fsdp, experts):
-    check(run, [draw(rng, fsdp, experts) for _ in range(40)])
 
 
 @exercise(ACCOUNTING, kind="numerics")

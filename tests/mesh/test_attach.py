@@ -5,8 +5,6 @@ back for x, once for each backward. How it would be faked or got wrong: x + loss
 the sum of x's gradient; x + 0 · loss, which gives it none; a gradient of the activations' dtype; something kept.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

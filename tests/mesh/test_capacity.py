@@ -6,8 +6,6 @@ on. How it would be faked or got wrong: a limit rounded down; second choices tha
 dropped choices of other experts lengthen; drops counted by token; a loop over tokens.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -24,9 +22,9 @@ QUEUES = "each expert has a queue of its own, by token"
 SECOND = ": all first choices, then all second ones"
 
 
-def draw(rng, tokens: int, n: int, k: int, factor: float, skew: float = 1.5) -> dict:
+def draw(rng, tokens: int, n: int, k: int, factor: float) -> dict:
     """Draw choices that prefer low expert numbers."""
-    logits = rng.normal(tokens, n) - skew * torch.arange(n) / n
+    logits = rng.normal(tokens, n) - 1.5 * torch.arange(n) / n
     return {"experts": logits.argsort(dim=1, descending=True)[:, :k], "n": n, "factor": factor}
 
 

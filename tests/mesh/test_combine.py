@@ -6,8 +6,6 @@ forgotten, or applied without a gradient; a token's second choice overwriting it
 numbers sent along.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_experts as probes
-from .experts import KINDS, arrivals, draw_kinds, draw_tokens, in_group, kept
+from .experts import KINDS, arrivals, draw_kinds, draw_tokens, each, in_group, kept
 
 COMBINE = "mesh.combine"
 NEEDS = ["mesh.exchange", "mesh.dispatch"]
@@ -51,12 +49,11 @@ CAUSES = {
 def judged(run, cases: list, members: list = (), alone: bool = False) -> list:
     """Judge results that come home weighted; return all values and messages, [kind][place]. cases: [place][kind]."""
     answers = in_group(run, probes.there_and_back, cases, members, alone, replace=NEEDS, parts=PARTS)
-    for kind, here, told in zip(KINDS, zip(*cases, strict=True), answers, strict=True):
-        for place, (case, got) in enumerate(zip(here, told, strict=True)):
-            want, plain = oracle(case, torch.float64), oracle(case, case["x"].dtype)
-            for name, cause in CAUSES.items():
-                what = f"rank {place} of {len(here)}, {kind}, {tuple(case['experts'].shape)} choices, {name}"
-                close(got[name], want[name], plain[name], what, factor=6, dims="token, …", cause=cause)
+    for kind, here, place, case, got in each(KINDS, cases, answers):
+        want, plain = oracle(case, torch.float64), oracle(case, case["x"].dtype)
+        for name, cause in CAUSES.items():
+            what = f"rank {place} of {len(here)}, {kind}, {tuple(case['experts'].shape)} choices, {name}"
+            close(got[name], want[name], plain[name], what, factor=6, dims="token, …", cause=cause)
     return answers
 
 
@@ -97,12 +94,11 @@ def test_16_bits_are_summed_in_the_wider_dtype(run, rng, dtype, other):
 def test_only_results_are_sent(run, rng, dtype):
     world = rng.integers(2, 3)
     cases = draw(rng, world, dtype)
-    for kind, here, told in zip(KINDS, zip(*cases, strict=True), judged(run, cases), strict=True):
-        for rank, (case, got) in enumerate(zip(here, told, strict=True)):
-            row = dtype.itemsize * (case["x"].shape[1] + 1)
-            for phase, rows in (("combine", len(arrivals(here, rank))), ("combine's backward", kept(case))):
-                sent = [(r["op"], r["bytes"]) for r in got["sent"][phase]]
-                assert sent == [("all_to_all", rows * row)], (
-                    f"rank {rank} of {world}, {kind}, {phase}: sent {sent}, expected one all_to_all of {rows * row} "
-                    f"bytes: a row of {row} in the dtype of y for each choice that was not dropped, and nothing else"
-                )
+    for kind, here, rank, case, got in each(KINDS, cases, judged(run, cases)):
+        row = dtype.itemsize * (case["x"].shape[1] + 1)
+        for phase, rows in (("combine", len(arrivals(here, rank))), ("combine's backward", kept(case))):
+            sent = [(r["op"], r["bytes"]) for r in got["sent"][phase]]
+            assert sent == [("all_to_all", rows * row)], (
+                f"rank {rank} of {world}, {kind}, {phase}: sent {sent}, expected one all_to_all of {rows * row} "
+                f"bytes: a row of {row} in the dtype of y for each choice that was not dropped, and nothing else"
+            )

@@ -9,8 +9,6 @@ is tied to; dropout that differs between ranks that hold the same, or is alike w
 schedule for the one that was asked; a placement that tells norms and checkpoints of other copies than there are.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict
@@ -179,7 +177,7 @@ def test_two_runs_are_equal_to_the_bit(run, rng, expect):
     degrees, plan = {rng.choice(["data", "expert"]): 2, "tensor": 2}, {"micro_batches": 2, "sequence": True}
     model = model_for(rng, degrees)
     state, batches, _ = draw_run(rng, expect, model, degrees, plan, 2)
-    one, two = (run(probes.trained, model, state, degrees, plan, batches, 0.1, world=4, replace=NEEDS) for _ in "12")
+    one, two = (run(probes.trained, model, state, degrees, plan, batches, world=4, replace=NEEDS) for _ in "12")
     for rank, (a, b) in enumerate(zip(one, two, strict=True)):
         assert a["losses"] == b["losses"], f"rank {rank}: losses {a['losses']}, then {b['losses']}"
         for (name, _, _, first), (_, _, _, second) in zip(a["parameters"], b["parameters"], strict=True):
@@ -215,7 +213,7 @@ def test_dropout_on_a_whole_mesh(run, rng, expect, sequence):
     plan = {"micro_batches": 2, "dropout": 0.5, "sequence": sequence}
     model = draw_model(rng, 2, 3)
     state, batches, _ = draw_run(rng, expect, model, degrees, plan, steps=2, rows=2)
-    ranks = run(probes.trained, model, state, degrees, plan, batches, 0.1, world=8, replace=NEEDS)
+    ranks = run(probes.trained, model, state, degrees, plan, batches, world=8, replace=NEEDS)
     masks = [got["masks"] for got in ranks]
     for rank, own in enumerate(masks):
         sites = (3, 1)[coordinate(degrees, rank)["pipe"]]  # behind embedding and two blocks, and behind the third
@@ -226,7 +224,7 @@ def test_dropout_on_a_whole_mesh(run, rng, expect, sequence):
         assert not all(torch.equal(a, b) for a, b in zip(own, own[2 * sites :], strict=False)), (
             f"rank {rank} drops the same in both steps: seed once, when the model is parallelized, not in each step"
         )
-    same_as_alone(ranks, dropped_out(model, state, batches, degrees, plan, masks, 0.1), degrees, "dropout 0.5")
+    same_as_alone(ranks, dropped_out(model, state, batches, degrees, plan, masks), degrees, "dropout 0.5")
 
 
 @exercise(COMPOSE, kind="property")
@@ -235,7 +233,7 @@ def test_what_runs_is_the_schedule_of_the_plan(run, rng, expect, replaced, sched
     degrees, plan = {"pipe": 2}, {"micro_batches": 4, "schedule": schedule, "chunks": chunks}
     model = draw_model(rng, layers=2 * chunks)
     state, batches, want = draw_run(rng, expect, model, degrees, plan, 1)
-    traces = run.trace(probes.trained, model, state, degrees, plan, batches, 0.1, True, world=2, replace=NEEDS)
+    traces = run.trace(probes.trained, model, state, degrees, plan, batches, True, world=2, replace=NEEDS)
     same_as_alone([trace.values for trace in traces], want, degrees, schedule)
     for rank, trace in enumerate(traces):
         ran, planned = [gate.name for gate in trace.gates[1:]], trace.values["planned"]

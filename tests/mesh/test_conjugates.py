@@ -6,8 +6,6 @@ wrong: an all-reduce in both directions, which counts the gradient T times; in p
 gradient; a gradient taken for contiguous (that of a sum is one element with strides of 0); the default group.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -7,12 +7,11 @@ blocks, where the last rank works W times as long; all computed before it is sen
 gradients of keys that stay where they were computed; all that came kept for backward (the kernel tells).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from lab.harness import layouts
+from lab.harness.calls import called, refused
 from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
@@ -20,6 +19,7 @@ from . import probes_context as probes
 from .carried import asked, does_not_grow
 
 CONTEXT = "mesh.context"
+ZIGZAG = "impl.mesh.context.zigzag"
 
 
 def draw(rng, world: int, dtype=torch.float32, local: int = 0, lead: list | None = None) -> dict:
@@ -108,25 +108,27 @@ def test_partial_results_merge_by_their_lse(run, rng):
         s, v = spread * rng.normal(2, 4, 6, dtype=torch.float64), rng.normal(6, 3, dtype=torch.float64)
         whole, *pieces = ((t.softmax(-1) @ u, t.logsumexp(-1))
                           for t, u in ((s, v), (s[..., :2], v[:2]), (s[..., 2:], v[2:])))  # fmt: skip
-        parts.append([*pieces[0], *pieces[1]])
+        parts.append(pieces)
         wants.append(whole)
     empty = (torch.zeros_like(wants[0][0]), torch.full_like(wants[0][1], float("-inf")))
-    parts += [[*wants[0], *empty], [*empty, *wants[0]]]
+    parts += [[wants[0], empty], [empty, wants[0]]]
     wants += [wants[0]] * 2
-    for got, want in zip(run(probes.merged, parts), wants, strict=True):
-        for name, have, wanted in zip(("o", "lse"), (got["o"], got["lse"]), want, strict=True):
+    cases = [dict(zip(("o", "lse", "other_o", "other_lse"), (*one, *other), strict=True)) for one, other in parts]
+    for got, want in zip(run(called, "impl.mesh.context.merge", cases), wants, strict=True):
+        for name, have, wanted in zip(("o", "lse"), got, want, strict=True):
             close(have, wanted, wanted.float(), f"merged {name}", cause="each weighs e^(its lse − lse of both)")
 
 
 @exercise(CONTEXT, kind="numerics")
 def test_positions_are_dealt_from_both_ends(run, rng):
     cases = [[2 * w * rng.integers(1, 4), w, r] for w in (1, 2, 3, 5) for r in (0, w - 1)]
-    for (length, world, rank), got in zip(cases, run(probes.dealt, cases), strict=True):
+    for (length, world, rank), got in zip(cases, run(called, ZIGZAG, cases), strict=True):
         chunk = length // (2 * world)
         want = [p for p in range(length) if p // chunk in (rank, 2 * world - 1 - rank)]
         right = got.tolist() == want and got.dtype == torch.int64
         assert right, f"rank {rank} of {world}, length {length}: expected {want}, got {got.tolist()}, {got.dtype}"
-    told = run(probes.refused, 10, 2, world=1)[0]
+    odd = [torch.zeros(1, 3, 2)] * 3
+    told = run(refused, ZIGZAG, [[10, 2, 0]]) + run(refused, "impl.mesh.context.ring_attention", [odd], world=1)[0]
     assert told == ["ValueError"] * 2, (
         f"length 10 over 2 ranks, and 3 positions on a rank: expected ValueError, got {told}"
     )

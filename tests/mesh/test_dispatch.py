@@ -6,8 +6,6 @@ be faked or got wrong: padding to a capacity; everyone's tokens to everyone; row
 the wire for 16-bit tokens; counts found by gathering the whole routing; dropped choices sent all the same.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
 
 from . import probes_experts as probes
-from .experts import KINDS, arrivals, draw_kinds, draw_tokens, in_group, kept
+from .experts import KINDS, arrivals, draw_kinds, draw_tokens, each, in_group, kept
 
 DISPATCH = "mesh.dispatch"
 ORDER = "by expert, then by the rank they come from, then by token"
@@ -27,29 +25,28 @@ def judged(run, cases: list, kinds: list = KINDS, members: list = (), alone: boo
     """Judge which tokens each expert gets; return all values and messages, [kind][place]. cases: [place][kind]."""
     parts, replace = ["dispatch", "dispatch's backward", "again"], ["mesh.exchange"]
     answers = in_group(run, probes.there_and_back, cases, members, alone, replace=replace, parts=parts)
-    for kind, here, told in zip(kinds, zip(*cases, strict=True), answers, strict=True):
-        n = here[0]["n"]
-        for place, (case, got) in enumerate(zip(here, told, strict=True)):
-            what, rows = f"rank {place} of {len(here)}, {n} experts, {kind}", arrivals(here, place)
-            each = range(place * n // len(here), (place + 1) * n // len(here))
-            counts = [sum(e == expert for e, *_ in rows) for expert in each]
-            assert got["counts"] == counts, (
-                f"{what}: counts {got['counts']}, expected {counts} for experts {list(each)}: "
-                "the rows that all ranks send to each"
-            )
-            want = torch.stack([here[s]["x"][t] for _, s, t in rows]) if rows else case["x"][:0]
-            assert got["tokens"].dtype == want.dtype, f"{what}: tokens are {got['tokens'].dtype}, expected {want.dtype}"
-            assert torch.equal(got["tokens"], want), (
-                f"{what}: expected tokens {want.tolist()}, got {got['tokens'].tolist()}: {ORDER}"
-                f"{places(got['tokens'], want, 'tokens')}"
-            )
-            keeps = for_combine(here, place)
-            assert got["kept"] == keeps, f"{what}: expected {keeps} for combine, got {got['kept']}"
-            gradient = case["x"].double() * (case["experts"] + 1).sum(1, keepdim=True)  # dropped: 0
-            close(
-                got["gradient"], gradient, gradient.to(case["x"].dtype), f"{what}, gradient of x", factor=6,
-                cause="each choice adds the gradient of its row, from the rank that it was sent to",
-            )  # fmt: skip
+    for kind, here, place, case, got in each(kinds, cases, answers):
+        n, rows = case["n"], arrivals(here, place)
+        what = f"rank {place} of {len(here)}, {n} experts, {kind}"
+        own = range(place * n // len(here), (place + 1) * n // len(here))
+        counts = [sum(e == expert for e, *_ in rows) for expert in own]
+        assert got["counts"] == counts, (
+            f"{what}: counts {got['counts']}, expected {counts} for experts {list(own)}: "
+            "the rows that all ranks send to each"
+        )
+        want = torch.stack([here[s]["x"][t] for _, s, t in rows]) if rows else case["x"][:0]
+        assert got["tokens"].dtype == want.dtype, f"{what}: tokens are {got['tokens'].dtype}, expected {want.dtype}"
+        assert torch.equal(got["tokens"], want), (
+            f"{what}: expected tokens {want.tolist()}, got {got['tokens'].tolist()}: {ORDER}"
+            f"{places(got['tokens'], want, 'tokens')}"
+        )
+        keeps = for_combine(here, place)
+        assert got["kept"] == keeps, f"{what}: expected {keeps} for combine, got {got['kept']}"
+        gradient = case["x"].double() * (case["experts"] + 1).sum(1, keepdim=True)  # dropped: 0
+        close(
+            got["gradient"], gradient, gradient.to(case["x"].dtype), f"{what}, gradient of x", factor=6,
+            cause="each choice adds the gradient of its row, from the rank that it was sent to",
+        )  # fmt: skip
     return answers
 
 
@@ -86,9 +83,7 @@ def test_experts_live_along_the_group(run, rng):
 def test_experts_that_do_not_divide_are_refused(run):
     case = [torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64), 3]
     told = run(probes.refused, "dispatch", [case], True, world=2, replace=["mesh.exchange"])
-    assert told == [["ValueError"]] * 2, (
-        f"3 experts over 2 ranks: expected ValueError, got {[each for (each,) in told]}"
-    )
+    assert told == [["ValueError"]] * 2, f"3 experts over 2 ranks: expected ValueError, got {[one for (one,) in told]}"
 
 
 @exercise(DISPATCH, kind="property")
@@ -99,16 +94,15 @@ def test_bytes_are_what_the_routing_says(run, rng, dtype):
     n = world * rng.integers(1, 2) + world
     by_kind = [draw_tokens(rng, world, n, 2, k, getattr(torch, dtype)) for k in kinds]
     cases = [[c[r] for c in by_kind] for r in range(world)]
-    for kind, here, told in zip(kinds, by_kind, judged(run, cases, kinds), strict=True):
-        for rank, (case, got) in enumerate(zip(here, told, strict=True)):
-            row, what = case["x"].shape[1] * case["x"].itemsize, f"rank {rank} of {world}, {kind}, {dtype}"
-            left, arrived = kept(case) * row, len(arrivals(here, rank)) * row
-            sent = [(r["op"], r["bytes"]) for r in got["sent"]["dispatch"]]
-            assert sent == [("all_to_all", 8 * n), ("all_to_all", left)], (
-                f"{what}: forward sent {sent}, expected all_to_all of {8 * n} bytes (a count for each of {n} experts, "
-                f"int64) and one of {left} (a row of {row} for each choice that was not dropped)"
-            )
-            sends(
-                got["sent"]["dispatch's backward"], [["all_to_all", arrived]], f"{what}, backward",
-                "a row for each that arrived", ("op", "bytes"),
-            )  # fmt: skip
+    for kind, here, rank, case, got in each(kinds, cases, judged(run, cases, kinds)):
+        row, what = case["x"].shape[1] * case["x"].itemsize, f"rank {rank} of {world}, {kind}, {dtype}"
+        left, arrived = kept(case) * row, len(arrivals(here, rank)) * row
+        sent = [(r["op"], r["bytes"]) for r in got["sent"]["dispatch"]]
+        assert sent == [("all_to_all", 8 * n), ("all_to_all", left)], (
+            f"{what}: forward sent {sent}, expected all_to_all of {8 * n} bytes (a count for each of {n} experts, "
+            f"int64) and one of {left} (a row of {row} for each choice that was not dropped)"
+        )
+        sends(
+            got["sent"]["dispatch's backward"], [["all_to_all", arrived]], f"{what}, backward",
+            "a row for each that arrived", ("op", "bytes"),
+        )  # fmt: skip

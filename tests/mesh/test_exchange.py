@@ -5,8 +5,6 @@ would be faked or got wrong: equal splits; splits not swapped in backward; a pla
 gradient goes; everyone's rows to everyone; a rank that skips the call because it has nothing to send.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -20,7 +18,7 @@ from lab.harness.trace import sends
 
 from . import probes_experts as probes
 from .carried import BOTH
-from .experts import in_group
+from .experts import each, in_group
 
 EXCHANGE = "mesh.exchange"
 KINDS = ["uneven", "empty", "from one", "nothing", "integers", "half", "three dims"]
@@ -105,15 +103,14 @@ def test_numbers_that_do_not_fit_are_refused(run):
 def test_one_all_to_all_forward_and_one_backward(run, rng):
     world = rng.integers(2, 4)
     cases = draw(rng, world)
-    for kind, here, told in zip(KINDS, zip(*cases, strict=True), judged(run, cases), strict=True):
-        for rank, (case, got) in enumerate(zip(here, told, strict=True)):
-            row = math.prod(case["rows"].shape[1:]) * case["rows"].itemsize
-            for phase, rows in (("forward", sum(case["sent"])), ("backward", sum(case["received"]))):
-                sends(
-                    got["sent"][phase], [["all_to_all", rows * row]] * (phase == "forward" or kind != "integers"),
-                    f"rank {rank} of {world}, {kind}, {phase} of {rows} rows",
-                    "rows as they are, to nobody else, also where there is nothing to send", ("op", "bytes"),
-                )  # fmt: skip
+    for kind, _, rank, case, got in each(KINDS, cases, judged(run, cases)):
+        row = math.prod(case["rows"].shape[1:]) * case["rows"].itemsize
+        for phase, rows in (("forward", sum(case["sent"])), ("backward", sum(case["received"]))):
+            sends(
+                got["sent"][phase], [["all_to_all", rows * row]] * (phase == "forward" or kind != "integers"),
+                f"rank {rank} of {world}, {kind}, {phase} of {rows} rows",
+                "rows as they are, to nobody else, also where there is nothing to send", ("op", "bytes"),
+            )  # fmt: skip
 
 
 @exercise(EXCHANGE, kind="property")

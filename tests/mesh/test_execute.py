@@ -9,8 +9,6 @@ activations to all (messages are counted); sending late or waiting early (an act
 the end (the kernel tells); one micro-batch, or the sum instead of the mean (gradients).
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections import Counter
@@ -28,7 +26,7 @@ from .compose import train
 from .schedules import draw_any, gpipe, one_forward_one_backward, played
 
 EXECUTE = "mesh.execute"
-KINDS = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": one_forward_one_backward}
+KINDS = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
 
 
 def draw_model(rng, layers: int) -> dict:
@@ -39,12 +37,12 @@ def draw_model(rng, layers: int) -> dict:
     return {name: rng.normal(*shape) * 0.5 for name, shape in shapes.items()}
 
 
-def draw_batches(rng, state: dict, micro_batches: int, steps: int = 2) -> list:
-    """[step] -> inputs, targets, each of micro_batches tensors (batch, context)."""
+def draw_batches(rng, state: dict, micro_batches: int) -> list:
+    """[step] -> inputs, targets, each of micro_batches tensors (batch, context), for two steps."""
     shape, vocabulary = (rng.integers(1, 3), rng.integers(2, 4)), len(state["embedding"])
     return [
         tuple([rng.tokens(*shape, vocabulary=vocabulary) for _ in range(micro_batches)] for _ in range(2))
-        for _ in range(steps)
+        for _ in range(2)
     ]
 
 
@@ -155,11 +153,12 @@ def test_a_pipeline_of_some_ranks(run, rng):
 
 
 def draw_pipeline(rng, kind: str) -> list:
-    stages = rng.integers(2, 3) if kind == "interleaved" else rng.integers(3, 4)
-    micro_batches = 2 * stages if kind == "interleaved" else rng.integers(stages + 2, 7)
-    if kind == "any":
-        return draw_any(rng, stages, micro_batches, 2)
-    return KINDS[kind](stages, micro_batches, 2 if kind == "interleaved" else 1)
+    if kind == "interleaved":
+        stages = rng.integers(2, 3)
+        return one_forward_one_backward(stages, 2 * stages, 2)
+    stages = rng.integers(3, 4)
+    micro_batches = rng.integers(stages + 2, 7)
+    return draw_any(rng, stages, micro_batches, 2) if kind == "any" else KINDS[kind](stages, micro_batches)
 
 
 def judge_gated(ranks: list, numbers: dict, micro_batches: int, chunks: int) -> None:
@@ -183,11 +182,11 @@ def judge_gated(ranks: list, numbers: dict, micro_batches: int, chunks: int) -> 
         )
 
 
-def draw_numbers(rng, micro_batches: int, last: int) -> dict[str, list[float]]:
+def draw_numbers(rng, micro_batches: int, stages: int) -> dict[str, list[float]]:
     """A number for each gate, exact in float64."""
     return {
         f"{kind} {i} {stage}": [rng.integers(48, 80) / 64]
-        for kind in ("forward", "backward") for i in range(micro_batches) for stage in range(last + 1)
+        for kind in ("forward", "backward") for i in range(micro_batches) for stage in range(stages)
     }  # fmt: skip
 
 
@@ -195,7 +194,7 @@ def gated(run, rng, kind: str, sends_held: bool = False) -> tuple:
     """Judge loss and gradients of a drawn pipeline; return its schedule, the traces, and the rows of messages."""
     schedule = draw_pipeline(rng, kind)
     rows, (stages, micro_batches, chunks) = rng.integers(1, 4), size(schedule)
-    numbers = draw_numbers(rng, micro_batches, stages * chunks - 1)
+    numbers = draw_numbers(rng, micro_batches, stages * chunks)
     names = [[f"{kind} {i} {c * stages + rank}" for kind, i, c in own] for rank, own in enumerate(schedule)]
     hold = [(*pair, "send") for own in names for pair in itertools.pairwise(own)] if sends_held else ()
     traces = run.trace(probes.gated, schedule, micro_batches, chunks, rows, world=stages, gates=numbers, hold=hold)
@@ -259,7 +258,7 @@ def test_no_more_is_kept_than_the_schedule_keeps(run, rng, chunks, large):
     bytes = 4 * elements
     if large == "messages":
         rows, elements = elements // 6, 1
-    gates = draw_numbers(rng, many, stages * chunks - 1)
+    gates = draw_numbers(rng, many, stages * chunks)
     schedules = {n: one_forward_one_backward(stages, n, chunks) for n in (few, many)}
     sizes = (few, 2, 1), (few, rows, elements), (many, rows, elements)
     cases = [(stages, [schedules[n], n, chunks, *of]) for n, *of in sizes]

@@ -7,8 +7,6 @@ gathered when they are needed; the entrance forgotten, so that gradients of the 
 alone; an expert that is given nothing left out, so that its gradient is None.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.pytest_plugin import exercise

@@ -7,8 +7,6 @@ wrong: FSDP over data × expert, which tears experts apart; the whole gradient o
 all-reduce after each micro-batch, which counts the first one twice; experts divided by data alone.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -68,7 +66,7 @@ def judged(run, rng, expect, degrees: dict, small: int, micro_batches: int = 2, 
     """Judge gradients against the whole batch's; return a state per rank, and each rank's values and messages."""
     sizes, states, batches = draw(rng, degrees, micro_batches)
     ranks = asked(
-        run, probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, "float32", small, layers,
+        run, probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, small, layers,
         world=len(states), replace=NEEDS, parts=["micro-batches", "finish"],
     )  # fmt: skip
     want, plain = (expect(whole, sizes, states, batches, degrees, dtype) for dtype in ("float64", "float32"))
@@ -128,12 +126,9 @@ def test_what_is_sent_over_which_axis(run, rng, expect, degrees, small):
             f"{where}: {len(early)} all-reduces before finish_gradient_synchronization(). Expected one of each unit, "
             "in it, of the part that the reduce-scatter left"
         )
-        left = [(part, names[0]) for part, names in units] + [(count, name) for name, count in got["whole"]]
-        want = sorted(
-            [list(members(degrees, rank, axes_of(name)[1:])), count * 4]
-            for count, name in left
-            if len(members(degrees, rank, axes_of(name)[1:])) > 1
-        )
+        left = [(names[0], part) for part, names in units] + got["whole"]
+        sums = ([list(members(degrees, rank, axes_of(name)[1:])), count * 4] for name, count in left)
+        want = sorted(each for each in sums if len(each[0]) > 1)
         found = sorted([row["group"], row["bytes"]] for row in beyond if row["group"] != data)
         assert found == want, (
             f"{where}, small={small}: all-reduces beyond data (group, bytes) {found}, expected {want}: once a step one "

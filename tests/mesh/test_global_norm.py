@@ -7,8 +7,6 @@ sum along one axis; squares in float16; a factor of one's own, by which copies d
 and returns while the others wait.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -19,7 +17,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes_norm as probes
 from .carried import asked
-from .placed import draw_layout, draw_values, world_of
+from .placed import draw_layout, draw_values
 
 NORM = "mesh.global_norm"
 NEEDS = ["mesh.mesh"]
@@ -43,7 +41,7 @@ def judged(run, layout: dict, gradients: dict, shares: list, what: str, silent: 
     """
     there = {n: g for n, g in gradients.items() if not silent or n.startswith(("embedding", "blocks.0"))}
     norm = math.sqrt(math.fsum(float(x) ** 2 for g in there.values() for x in g.double().flatten()))
-    limits, world = [share * norm for share in shares], world_of(layout)
+    limits, world = [share * norm for share in shares], math.prod(layout["degrees"].values())
     ranks = asked(
         run, probes.clipped, layout, gradients, limits, [*silent], world=world, replace=NEEDS, parts=["clip"]
     )  # fmt: skip

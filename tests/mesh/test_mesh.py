@@ -7,8 +7,6 @@ equal degrees no shape tells, so degrees differ here); groups along the others' 
 alone, which waits for ever; a group a call, which leaks connections; an error that says only that degrees are wrong.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -162,11 +160,9 @@ def test_degrees_that_do_not_fit_are_told_what_would(run, rng):
 @pytest.fixture(params=["2 axes", "3 axes", "16 ranks"])
 def ranks(request, run, rng):
     """(degrees, axes, what each rank told and sent)"""
-    degrees = {"2 axes": [1, 1, 2, 3], "3 axes": [1, 2, 2, 2], "16 ranks": [2, 2, 2, 2]}[request.param]
-    degrees = rng.shuffled(degrees)
-    axes = [[a] for a in AXES] + [
-        rng.shuffled(s) for s in rng.shuffled(SUBSETS[4:])[: 3 if len(set(degrees)) == 1 else 6]
-    ]
+    degrees = rng.shuffled({"2 axes": [1, 1, 2, 3], "3 axes": [1, 2, 2, 2], "16 ranks": [2, 2, 2, 2]}[request.param])
+    several = rng.shuffled(SUBSETS[4:])[: 3 if len(set(degrees)) == 1 else 6]
+    axes = [[a] for a in AXES] + [rng.shuffled(s) for s in several]
     return degrees, axes, asked(run, probes.groups, degrees, axes, world=math.prod(degrees), parts=["mesh", "sums"])
 
 

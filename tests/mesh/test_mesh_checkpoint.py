@@ -9,8 +9,6 @@ all (bytes sent, size of its file); the whole model is put together on each rank
 overwritten, or named before they are there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -24,7 +22,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes_checkpoint as probes
 from .carried import asked
-from .placed import alone, draw_layout, draw_values, sizes_of, world_of
+from .placed import alone, draw_layout, draw_values, sizes_of
 from .probes_placed import part_of
 
 CHECKPOINT = "mesh.mesh_checkpoint"
@@ -81,8 +79,8 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
         taken += gradients
         ranks = asked(
             run, probes.session, here, name, other if number else options, initial, gradients,
-            {"session": number, "é": [0.5, None]}, world=world_of(here), parts=["load", "steps", "save", "saved"],
-            folder=files, replace=NEEDS,
+            {"session": number, "é": [0.5, None]}, world=math.prod(degrees.values()), folder=files, replace=NEEDS,
+            parts=["load", "steps", "save", "saved"],
         )  # fmt: skip
         files = ranks[0]["files"]
         sessions.append((here, ranks))
@@ -183,10 +181,9 @@ def test_loading_takes_two_tensors_at_most(run, rng, small):
     """Moments, which are the rank's own, do not count."""
     layout = {**draw_layout(rng, {}), "layers": 24}
     values = draw_values(rng, layout)
-    options, after = {**ADAMW}, {**layout, "degrees": {"data": 2}, "small": small}
-    (first,) = run.trace(probes.session, layout, "AdamW", options, values, [values], {}, world=1, **ASKED)
-    there = {"replace": NEEDS, "folder": first.files}
-    ranks = run(probes.session, after, "AdamW", options, values, [], {}, world=2, **there)
+    (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, [values], {}, world=1, **ASKED)
+    after, there = {**layout, "degrees": {"data": 2}, "small": small}, {**ASKED, "folder": first.files}
+    ranks = run(probes.session, after, "AdamW", ADAMW, values, [], {}, world=2, **there)
     largest = max(4 * v.numel() for v in values.values())
     total = 3 * sum(4 * v.numel() for v in values.values())
     for rank, got in enumerate(ranks):

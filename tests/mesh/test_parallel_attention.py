@@ -7,8 +7,6 @@ tells); heads dealt out in turns, so that queries meet other heads' keys; keys r
 for each of q, k and v; heads that do not divide, cut in the middle.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.judge import measured

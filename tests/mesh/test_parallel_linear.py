@@ -7,8 +7,6 @@ every rank before the sum; cut along the other dim (square weights would hide it
 each of two layers that share one input.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.pytest_plugin import exercise

@@ -7,8 +7,6 @@ the few with the least floor; forgetting memory, or what is reserved of it. So p
 and then no rule of thumb holds: the oracle tries all.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 
@@ -16,7 +14,7 @@ import pytest
 
 from lab.cluster import steps
 from lab.cluster.hardware import RESOURCES
-from lab.cluster.jobs import RECOMPUTE, Plan, unfit
+from lab.cluster.jobs import RECOMPUTE, Job, Plan, unfit
 from lab.course.listing import inputs
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
@@ -27,7 +25,7 @@ PLANNER = "mesh.planner"
 RELATIVE = 1e-9
 
 
-def draw(rng, *, drawn: bool, most: int = 64) -> dict:
+def draw(rng, most: int = 64) -> dict:
     gpus = rng.choice([n for n in (2, 4, 8, 16, 24, 32, 64) if n <= most])
     heads = 2 ** rng.integers(2, 5) * rng.choice([1, 3])
     gated = rng.choice([True, False])
@@ -39,7 +37,7 @@ def draw(rng, *, drawn: bool, most: int = 64) -> dict:
         },
         "cluster": rng.choice(["dgx-a100", "hgx-h200"]), "gpus": gpus, "context": 128,
         "sequences": gpus * rng.choice([1, 2, 3, 4]), "recipe": rng.choice(["today", "2021"]),
-        "drawn": drawn, "seed": str(rng.integers(0, 10**9)), "room": 7e8 / 8e10 * rng.uniform(0.6, 1.2),
+        "drawn": True, "seed": str(rng.integers(0, 10**9)), "room": 7e8 / 8e10 * rng.uniform(0.6, 1.2),
         "keep": rng.integers(1, 4),
     }  # fmt: skip
 
@@ -56,48 +54,34 @@ def every(case: dict) -> list[Plan]:
     return [plan for plan in plans if not (probes.unfit if case["drawn"] else unfit)(job, plan)]
 
 
-def known(case: dict, plan: Plan, job=None) -> tuple[float, float, float]:
+def known(case: dict, job: Job, plan: Plan) -> tuple[float, float, float]:
     """(floor, price, memory) of a plan."""
-    job = job or probes.job_of(case)
     if case["drawn"]:
         return probes.drawn(case["seed"], job, plan)
     return steps.floor_s(job, plan), steps.price(job, plan).step_s, steps.memory(job, plan)["total"]
 
 
-def room(case: dict, job=None) -> float:
-    job = job or probes.job_of(case)
+def room(case: dict, job: Job) -> float:
     return (case["room"] if case["drawn"] else 1 - steps.RESERVED) * job.cluster.device.hbm_bytes
 
 
-def fastest(case: dict, job=None) -> list[tuple[float, Plan, float]]:
+def fastest(case: dict, job: Job | None = None) -> list[tuple[float, Plan, float]]:
     """(seconds, plan, memory) of all plans that fit, fastest first."""
-    sized = [(plan, *known(case, plan, job)) for plan in every(case)]
-    most = room(case, job)
+    job = job or probes.job_of(case)
+    sized, most = [(plan, *known(case, job, plan)) for plan in every(case)], room(case, job)
     return sorted((price, plan, size) for plan, _, price, size in sized if size <= most)
 
 
-def check(case: dict, got: list) -> None:
-    want = fastest(case)[: case["keep"]]
-    assert len(got) == len(want), (
-        f"{len(want)} plans fit into tools.room(job) and were asked for, got {len(got)}: a floor above the best price "
-        f"is no reason to stop before as many are found as are to be kept{inputs(case)}"
-    )
-    for place, ((plan, step_s, size), (price, best, need)) in enumerate(zip(got, want, strict=True)):
-        told = f"choice {place}: expected {best} with {price:.6g} s, got {Plan(*plan)} with {step_s:.6g} s"
-        assert Plan(*plan) == best, (
-            f"{told}: a faster plan that fits was left out, or one that does not fit was taken (floors are no order of "
-            f"prices){inputs(case)}"
-        )
-        assert abs(step_s - price) <= RELATIVE * price, f"{told}{inputs(case)}"
-        assert abs(size - need) <= RELATIVE * need, (
-            f"memory of {best}: expected {need:.6g}, got {size:.6g}{inputs(case)}"
-        )
+def draw_several(rng, count: int, most: int = 64, **given) -> list[dict]:
+    """Draw as many cases; return those in which some plan fits."""
+    cases = [draw(rng, most) | given for _ in range(count)]
+    return [case for case in cases if fastest(case)]
 
 
 @exercise(PLANNER, kind="numerics")
 def test_candidates_are_all_plans_and_each_once(run, rng):
-    cases = [draw(rng, drawn=True, most=32) for _ in range(5)]
-    wide = {**draw(rng, drawn=True), "gpus": 32, "sequences": 96}  # tensor may be 16 and 32, micro-batches 3
+    cases = [draw(rng, most=32) for _ in range(5)]
+    wide = {**draw(rng), "gpus": 32, "sequences": 96}  # tensor may be 16 and 32, micro-batches 3
     wide["model"] = wide["model"] | {"heads": 32, "kv_heads": 32, "width": 2048}
     cases.append(wide)
     for case, got in zip(cases, run(probes.listed, cases), strict=True):
@@ -115,19 +99,32 @@ def test_candidates_are_all_plans_and_each_once(run, rng):
 @pytest.mark.parametrize("keep", [1, 5, 100_000])
 def test_no_plan_that_fits_is_faster(run, rng, keep):
     """Prices are random: any plan can be the fastest."""
-    cases = [draw(rng, drawn=True) | {"keep": keep} for _ in range(6)]
-    cases = [case for case in cases if fastest(case)]
+    cases = draw_several(rng, 6, keep=keep)
     for case, (got, _) in zip(cases, run(probes.planned, cases), strict=True):
-        check(case, got)
+        want = fastest(case)[:keep]
+        assert len(got) == len(want), (
+            f"{len(want)} plans fit into tools.room(job) and were asked for, got {len(got)}: a floor above the best "
+            f"price is no reason to stop before as many are found as are to be kept{inputs(case)}"
+        )
+        for place, ((plan, step_s, size), (price, best, need)) in enumerate(zip(got, want, strict=True)):
+            told = f"choice {place}: expected {best} with {price:.6g} s, got {Plan(*plan)} with {step_s:.6g} s"
+            assert Plan(*plan) == best, (
+                f"{told}: a faster plan that fits was left out, or one that does not fit was taken (floors are no "
+                f"order of prices){inputs(case)}"
+            )
+            assert abs(step_s - price) <= RELATIVE * price, f"{told}{inputs(case)}"
+            assert abs(size - need) <= RELATIVE * need, (
+                f"memory of {best}: expected {need:.6g}, got {size:.6g}{inputs(case)}"
+            )
 
 
 @exercise(PLANNER, kind="numerics")
 def test_a_real_job_gets_its_fastest_plan(run, rng):
     """A node of eight devices, real prices, and a model that does not fit on one device."""
     model = {"layers": 4, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672, "vocabulary": 32768}
-    case = draw(rng, drawn=False) | {
-        "model": model, "gpus": 8, "sequences": 8, "context": 1024 * rng.integers(1, 4), "cluster": "dgx-a100",
-        "recipe": "today", "keep": 3,
+    case = draw(rng) | {
+        "drawn": False, "model": model, "gpus": 8, "sequences": 8, "context": 1024 * rng.integers(1, 4),
+        "cluster": "dgx-a100", "recipe": "today", "keep": 3,
     }  # fmt: skip
     ((got, _),) = run(probes.planned, [case])
     want = fastest(case)[:3]
@@ -139,15 +136,14 @@ def test_a_real_job_gets_its_fastest_plan(run, rng):
 
 @exercise(PLANNER, kind="numerics")
 def test_what_binds_is_what_saves_most_when_doubled(run, rng):
-    tight = {"cluster": "dgx-a100", "room": 3.5e8 / 8e10}  # one in seven plans fits: with twice as much one in two
-    cases = [draw(rng, drawn=True, most=32) | tight for _ in range(4)]
-    cases = [case for case in cases if fastest(case)]
+    room = 3.5e8 / 8e10  # one in seven plans fits: with twice as much one in two
+    cases = draw_several(rng, 4, most=32, cluster="dgx-a100", room=room)
     for case, got in zip(cases, run(probes.bound, cases), strict=True):
         job, (now, plan, _) = probes.job_of(case), fastest(case)[0]
         assert set(got) == set(RESOURCES), f"expected {', '.join(RESOURCES)}, got {', '.join(got)}"
         for resource in RESOURCES:
             other = replace(job, cluster=job.cluster.faster(resource))
-            then = fastest(case, other)[0][0] if resource == "memory" else known(case, plan, other)[1]
+            then = fastest(case, other)[0][0] if resource == "memory" else known(case, other, plan)[1]
             want = max(0.0, 1 - then / now)
             assert abs(got[resource] - want) <= 1e-9, (
                 f"twice as much of {resource} saves {want:.4g} of the step, got {got[resource]:.4g}"
@@ -158,14 +154,13 @@ def test_what_binds_is_what_saves_most_when_doubled(run, rng):
 
 @exercise(PLANNER, kind="numerics")
 def test_what_cannot_be_is_refused_in_one_line(run, rng):
-    small = draw(rng, drawn=True, most=16) | {"room": 1e8 / 8e10}
-    none = draw(rng, drawn=True) | {"gpus": 64, "sequences": 1}
+    small = draw(rng, most=16) | {"room": 1e8 / 8e10}
+    none = draw(rng) | {"gpus": 64, "sequences": 1}
     none["model"] = none["model"] | {"layers": 1, "heads": 4, "kv_heads": 4, "width": 256, "hidden": 256}
-    cases = [small, none, draw(rng, drawn=True) | {"keep": 0}]
-    leanest = min(every(small), key=lambda plan: known(small, plan)[2])
+    cases, job = [small, none, draw(rng) | {"keep": 0}], probes.job_of(small)
+    least, leanest = min((known(small, job, plan)[2], plan) for plan in every(small))
     why = [
-        f"nothing fits: the least that a plan needs is {known(small, leanest)[2]:.4g} bytes, with room for "
-        f"{room(small):.4g}",
+        f"nothing fits: the least that a plan needs is {least:.4g} bytes, with room for {room(small, job):.4g}",
         "no plan has that many GPUs busy", "keep is 0",
     ]  # fmt: skip
     for case, cause, got in zip(cases, why, run(probes.refused, cases), strict=True):
@@ -173,15 +168,14 @@ def test_what_cannot_be_is_refused_in_one_line(run, rng):
         assert "\n" not in got, f"expected one line, got {got!r}"
         if case is small:
             assert str(leanest) in got, f"expected the plan that needs least, {leanest}, named in {got!r}"
-            numbers = [f"{x / 1e9:.1f}" for x in (known(small, leanest)[2], room(small))]
+            numbers = [f"{x / 1e9:.1f}" for x in (least, room(small, job))]
             assert all(n in got for n in numbers), f"expected {' and '.join(numbers)} GB named in {got!r}"
         assert case is not none or "no" in got.lower().split(), f"{cause}: expected that there is no plan, got {got!r}"
 
 
 @exercise(PLANNER, kind="property")
 def test_no_price_is_asked_for_that_could_not_matter(run, rng):
-    cases = [draw(rng, drawn=True) for _ in range(8)]
-    cases = [case for case in cases if fastest(case)]
+    cases = draw_several(rng, 8)
     for case, (got, priced) in zip(cases, run(probes.planned, cases), strict=True):
         job = probes.job_of(case)
         last = max(step_s for _, step_s, _ in got) if len(got) == case["keep"] else float("inf")
@@ -189,8 +183,8 @@ def test_no_price_is_asked_for_that_could_not_matter(run, rng):
         measured("plans that are priced a second time", len(plans) - len(set(plans)), 0)
         assert len(plans) == len(set(plans)), f"{len(plans) - len(set(plans))} plans were priced twice{inputs(case)}"
         for plan in plans:
-            floor, _, size = known(case, plan, job)
-            assert size <= room(case), f"{plan} does not fit, and its price was asked for{inputs(case)}"
+            floor, _, size = known(case, job, plan)
+            assert size <= room(case, job), f"{plan} does not fit, and its price was asked for{inputs(case)}"
             assert floor <= last, (
                 f"{plan} takes at least {floor:.6g} s, and the last that is returned {last:.6g}: its price "
                 f"could not matter ({len(plans)} prices were asked for)"

@@ -6,8 +6,6 @@ have nothing in common; dense ones over data only; experts divided by the size o
 rank, which then issues other collectives; new tensors, which optimizers and buckets do not know of.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

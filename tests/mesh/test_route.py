@@ -7,8 +7,6 @@ the mean of the ranks' losses for the loss of all (shares differ in size and in 
 1/W of it after averaging; shares of choices over tokens, not over tokens · k.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ from lab.harness.trace import sends
 
 from . import probes_experts as probes
 from .carried import BOTH
-from .experts import in_group
+from .experts import each, in_group
 
 ROUTE = "mesh.route"
 
@@ -139,19 +137,19 @@ def test_a_k_that_no_token_can_have_is_refused(run, rng):
 def test_statistics_are_all_that_is_sent(run, rng):
     """Its size does not depend on the number of tokens. Backward sends nothing."""
     n, tokens = rng.integers(3, 8), rng.integers(40, 60)
-    cases = [[draw(rng, 2, n, t) for t in (tokens, 4 * tokens)] for _ in range(2)]
-    for here, told in zip(zip(*cases, strict=True), judge(run, cases), strict=True):
-        for rank, (case, got) in enumerate(zip(here, told, strict=True)):
-            what = f"rank {rank}, {len(case['logits'])} tokens, {n} experts"
-            forward, backward = (got["sent"][part] for part in BOTH)
-            sends(forward, [["all_reduce"]], f"{what}, forward", "join what is summed in one tensor", ["op"])
-            sends(backward, [], f"{what}, backward", "it multiplies this rank's part")
-            elements = forward[0]["elements"]
-            measured(f"numbers in an all_reduce, {n} experts", elements, 2 * n + 1, at_most=True)
-            assert elements <= 2 * n + 1, (
-                f"{what}: all_reduce of {elements} numbers, expected at most 2n + 1 = {2 * n + 1}: choices and "
-                "probabilities by expert, and the number of tokens"
-            )
+    counts = [tokens, 4 * tokens]
+    cases = [[draw(rng, 2, n, count) for count in counts] for _ in range(2)]
+    for count, _, rank, _, got in each(counts, cases, judge(run, cases)):
+        what = f"rank {rank}, {count} tokens, {n} experts"
+        forward, backward = (got["sent"][part] for part in BOTH)
+        sends(forward, [["all_reduce"]], f"{what}, forward", "join what is summed in one tensor", ["op"])
+        sends(backward, [], f"{what}, backward", "it multiplies this rank's part")
+        elements = forward[0]["elements"]
+        measured(f"numbers in an all_reduce, {n} experts", elements, 2 * n + 1, at_most=True)
+        assert elements <= 2 * n + 1, (
+            f"{what}: all_reduce of {elements} numbers, expected at most 2n + 1 = {2 * n + 1}: choices and "
+            "probabilities by expert, and the number of tokens"
+        )
 
 
 @exercise(ROUTE, kind="property")

@@ -6,8 +6,6 @@ it would be faked: GPipe under another name (its activations grow with m); no wa
 time (the bubble is p − 1); a warm-up of p on every rank (the right bubble, too many activations).
 """
 
-from __future__ import annotations
-
 from lab.harness.pytest_plugin import exercise
 
 from . import schedules

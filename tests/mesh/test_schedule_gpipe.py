@@ -6,8 +6,6 @@ the same (the first backward comes too early); each rank's backwards in another 
 moves); micro-batches one after the other (the bubble is p − 1).
 """
 
-from __future__ import annotations
-
 from lab.harness.pytest_plugin import exercise
 
 from .schedules import all_run, draw_cases, holds_the_bubble, listed, refuses, title

@@ -6,8 +6,6 @@ would be faked: chunk after chunk as 1F1B each (the bubble stays (p − 1)/m or 
 right bubble, but all v·m activations); the warm-up of 1F1B (nothing comes back so early: ranks wait, or for ever).
 """
 
-from __future__ import annotations
-
 from lab.harness.pytest_plugin import exercise
 
 from . import schedules

@@ -8,8 +8,6 @@ no shape tells if both are alike; a slice where backward needs a sum; norms that
 message a parameter.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -17,23 +15,16 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
 
 from . import probes_tensor as probes
-from .carried import BOTH as DIRECTIONS
-from .carried import asked
-from .tensor_oracles import (
-    conjugate_is_right,
-    conjugate_sends_once,
-    draw_block,
-    keeps_nothing,
-    layer_is_as_whole,
-)
+from .carried import BOTH, asked
+from .tensor_oracles import conjugate_is_right, conjugate_sends_once, draw_block, keeps_nothing, layer_is_as_whole
 
 SEQUENCE = "mesh.sequence_parallel"
 NEEDS = ["mesh.conjugates", "mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel"]
-BOTH = ["gather_sequence", "scatter_sequence"]
+NAMES = ["gather_sequence", "scatter_sequence"]
 
 
 @exercise(SEQUENCE, kind="numerics")
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("world", [1, 2, 3, "groups"])
 def test_one_direction_gathers_tokens_and_the_other_sums_and_cuts(run, rng, name, world):
     conjugate_is_right(run, rng, name, 2 if world == "groups" else world, world == "groups")
@@ -63,7 +54,7 @@ def test_tokens_that_do_not_divide_are_refused(run):
 
 
 @exercise(SEQUENCE, kind="property")
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", NAMES)
 def test_one_message_in_each_direction_and_nothing_kept(run, rng, name):
     conjugate_sends_once(run, rng, name, 2)
     keeps_nothing(run, rng, name, 2 if name == "gather_sequence" else 1)
@@ -93,7 +84,7 @@ def test_as_many_bytes_as_with_all_reduces_and_a_share_of_the_activations(run, r
     part_bytes = 4 * x.numel() // size  # by a ring, one of each sends as many bytes as an all-reduce of x
     want = [["all_gather", part_bytes]] * 2 + [["reduce_scatter", part_bytes]] * 2
     for rank, got in enumerate(ranks):
-        for part in DIRECTIONS:
+        for part in BOTH:
             rows = sorted(got["sent"][part], key=lambda row: row["op"])
             sends(rows, want, f"rank {rank} of {size}, {part}", "one pair for each half of the block", ["op", "bytes"])
         assert got["norms"] == [[share, share]] * 2, (

@@ -7,8 +7,6 @@ maximum of this rank's own columns, which no other rank subtracts, or none, whic
 probability; a loss averaged over ranks, whose gradient is 1/T too small; each rank holding the whole table.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
