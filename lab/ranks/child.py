@@ -119,7 +119,7 @@ def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -
     if watch:
         # after importing stand-ins and probes, which may use what the exercise forbids
         watch.guard(job.forbidden, stand_ins=bool(replace))
-    value = probe(implementation.load(job.impl, replace, implementation.compiled_ahead(job.impl)), *args)
+    value = probe(implementation.load(job.impl, replace), *args)
     if watch:
         watch.look()
     if job.device == "simulated":

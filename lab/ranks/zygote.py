@@ -17,7 +17,7 @@ import socket
 import sys
 import warnings
 
-from ..solution import framing, impl
+from ..solution import framing
 from ..solution.framing import GIVE_UP
 from . import alone, operators, processes, seccomp, watch
 from .child import Job
@@ -106,7 +106,7 @@ def _warm() -> None:
     import torch.utils._python_dispatch
 
     from ..measure.interpreter import patch_once
-    from ..solution import wire  # noqa: F401
+    from ..solution import impl, wire  # noqa: F401
     from . import group
 
     torch.set_num_threads(1)
@@ -139,9 +139,7 @@ def _import_late(name: str) -> None:
 
 
 def _prepare(job: Job) -> None:
-    """Do once for all later ranks: import the modules of the probe and its stand-ins, compile the implementation, and
-    look up what is forbidden."""
-    impl.compiled_ahead(job.impl)
+    """Import the modules of the probe and its stand-ins, and look up what is forbidden, once for all later ranks."""
     before = len(sys.modules)
     for source in (job.probe, *job.replace.values()):
         with contextlib.suppress(Exception):  # the child will report the error

@@ -4,24 +4,19 @@
 *replaced*: after its module has executed, and before other modules import from it, its name is rebound to a stand-in.
 """
 
-import contextlib
-import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from ..course.assignment import ROOT
 
 NAME = "impl"
-Compiled = dict[tuple[str, bytes], CodeType]  # by path and source
-_LARGEST = 1 << 20  # bytes of a file that we compile ahead
 
 
 class ImplementationNotFound(FileNotFoundError):
@@ -33,33 +28,15 @@ def folder_of(name: str) -> Path:
     return ROOT / name if name in ("student", "reference") else Path(name)
 
 
-def load(
-    path: str | Path,
-    replace: Mapping[str, Callable[[ModuleType], Any]] | None = None,
-    ahead: Compiled | None = None,
-) -> ModuleType:
+def load(path: str | Path, replace: Mapping[str, Callable[[ModuleType], Any]] | None = None) -> ModuleType:
     """Load the implementation in folder `path` as package `impl`; its modules load on first attribute access.
 
     replace: by object ("ddp/naive.py:NaiveDDP"), a function that takes the executed module and returns the stand-in.
-    ahead: files that are compiled already.
     """
     unload()
-    finder = _Finder(Path(path).resolve(), dict(replace or {}), ahead or {})
+    finder = _Finder(Path(path).resolve(), dict(replace or {}))
     sys.meta_path.insert(0, finder)
     return importlib.import_module(NAME)
-
-
-@functools.lru_cache(maxsize=1)
-def compiled_ahead(path: str) -> Compiled:
-    """Compile the files of an implementation, once for all processes forked from this one. Runs none of them."""
-    code = {}
-    for file in (f for pattern in ("*.py", "*/*.py") for f in Path(path).resolve().glob(pattern)):
-        # Whoever loads a file that does not compile, or only with a warning, says so.
-        with contextlib.suppress(Exception), warnings.catch_warnings(action="error"):
-            if file.stat().st_size <= _LARGEST:
-                data = file.read_bytes()
-                code[str(file), data] = compile(data, file, "exec", dont_inherit=True)
-    return code
 
 
 def unload() -> None:
@@ -72,8 +49,8 @@ def unload() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, root: Path, replace: dict[str, Callable[[ModuleType], Any]], ahead: Compiled):
-        self.root, self.replace, self.ahead = root, replace, ahead
+    def __init__(self, root: Path, replace: dict[str, Callable[[ModuleType], Any]]):
+        self.root, self.replace = root, replace
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != NAME and not fullname.startswith(f"{NAME}."):
@@ -84,7 +61,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if not (folders or file.is_file()):
             return None
         changes = {o.partition(":")[2]: f for o, f in self.replace.items() if self.root / o.partition(":")[0] == file}
-        loader = _Loader(fullname, str(file), changes, self.ahead)
+        loader = _Loader(fullname, str(file), changes)
         spec: Any = importlib.util.spec_from_file_location(
             fullname, file, loader=loader, submodule_search_locations=folders
         )
@@ -112,15 +89,14 @@ def _by_attribute(module: ModuleType) -> None:
 class _Loader(importlib.machinery.SourceFileLoader):
     """Loads a file, or a folder's __init__.py. That may be missing if a student hands in only the exercises' files."""
 
-    def __init__(self, fullname: str, path: str, changes: dict[str, Callable[[ModuleType], Any]], ahead: Compiled):
+    def __init__(self, fullname: str, path: str, changes: dict[str, Callable[[ModuleType], Any]]):
         super().__init__(fullname, path)
-        self.changes, self.ahead = changes, ahead
+        self.changes = changes
 
     def get_code(self, fullname: str) -> Any:
         if not Path(self.path).is_file():
             return compile("", self.path, "exec")
-        data = self.get_data(self.path)  # never the bytecode that may lie beside it
-        return self.ahead.get((self.path, data)) or self.source_to_code(data, self.path)
+        return super().get_code(fullname)
 
     def exec_module(self, module: ModuleType) -> None:
         try:
