@@ -25,7 +25,8 @@ NOTE = (
     "else: loops of its own, or whatever the machine was doing. load: processes that wanted a core, on average."
 )
 
-_BEFORE = {row["stage"]: row for row in json.loads((FOLDER / "verdicts.json").read_text())["rows"]}
+_KEPT = FOLDER / "verdicts.json"  # delete it to begin anew
+_BEFORE = {row["stage"]: row for row in json.loads(_KEPT.read_text())["rows"]} if _KEPT.is_file() else {}
 
 
 def busy() -> None:

@@ -98,6 +98,8 @@ def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
 
 def write_zip(out: Path, found: Mapping[str, bytes], run: Iterable[str] = ()) -> None:
     """Write a zip atomically and reproducibly; the files named in `run` become executable."""
+    if not out.parent.is_dir():
+        raise Wrong(f"--out: expected a place for a file, got {out}: {out.parent} is no folder")
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w") as packed:
         for name, data in found.items():

@@ -153,6 +153,8 @@ def _look(logarithms: numpy.ndarray, bar: float, miss: float) -> Comparison:
 
 def _looks(least: int, most: int) -> list[int]:
     """Numbers of pairs at which to look: least, 2 · least, 4 · least, …, most."""
+    if not 1 <= least <= most:
+        raise ValueError(f"pairs: expected (least, most) with 1 <= least <= most, got {(least, most)}")
     doubled = (least << times for times in itertools.count())
     return [*itertools.takewhile(lambda look: look < most, doubled), most]
 

@@ -59,7 +59,7 @@ class Switch:
         self.ranks, self.ends = [rank for rank, _ in pairs], [end for _, end in pairs]
         self._connected = {rank.socket.fileno(): rank for rank in self.ranks}
         self._queues: defaultdict[tuple, dict[int, deque[Part]]] = defaultdict(dict)  # collectives, by group
-        self._mail: defaultdict[tuple, list[Part]] = defaultdict(list)  # sends and recvs without a partner, by tag
+        self._mail: defaultdict[tuple, list[Part]] = defaultdict(list)  # sends and recvs without a partner
         self._later: list[tuple[float, int, Callable[[], None]]] = []  # heap of deliveries: (time, order, function)
         self._order = itertools.count()
         self._busy = [0.0] * world  # time at which each rank's link is free again
@@ -197,17 +197,15 @@ class Switch:
 
     def _message(self, name: str, part: Part) -> None:
         """Match a send and a recv. Of several, take the oldest; a recv from this rank before one from any rank."""
-        waiting = self._mail[name, part.row.tag]
-        if part.row.op == "send":
+        is_send = part.row.op == "send"
+        waiting = self._mail[name, part.row.tag, part.row.peer if is_send else part.rank]  # for one receiver
+        if is_send:
             self._carry([part.row])
-        fit = [
-            (send, recv) for other in waiting for send, recv in ((part, other), (other, part))
-            if (send.row.op, recv.row.op) == MESSAGES
-            and send.row.peer == recv.rank and recv.row.peer in (send.rank, -1)
-        ]  # fmt: skip
+        pairs = ((part, other) if is_send else (other, part) for other in waiting if other.row.op != part.row.op)
+        fit = [(send, recv) for send, recv in pairs if recv.row.peer in (send.rank, -1)]
         if fit:
             send, recv = min(fit, key=lambda pair: pair[1].row.peer < 0)
-            waiting.remove(recv if part is send else send)
+            waiting.remove(recv if is_send else send)
             self._meet(send, recv)
         else:
             waiting.append(part)

@@ -5,7 +5,10 @@ Noise is simulated, seeded, and worse than what two busy cores were seen to do.
 
 import math
 import shutil
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy
 import pytest
@@ -148,6 +151,23 @@ def test_where_there_is_a_switch_its_clock_counts():
     assert timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates)], least_s=0.1)[:2] == ([2.0], [0.5])
     with pytest.raises(AssertionError, match="lies in another"):
         timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates[1:3])], least_s=0.1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count")
+def test_a_thread_without_a_core_is_counted():
+    """Two threads that compute on one core must wait for each other."""
+    code = (
+        "import os, threading, time\n"
+        "from lab.measure import clock\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "def work():\n"
+        "    end = time.thread_time() + 0.2\n"
+        "    while time.thread_time() < end: hashlib.sha256(block).digest()\n"  # lets go of Python's lock
+        "import hashlib; block = bytes(1 << 20)\n"
+        "t = threading.Thread(target=work); t.start(); work(); print(clock.starved_s())\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert float(said.stdout) > 0.1
 
 
 # ---- what a test makes of it ----

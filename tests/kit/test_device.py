@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lab.measure import clock, device
+from lab.measure.roofline import A100
 
 from .test_reads import READS
 
@@ -107,6 +108,24 @@ def test_what_timeit_bound_early_is_virtual(gpu):
 
     for timed in (timeit.timeit(step, number=1), *timeit.repeat(step, number=1), timeit.Timer(step).timeit(1)):
         assert timed == pytest.approx(10 * MS, abs=OVERHEAD)
+
+
+# ---- torch.cuda and torch.accelerator ----
+
+
+def test_there_is_one_device(gpu):
+    assert torch.cuda.is_available()
+    assert torch.cuda.device_count() == torch.accelerator.device_count() == 1
+    assert torch.cuda.current_device() == 0
+    torch.cuda.set_device(0)
+    with torch.cuda.device(0):
+        assert torch.cuda.get_device_name() == torch.cuda.get_device_properties(0).name == A100.name
+    assert torch.cuda.get_device_capability() == (8, 0)
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.accelerator.current_stream() is torch.cuda.current_stream()
+    with elapses(10 * MS):
+        gpu.launch(10 * MS, torch.cuda.Stream())
+        torch.accelerator.synchronize()
 
 
 # ---- "cuda" tensors ----
@@ -252,14 +271,25 @@ def test_autocast_casts(gpu):
 
 # ---- installing and giving back ----
 
+PLACES = (
+    time, timeit, torch, torch.cuda, torch.cuda.nvtx, torch.accelerator, torch.Tensor, torch.autocast, torch.autograd,
+    torch.autograd.graph.saved_tensors_hooks,
+)  # fmt: skip
+
+
+def installed() -> list[object]:
+    """Everything that a simulated device may change."""
+    defaults = [f.__defaults__ for f in (timeit.timeit, timeit.repeat, timeit.Timer.__init__)]
+    return [*defaults, *(dict(vars(place)) for place in PLACES)]
+
 
 def test_uninstall_gives_everything_back():
-    available, defaults = torch.cuda.is_available(), timeit.timeit.__defaults__
+    available = torch.cuda.is_available()
+    before = installed()
     with contextlib.suppress(KeyError), device.SimulatedGPU():
-        assert time.perf_counter is not clock.perf_counter
+        assert all(now != was for now, was in zip(installed(), before, strict=True))
         raise KeyError  # given back after an exception too
-    assert time.perf_counter is clock.perf_counter
-    assert timeit.timeit.__defaults__ == defaults
+    assert installed() == before
     assert torch.cuda.is_available() == available
     assert not torch.ones(2).is_cuda
     with pytest.raises(RuntimeError, match="simulated"):

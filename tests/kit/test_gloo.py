@@ -65,6 +65,6 @@ def test_a_mesh(runner):
     state = {name: RNG.normal(*t.shape) * 0.4 for name, t in bare(model).state_dict().items()}
     batches = [[RNG.tokens(16, model["sizes"]["context"], vocabulary=5) for _ in range(2)] for _ in range(3)]
     plan = {"schedule": "interleaved", "micro_batches": 4, "chunks": 2}
-    args = model, state, {"pipe": 2, "expert": 2}, plan, batches, 0.1
+    args = model, state, {"pipe": 2, "expert": 2}, plan, batches
     for gloo, switch in zip(*on_both(runner, mesh.trained, *args, world=4), strict=True):
         assert gloo["losses"] == pytest.approx(switch["losses"], rel=1e-5)

@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grader import policy
 from grader.console import Wrong
@@ -148,6 +150,19 @@ def test_times_are_read_as_spreadsheets_write_them() -> None:
     assert policy.read_times(text.replace(",", ";"), A, RULES) == rows
     assert rows == [("ada", "", "2026-02-15T01:30:00-08:00"), ("bob", "ddp", "2026-02-15T09:30:00+00:00")]
     assert datetime.fromisoformat(rows[0][2]) == datetime.fromisoformat(rows[1][2])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["", *IDS]), st.floats(-50, 50)), max_size=6), st.sets(st.sampled_from(IDS)))
+def test_the_parts_add_up_to_what_counts(adjustments: list, excluded: set) -> None:
+    decisions = [decided("adjust", id, value, n) for n, (id, value) in enumerate(adjustments)]
+    decisions += [decided("exclude", id, "", 100 + n) for n, id in enumerate(sorted(excluded))]
+    decisions.append(decided("submitted", "", "2026-02-19T00:00:00-08:00", 200))
+    grade = graded(*decisions, rules=RULES).grade(A, IDS)
+    assert grade.final == pytest.approx(max(0.0, grade.earned + grade.adjusted - grade.late))
+    assert grade.final >= 0
+    assert grade.late >= 0
+    assert grade.possible == sum(A.exercises[id].points for id in IDS if id not in excluded)
 
 
 @pytest.fixture
