@@ -35,8 +35,11 @@ def test_each_expert_keeps_its_first(run, rng, k):
     n = rng.integers(2, 5)
     even = (torch.arange(3 * n * k) % n).view(-1, k)
     cases += [{"experts": e, "n": n, "factor": 1.0} for e in (torch.zeros(0, k, dtype=torch.int64), even)]
-    long = torch.arange(k).repeat(rng.integers(4500, 5000), 1)  # more in one queue than 16 bits can count
-    cases.append({"experts": long, "n": k + 1, "factor": 0.75 * (k + 1) / k})
+    long = rng.integers(4500, 5000)  # more in one queue than 16 bits can count; one limit in two hides that
+    cases += [
+        {"experts": torch.arange(k).repeat(tokens, 1), "n": k + 1, "factor": 0.75 * (k + 1) / k}
+        for tokens in range(long, long + 4)
+    ]
     for case, got in zip(cases, run(probes.cap, cases), strict=True):
         left, dropped, limit = capped(case["experts"], case["n"], case["factor"])
         what = f"{len(left)} tokens, k={k}, {case['n']} experts, factor {case['factor']}"
