@@ -168,11 +168,11 @@ def check_memory(run, rng, case: dict, what: str, forbidden: int, needs: int) ->
 
 @exercise(FUSED, kind="property")
 def test_no_matrix_of_rows_by_vocabulary_exists(run, rng):
-    """Nor all of its chunks: those that stay alive are the whole matrix in pieces. Nor a quarter of it at a time."""
-    case = draw_large(rng, times=2)
+    """Nor all of its chunks: those that stay alive are the whole matrix in pieces. Nor an eighth of it at a time."""
+    case = draw_large(rng, times=4)
     rows, vocabulary = case["x"].shape[0], case["weight"].shape[0]
     needs = 8 * (case["x"].nbytes + case["weight"].nbytes) + 4 * 4 * case["chunk"] * vocabulary
-    check_memory(run, rng, case, "a quarter of the matrix of rows × vocabulary", rows * vocabulary, needs)
+    check_memory(run, rng, case, "an eighth of the matrix of rows × vocabulary", rows * vocabulary // 2, needs)
 
 
 @exercise(FUSED, kind="property")
