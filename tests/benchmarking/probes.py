@@ -1,7 +1,5 @@
 """Probes of `benchmark`: steps of known duration, and its results for them."""
 
-from __future__ import annotations
-
 import functools
 import gc
 from typing import Any

@@ -1,7 +1,5 @@
 """Probes of the extensions: ranks of different speed, every random number generator, CUDA graphs."""
 
-from __future__ import annotations
-
 import os
 import random
 from typing import Any

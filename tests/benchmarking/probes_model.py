@@ -1,7 +1,5 @@
 """Probes with a model that records how it is used, on a simulated GPU with known times."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Probes of the kernel table: made-up profiles with known times, and a profile of a real run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Probes of ranges: open and close them, with a fake nvtx package, torch.cuda.nvtx, or neither."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.machinery
 import sys

@@ -6,8 +6,6 @@ that an exception skips (blocks are broken off); with names for the parts of att
 in which every product and softmax runs is noted).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.judge import close

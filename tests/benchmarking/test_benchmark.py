@@ -13,8 +13,6 @@ by reading the simulator's own books (the switch sees whether the device was wai
 was done).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

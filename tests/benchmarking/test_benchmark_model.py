@@ -6,8 +6,6 @@ How it would be faked: "forward" with autograd on, as backward is near; gradient
 made anew each step; tokens drawn, or copied to the device, inside the measured step.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.judge import measured

@@ -4,8 +4,6 @@ What must be true: results are those of the step for any inputs, earlier results
 launches no operator. How it would be faked: by calling the step (calls and operators are counted).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

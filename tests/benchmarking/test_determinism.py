@@ -4,8 +4,6 @@ What must be true: every source of chance is seeded; determinism is asked for; a
 How it would be faked: torch.manual_seed alone; settings that stay; a block that an exception leaves open.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

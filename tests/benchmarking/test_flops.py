@@ -6,8 +6,6 @@ one number split by shares (every layer is compared); running the model and coun
 no module can be made).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.diagnose import harmless

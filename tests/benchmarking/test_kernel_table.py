@@ -6,8 +6,6 @@ list, which counts kernels twice and ranges as operators; products guessed from 
 key_averages(), which knows no ranges.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

@@ -6,8 +6,6 @@ here); one side always (devices are drawn on both sides of every layer); running
 module can be made).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.judge import measured

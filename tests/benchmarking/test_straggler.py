@@ -5,8 +5,6 @@ the others for one number. How it would be faked: each rank by its own samples; 
 sent around, which must then be equally many.
 """
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

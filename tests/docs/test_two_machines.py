@@ -3,8 +3,6 @@
 Under Slurm a job that lost its node is queued again: tests/kit/test_slurm.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Finds the likely cause of a wrong output of tiled attention by making known mistakes and comparing."""
 
-from __future__ import annotations
-
 import math
 
 import torch

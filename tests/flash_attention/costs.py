@@ -1,7 +1,5 @@
 """Oracle of attention's FLOPs and bytes: kernel by kernel, tensor by tensor."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

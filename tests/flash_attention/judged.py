@@ -1,7 +1,5 @@
 """Checks shared by all kernels: right numbers for any strides, one launch, tiles, and independent programs."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,7 +1,5 @@
 """Attention in any dtype, some rows at a time: float64 gives the oracle, the inputs' own dtype the tolerance."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 

@@ -1,7 +1,5 @@
 """Probe of attention: set memory layouts, call it, return its result and what it saved for backward."""
 
-from __future__ import annotations
-
 from lab.harness.callers import Theirs
 from lab.harness.layouts import all_laid
 

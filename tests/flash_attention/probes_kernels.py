@@ -1,7 +1,5 @@
 """Probes of the kernels: set memory layouts, record launches, compile for GPUs that are absent here."""
 
-from __future__ import annotations
-
 import contextlib
 import operator
 from typing import Any

@@ -1,7 +1,5 @@
 """Probe of speed on a GPU: attention and PyTorch's own, on fresh inputs; every result is checked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

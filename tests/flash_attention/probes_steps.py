@@ -1,7 +1,5 @@
 """Probes of single steps: set memory layouts, call, return results and observations."""
 
-from __future__ import annotations
-
 import torch
 
 from lab.harness.callers import Theirs

@@ -5,8 +5,6 @@ both masks. How it would be faked: formulas that fit one case (sizes and tiles a
 queries differ from keys; naive and flash, forward and backward are judged by themselves).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.course.listing import inputs

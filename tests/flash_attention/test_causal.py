@@ -6,8 +6,6 @@ ends are compared with the smallest there are); mask everywhere (full has to be 
 right where lengths are equal, or multiples of a tile (they are drawn so that they are neither).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.judge import measured

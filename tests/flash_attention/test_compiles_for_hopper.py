@@ -8,8 +8,6 @@ small that nothing spills and no tensor core is used (instructions are counted i
 backward (operators are noted).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness import layouts

@@ -7,8 +7,6 @@ than x and weight have (so many losses wait for theirs that it shows); leave the
 gradient in 16 bits.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

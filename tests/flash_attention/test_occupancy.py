@@ -6,8 +6,6 @@ the units that registers and shared memory come in (cases are sought where it ma
 multiprocessor that is passed.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -7,8 +7,6 @@ books say how large the process was); go over them twice (a generator is empty t
 (logits × 50 and 10,000); start from −10³⁰ or 0 instead of −inf (rows that are masked as a whole).
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -7,8 +7,6 @@ texts are compared); the last product left out, or rescaled by the wrong step's 
 causal diagonal).
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -4,8 +4,6 @@ Points by ratio: each test asks for a higher one. Both take turns, so that clock
 inputs, and what ours comes to is looked at every time. Below sm_80 the peer is attention in plain PyTorch.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

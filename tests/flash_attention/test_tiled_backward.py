@@ -7,8 +7,6 @@ are judged); return anything where it is long (numerics have the same lengths); 
 only multiples of the tile; forget the mask in one of the three gradients; keep sums in 16 bits.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -8,8 +8,6 @@ numbers are judged); return anything where it is long (numerics have the same le
 (logits × 50).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -7,8 +7,6 @@ query heads of a group; one kernel, no atomics, the same bits every time. How it
 address).
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -6,8 +6,6 @@ torch.empty gives is NaN until a kernel writes it); the causal flag is forgotten
 and sum of its own instead of lse (an lse that is shifted must shift dq); delta left out (do and o are independent).
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest

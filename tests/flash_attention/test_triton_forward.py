@@ -9,8 +9,6 @@ whose output is judged are counted by address); low-precision sums (thousands of
 (logits × 50); every tile is read and masked.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -7,8 +7,6 @@ interpreter runs one after the other and a GPU at the same time (loads and store
 contiguous multiples of the tile alone; in the inputs' dtype.
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest

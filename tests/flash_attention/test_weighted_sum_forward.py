@@ -7,8 +7,6 @@ memory between the elements is NaN, and so is memory that nobody wrote); in the 
 beyond float16).
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest

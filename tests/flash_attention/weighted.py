@@ -1,7 +1,5 @@
 """Checks of both weighted-sum kernels: y = x w, and its gradients dx = dy wᵀ and dweight = dy x."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

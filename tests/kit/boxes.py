@@ -1,7 +1,5 @@
 """A kit with everything an instructor has lying around, and boxes in which a submission's code runs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

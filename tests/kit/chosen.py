@@ -1,7 +1,5 @@
 """Which tests of the exercises the kit's tests run, and how: the judge takes any container of test ids."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

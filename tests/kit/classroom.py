@@ -1,7 +1,5 @@
 """What tests of the grader share: results that no judge gave, gradebooks of them, commands, errors in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

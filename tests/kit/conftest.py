@@ -1,7 +1,5 @@
 """Fixtures of the kit's own tests."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 `python -m benchmarks.survival` does the same to two hundred submissions, twenty times.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import signal

@@ -4,8 +4,6 @@ The rules are tried on a scheduler made of a dictionary; the whole on this machi
 imports nothing. A real Slurm: test_slurm.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

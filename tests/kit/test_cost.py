@@ -5,8 +5,6 @@ FLOPs and bytes are those that reference/mesh/accounting.py counts; a floor is n
 would be faked: constants without sources, an overlap factor, a floor that is an estimate.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import tomllib

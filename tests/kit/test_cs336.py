@@ -1,7 +1,5 @@
 """CS336 forks are taken as they are: what is unpacked, which tests count, what is not run, what each example earns."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Container
 from dataclasses import replace

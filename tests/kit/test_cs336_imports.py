@@ -1,7 +1,5 @@
 """An import that fails costs a fork only what uses it; and where the package cs336_basics is found."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

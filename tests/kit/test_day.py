@@ -1,7 +1,5 @@
 """A student's day: `lab`, check, explain, doctor, train. What runs pytest or trains is in tests/docs/test_day.py."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import itertools

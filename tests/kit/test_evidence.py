@@ -1,7 +1,5 @@
 """Forbidden names are found in the source of a solution; whoever times something does it alone."""
 
-from __future__ import annotations
-
 import fcntl
 
 import pytest

@@ -1,7 +1,5 @@
 """Results as Gradescope, CSV, JSON, Canvas and the leaderboard have them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """The gradebook loses nothing, mixes nothing up, and says in one line why it cannot be used."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Gradescope's autograder, laid out as there: a grade, or a results.json that says the grader failed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 `make hostile` grades all of it; `test_examples.py` grades four attacks in a class.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The judge: which measurement of a bound it keeps, and its messages about values that differ."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 import torch

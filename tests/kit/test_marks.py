@@ -1,7 +1,5 @@
 """Prose that people mark: points, pages, exports, and the sheet of a rubric."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mutants and variants are edits of the reference, by hand or by rule; `grader parts` names all of an exercise."""
 
-from __future__ import annotations
-
 import pytest
 
 from grader import mutants, operators

@@ -1,7 +1,5 @@
 """What learning platforms hand out is taken as it comes, and what goes back to students holds what it may."""
 
-from __future__ import annotations
-
 import csv
 import html
 from datetime import datetime

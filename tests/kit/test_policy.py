@@ -1,7 +1,5 @@
 """What people decide stands beside the results, survives every regrade, and is never lost."""
 
-from __future__ import annotations
-
 import csv
 import getpass
 import json

@@ -1,7 +1,5 @@
 """A gradebook in PostgreSQL keeps what the one in a file keeps; the server is one that this test starts."""
 
-from __future__ import annotations
-
 import getpass
 import itertools
 import os

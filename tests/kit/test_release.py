@@ -1,7 +1,5 @@
 """A student's archive works by itself and holds no solution, however it is written down."""
 
-from __future__ import annotations
-
 import ast
 import html
 import json

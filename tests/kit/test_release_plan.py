@@ -1,7 +1,5 @@
 """An archive of a profile, or of what is out on a day, has these exercises alone and works by itself."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import re

@@ -1,7 +1,5 @@
 """Reports say what happened, add up, and show hostile text as text."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """`grader serve`: a student sees what is theirs, nothing that is posted slips past, and nobody overwrites anybody."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Prose is marked in a browser, keyboard first."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

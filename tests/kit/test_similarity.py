@@ -1,7 +1,5 @@
 """A copy is found however it is renamed; what was written apart is not taken for one; a grade never changes."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import re

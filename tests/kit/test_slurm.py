@@ -1,7 +1,5 @@
 """On a real Slurm of one node, in a folder of its own (`make test-slurm`): kills cost neither a class nor a run."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import json

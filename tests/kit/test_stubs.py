@@ -34,9 +34,7 @@ def stub(folder: Path, source: str, file: str = FILE) -> str:
 HOUSE = '''
     """A wrapper."""
 
-    from __future__ import annotations
-
-    import math as secret
+        import math as secret
     import os
     from collections import OrderedDict as secrets
     from typing import Literal

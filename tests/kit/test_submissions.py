@@ -1,7 +1,5 @@
 """Unpacking takes the code of the six stages from whatever students send, and nothing else."""
 
-from __future__ import annotations
-
 import io
 import os
 import stat

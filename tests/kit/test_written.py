@@ -1,7 +1,5 @@
 """Written questions: numbers are judged by recomputation, prose by people, and nothing that comes in is trusted."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -3,8 +3,6 @@
 `benchmarks.survival` grades classes with it, too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A toy kit whose exercises are of two tracks, for jobs on a cluster; its judge may be one that takes no time."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Probes of memory: graphs with a known number of saved bytes, and functions that count their calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

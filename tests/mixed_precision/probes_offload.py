@@ -1,7 +1,5 @@
 """Probes of offloading: layers on a simulated or real GPU, and a log of copies."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Container
 from typing import Any

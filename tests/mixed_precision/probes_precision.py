@@ -1,7 +1,5 @@
 """Probes of precision: sums, dtypes, scaled gradients, and whole training runs in 16 bits."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import warnings

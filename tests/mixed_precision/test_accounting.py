@@ -6,8 +6,6 @@ dominates in some cases and vanishes in others, heads are grouped in some, the v
 model and looking (a million layers, and no module can be made).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.diagnose import harmless, in_parts

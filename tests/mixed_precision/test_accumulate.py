@@ -6,8 +6,6 @@ once; a sum in a larger dtype, rounded at the end; a conversion of the inputs le
 bound would be faked by a generous number: it is compared with the formula, and is infinite where nothing is known.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -7,8 +7,6 @@ recomputation (other dropout), under another autocast, or by leaving the random 
 does.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

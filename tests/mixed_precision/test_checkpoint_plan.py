@@ -5,8 +5,6 @@ the one that is measured when a real chain is run by the plan. How it would be f
 unequal, by factors of ten); a greedy cut; a peak that is claimed and not reached.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

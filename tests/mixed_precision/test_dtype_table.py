@@ -5,8 +5,6 @@ a GPU CUDA's autocast runs all the same, on fake tensors. How it would be faked:
 are chains of layers whose forward raises), which would also say nothing of a device that is not there.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.pytest_plugin import exercise

@@ -6,8 +6,6 @@ are. How it would be faked: a constant scale; growth that counts all steps, or t
 one gradient, or of infinities only; a state of one number.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

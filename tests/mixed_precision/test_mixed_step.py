@@ -7,8 +7,6 @@ vanish); no scaling (small gradients vanish: losses are weighted so that they do
 stepping on an infinity; a scaler that is never told how it went.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -7,8 +7,6 @@ it is needed (copies are logged against backward's progress); parameters sent al
 or streams that do not wait for each other (the simulated device is then too late, or too early, by exactly that).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

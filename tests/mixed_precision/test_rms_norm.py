@@ -6,8 +6,6 @@ seen in the graph and in what is kept); by tensors hidden on ctx, which hooks do
 forward are counted); by bytes on ctx that are no tensors (the kernel knows how large the process is).
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -5,8 +5,6 @@ never. How it would be faked: sums of tensor sizes (views of a part, results kep
 weights are among the cases); hooks that see no Function, or the Function's node alone.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab.harness.judge import measured
