@@ -34,7 +34,9 @@ def stub(folder: Path, source: str, file: str = FILE) -> str:
 HOUSE = '''
     """A wrapper."""
 
-        import math as secret
+    from __future__ import annotations
+
+    import math as secret
     import os
     from collections import OrderedDict as secrets
     from typing import Literal
