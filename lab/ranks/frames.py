@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _LENGTHS = struct.Struct("<IQ")
 HEADER_LIMIT = 1 << 20
 PAYLOAD_LIMIT = 1 << 30
@@ -23,7 +24,7 @@ class Malformed(ValueError):
 
 def pack(header: dict[str, Any], payload_bytes: int) -> bytes:
     """Return the bytes that precede the payload: both lengths and the header."""
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _encode(header).encode()
     return _LENGTHS.pack(len(text), payload_bytes) + text
 
 
@@ -107,7 +108,7 @@ def into(stream: BinaryIO, buffer: Any) -> Any:
 def parsed(text: bytearray) -> dict[str, Any]:
     """Parse a header. Raises Malformed."""
     try:
-        header = json.loads(text)
+        header = json.loads(text.decode())  # of bytes, json would look for the encoding
     except (ValueError, RecursionError):
         raise Malformed("a header that is not JSON") from None
     if type(header) is not dict:
