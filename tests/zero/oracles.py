@@ -191,7 +191,7 @@ def sent_bytes(rows, rank, world) -> float:
             "broadcast": (world - 1) * row["bytes"] if row["peer"] == rank else 0,
             "all_gather": (world - 1) * row["bytes"],
             "all_reduce": 2 * (world - 1) / world * row["bytes"],
-            "reduce_scatter": (world - 1) / world * row["bytes"],
+            "reduce_scatter": (world - 1) * row["bytes"],  # a row has the bytes of a rank's part
             "recv": 0,
             "barrier": 0,
         }
