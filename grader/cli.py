@@ -74,7 +74,7 @@ def grade(
     from .sandbox import choose
 
     assignment = default()
-    assignment.of_profile(profile)  # raises if there is none
+    assignment.of_profile(profile)  # raises AssignmentError for an unknown name
     if layout not in layouts.LAYOUTS:
         raise Wrong(f"--layout: expected one of {', '.join(layouts.LAYOUTS)}, got {layout!r}")
     found = submissions.find(paths, lambda line: say(line, err), out_folder.resolve() / "received")

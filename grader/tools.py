@@ -161,7 +161,7 @@ def release(
         more = f"; more on {then}" if then else ""
         say(f"{here}: {len(ids)} of the {len(default().profiles[profile])} of {profile} are out on {day}{more}")
     profile = profile or "full"
-    default().of_profile(profile)  # raises if there is none
+    default().of_profile(profile)  # raises AssignmentError for an unknown name
     count = releases.archive(out_file, profile, ids)
     say(f"wrote {out_file}: {count} files, no solution among them")
 
@@ -173,7 +173,7 @@ def gradescope(
     """Write Gradescope's autograder: an archive to upload, with its own secret seed."""
     from .gradescope.archive import archive
 
-    default().of_profile(profile)  # raises if there is none
+    default().of_profile(profile)  # raises AssignmentError for an unknown name
     count = archive(out_file, profile)
     say(f"wrote {out_file}: {count} files; it holds the secret seed, keep it from students")
 

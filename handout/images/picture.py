@@ -38,7 +38,7 @@ def spaced(items: Iterable[T], start: float, step: float) -> Iterator[tuple[floa
 
 
 def found(file: str) -> Any:
-    """What a benchmark has found, as "results/link.json"."""
+    """Read the results of a benchmark. file: such as "results/link.json"."""
     return json.loads((HERE.parent.parent / "benchmarks" / file).read_text(encoding="utf-8"))
 
 

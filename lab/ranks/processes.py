@@ -69,7 +69,7 @@ def resident(pid: int, private: bool = False) -> int:
 
 
 def _status(pid: int | str, name: str) -> list[str]:
-    """The words of this line of a process's status file; [] if there is none."""
+    """Read one entry of a process's status file, as words. Return [] if the file or the entry does not exist."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
         return next((line.split()[1:] for line in status if line.startswith(f"{name}:")), [])
     return []

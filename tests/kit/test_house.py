@@ -93,7 +93,7 @@ def test_untouched_stubs_score_nothing_and_say_what_is_next(runner, tmp_path, mo
 
 
 def passing(*arguments: str, **environment: str) -> str:
-    """What a run of the reference's tests prints in which none fails."""
+    """Run the reference's tests, assert that none fails, and return what was printed."""
     command = [sys.executable, "-m", "pytest", "tests", "--impl", "reference", *arguments]
     run = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
