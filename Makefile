@@ -81,7 +81,7 @@ lint: env
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
 
 mutants: env
-	$(PY) -m grader mutants --thorough
+	$(PY) -m grader mutants
 
 # Every attack of grader/hostile/ with an honest neighbour.
 hostile: env sandbox

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.course.assignment import ROOT, Exercise, default
+from lab.course.assignment import ROOT, Exercise, default, needed
 from lab.course.scoring import Result, score, totals
 from lab.harness import mistakes
 
@@ -145,13 +145,13 @@ def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
 
 
 def check(
-    stages: Iterable[str], progress: Any, sample: bool = False, thorough: bool = False, seed: str = "public",
-    only: Sequence[str] = (),
-) -> dict[str, dict]:  # fmt: skip
+    stages: Iterable[str], progress: Any, sample: bool = False, seed: str = "public", only: Sequence[str] = ()
+) -> dict[str, dict]:
     """By stage: points of the reference and the stubs, and the outcome of mutants and variants.
 
-    only: restrict to these exercises. sample: one mutant and one variant per stage, without the reference, which
-    `pytest tests --impl reference` covers.
+    Each exercise of the reference is tested in a copy in which all that it does not need is a stub, so a prerequisite
+    that assignment.toml does not name costs points here.
+    only: restrict to these exercises. sample: one mutant and one variant per stage, without the reference.
     """
     asked = {s: [e.id for e in default().of_stage(s) if not only or e.id in only] for s in stages}
     stages = [s for s, ids in asked.items() if ids]
@@ -159,13 +159,12 @@ def check(
     if sample:
         found = {(k, s): random.Random(s).sample(edits, min(1, len(edits))) for (k, s), edits in found.items()}
     outcome = {}
-    with _bench(progress, sum(map(len, found.values())) + (1 if sample else 2) * len(stages), seed, thorough) as bench:
+    with _bench(progress, sum(map(len, found.values())) + (1 if sample else 2) * len(stages), seed) as bench:
         for stage in stages:
             bench.tell(description=stage)
             outcome[stage] = bench.stage(asked[stage], found["mutant", stage], found["variant", stage])
             if not sample:
-                earned, possible = bench.points(ROOT / "reference", asked[stage])
-                outcome[stage] |= {"reference": earned, "possible": possible}
+                outcome[stage] |= bench.reference(asked[stage])
     return outcome
 
 
@@ -194,13 +193,13 @@ def survivors(mutants: Sequence[Edited], progress: Any, seed: str = mistakes.PUB
 
 
 @contextlib.contextmanager
-def _bench(progress: Any, total: int, seed: str = mistakes.PUBLIC, thorough: bool = False) -> Iterator[_Bench]:
+def _bench(progress: Any, total: int, seed: str = mistakes.PUBLIC) -> Iterator[_Bench]:
     from lab.harness.runner import Executor, Runner
 
     tell = functools.partial(progress.update, progress.add_task("checking", total=total))
     closing = contextlib.closing(Runner(Executor(ROOT / "reference")))
     with closing as runner, tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        yield _Bench(runner, Path(folder), seed, thorough, tell)
+        yield _Bench(runner, Path(folder), seed, tell)
 
 
 def fine(o: dict) -> bool:
@@ -211,8 +210,8 @@ def fine(o: dict) -> bool:
 class _Bench:
     """Judges one edited copy after the other with one runner, so that the zygote stays warm."""
 
-    def __init__(self, runner: Any, folder: Path, seed: str, thorough: bool, tell: Any):
-        self.runner, self.folder, self.seed, self.thorough, self.tell = runner, folder, seed, thorough, tell
+    def __init__(self, runner: Any, folder: Path, seed: str, tell: Any):
+        self.runner, self.folder, self.seed, self.tell = runner, folder, seed, tell
         self.cache = folder / "expected"
         self.told: dict[str, str] = {}  # mutant → message of the first failing test, as a student would read it
 
@@ -226,7 +225,8 @@ class _Bench:
         return run_tests(self.runner, ids, self.seed, self.cache, first_failure=first_failure)
 
     def stage(self, ids: list[str], mutants: list[Edited], variants: list[Edited]) -> dict[str, Any]:
-        stub, _ = self.points(ROOT / "student", ids)
+        self.tell(advance=1)
+        stub = self.points(self.results(ROOT / "student", ids), ids)
         survived = [line for m in mutants if (line := self.survives(m))]
         told = {m.name: self.told[m.name] for m in mutants if m.name in self.told}
         failed = [line for v in variants if (line := self.fails(v))]
@@ -258,10 +258,23 @@ class _Bench:
                     alike[0][2].append(mutant.name)
         return {"when": {m.name: m.why for m in mutants}, "tests": tests}
 
-    def points(self, impl: Path, ids: list[str]) -> tuple[float, float]:
+    def reference(self, ids: list[str]) -> dict[str, float]:
+        """Points of the reference, each exercise beside stubs of all that it does not need."""
         self.tell(advance=1)
-        earned, possible, _ = totals(score(default(), self.results(impl, ids), ids))
-        return round(earned, 6), round(possible, 6)
+        results = []
+        for id in ids:
+            copy = self.folder / id
+            shutil.copytree(ROOT / "reference", copy, ignore=shutil.ignore_patterns("__pycache__"))
+            for other in default().exercises.keys() - needed(id) - {id}:
+                file = default().exercise(other).file
+                shutil.copy(ROOT / "student" / file, copy / file)
+            results += self.results(copy, [id])
+        possible = totals(score(default(), results, ids))[1]
+        return {"reference": self.points(results, ids), "possible": round(possible, 6)}
+
+    @staticmethod
+    def points(results: list[Result], ids: list[str]) -> float:
+        return round(totals(score(default(), results, ids))[0], 6)
 
     def failed(self, mutant: Edited) -> list[Result]:
         """A list with the first failing test; empty if all pass. Raises Wrong."""
@@ -285,12 +298,6 @@ class _Bench:
         named = mutant.why in said and not said.startswith(mistakes.NEARLY)
         if asked and mutant.name in recorded and not named:
             return f"{mutant.name}: its message does not name it: grader mutants --record --exercise {mutant.exercise}"
-        if self.thorough:
-            all_of_stage = default().of_stage(default().exercises[mutant.exercise].stage)
-            unrelated = [e.id for e in all_of_stage if mutant.exercise not in (e.id, *e.needs)]
-            results = self.results(self.folder / mutant.name, unrelated) if unrelated else []
-            if hurt := {r.exercise for r in results if r.outcome == "failed"}:
-                return f"{mutant.name}: also costs {', '.join(sorted(hurt))}"
         return ""
 
     def fails(self, variant: Edited) -> str:

@@ -44,7 +44,6 @@ def mutants(
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; may be given again.")] = None,
     exercise: Annotated[list[str] | None, typer.Option(help="Only this exercise; may be given again.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Only one mutant and one variant per stage.")] = False,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Unrelated exercises must still pass, too.")] = False,
     seed: Annotated[str, typer.Option(help="Seed of the tests' inputs.")] = "public",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with each mutant's message.")] = False,
     record: Annotated[
@@ -78,7 +77,7 @@ def mutants(
             for change in left:
                 out.print(f"  {change.why}", markup=False, highlight=False, soft_wrap=True)
             return
-        outcome = m.check(stages, bar, sample=sample, thorough=thorough, seed=seed, only=ids)
+        outcome = m.check(stages, bar, sample=sample, seed=seed, only=ids)
     if as_json:
         print(json.dumps(outcome, indent=1))
     else:
