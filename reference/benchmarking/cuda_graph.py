@@ -37,9 +37,9 @@ class GraphedStep:
 
         Raises ValueError if number, shape or dtype differ from the recorded inputs.
         """
-        recorded, came = ([(tuple(t.shape), t.dtype) for t in ts] for ts in (self.inputs, inputs))
-        if recorded != came:
-            raise ValueError(f"expected inputs of {recorded}, as recorded, got {came}")
+        recorded, got = ([(tuple(t.shape), t.dtype) for t in ts] for ts in (self.inputs, inputs))
+        if recorded != got:
+            raise ValueError(f"expected inputs of {recorded}, as recorded, got {got}")
         for static, fresh in zip(self.inputs, inputs, strict=True):
             static.copy_(fresh)
         self.graph.replay()

@@ -29,9 +29,9 @@ def find_straggler(samples: Sequence[float], group: dist.ProcessGroup | None = N
     typical steps. A rank waits for the difference between the straggler's typical step and its own. The median of an
     even number of values is the mean of the middle two. Use one collective, of at most one float64 per rank.
     """
-    mine = torch.tensor([statistics.median(samples)], dtype=torch.float64)
-    typical = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(typical, mine, group=group)
+    local = torch.tensor([statistics.median(samples)], dtype=torch.float64)
+    typical = [torch.empty_like(local) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(typical, local, group=group)
     seconds = [t.item() for t in typical]
     slowest = max(seconds)
     return Straggler(

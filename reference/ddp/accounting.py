@@ -90,10 +90,10 @@ def accounting(
         share = reached / sum(sizes) if variant in ("overlapped", "bucketed") else 1.0
         issued.append(share * backward_s)
     costs = [all_reduce_s(size, world, link) for size in sizes]
-    ended = 0.0
+    network_free = 0.0
     for start, cost in zip(issued, costs, strict=True):
-        ended = max(ended, start) + cost
-    backward_or_network = max(backward_s, ended)
+        network_free = max(network_free, start) + cost
+    backward_or_network = max(backward_s, network_free)
     bound = max(backward_s, issued[0] + sum(costs), issued[-1] + costs[-1])
     return StepTime(
         all_reduces=len(sizes),
@@ -146,8 +146,8 @@ def limits(total_bytes: int, world: int, link: Link, *, backward_s: float, sampl
     # α W² + b W − c = 0; written so that it holds for α = 0 too.
     transfer_s = total_bytes / link.bytes_per_s
     b, c = transfer_s - link.alpha_s, transfer_s + backward_s * world / 2
-    most = math.floor(2 * c / (b + math.sqrt(b * b + 4 * link.alpha_s * c)))
-    return Limits(fewest, slowest, most)
+    most_ranks = math.floor(2 * c / (b + math.sqrt(b * b + 4 * link.alpha_s * c)))
+    return Limits(fewest, slowest, most_ranks)
 
 
 def _buckets(sizes: list[int], limit: int) -> list[list[int]]:

@@ -15,11 +15,11 @@ def broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = No
     3.4.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    place = (rank - src) % world  # as if src were rank 0
+    distance = (rank - src) % world  # as if src were rank 0
     reach = 1  # ranks that have it, before this round
     while reach < world:
-        if place < reach and place + reach < world:
+        if distance < reach and distance + reach < world:
             dist.send(tensor, group_dst=(rank + reach) % world, group=group)
-        elif reach <= place < 2 * reach:
+        elif reach <= distance < 2 * reach:
             dist.recv(tensor, group_src=(rank - reach) % world, group=group)
         reach *= 2

@@ -76,13 +76,13 @@ def count_step(
     micro-batches may differ between ranks; a rank may have none. Tokens are the targets other than `ignore_index`,
     which marks padding. Samples are the rows with at least one token.
     """
-    here = torch.zeros(2, dtype=torch.int64, device=targets[0].device if targets else torch.get_default_device())
+    local = torch.zeros(2, dtype=torch.int64, device=targets[0].device if targets else torch.get_default_device())
     for micro_batch in targets:
         real = micro_batch != ignore_index  # (batch, context)
-        here += torch.stack([real.any(dim=1).sum(), real.sum()])
-    everywhere = here.clone()
-    dist.all_reduce(everywhere, group=group)
-    samples, tokens, global_batch, global_tokens = torch.cat([here, everywhere]).tolist()
+        local += torch.stack([real.any(dim=1).sum(), real.sum()])
+    total = local.clone()
+    dist.all_reduce(total, group=group)
+    samples, tokens, global_batch, global_tokens = torch.cat([local, total]).tolist()
     return StepCount(samples, tokens, global_batch, global_tokens)
 
 

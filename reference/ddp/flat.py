@@ -34,10 +34,10 @@ def _as_views(parameters: list[nn.Parameter]) -> Tensor:
     """The buffer that holds these parameters' gradients, one after the other, and nothing else."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     sizes = [g.numel() for g in gradients]
-    base, places = gradients[0]._base, accumulate([0, *sizes[:-1]])
+    base, offsets = gradients[0]._base, accumulate([0, *sizes[:-1]])
     in_order = all(
-        g._base is base and g.storage_offset() == place and g.is_contiguous()
-        for g, place in zip(gradients, places, strict=True)
+        g._base is base and g.storage_offset() == offset and g.is_contiguous()
+        for g, offset in zip(gradients, offsets, strict=True)
     )
     if base is not None and in_order and base.is_contiguous() and base.numel() == sum(sizes):
         buffer = base.view(-1)

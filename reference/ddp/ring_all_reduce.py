@@ -17,12 +17,12 @@ def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> N
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     chunks = tensor.view(-1).tensor_split(world)
     right, left = (rank + 1) % world, (rank - 1) % world
-    room = chunks[0].clone()  # the first chunks are the longest
+    buffer = chunks[0].clone()  # the first chunks are the longest
     for step in range(2 * (world - 1)):
         sent = dist.isend(chunks[(rank - step) % world], group_dst=right, group=group)
         into = chunks[(rank - step - 1) % world]
         if step < world - 1:  # reduce: add what comes to what is here
-            coming = room[: len(into)]
+            coming = buffer[: len(into)]
             dist.recv(coming, group_src=left, group=group)
             into += coming
         else:  # gather: what comes is the sum

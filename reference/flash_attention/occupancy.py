@@ -48,14 +48,14 @@ def occupancy(
             f"expected registers 1 to 255, shared_bytes >= 0, warps >= 1, got {registers}, {shared_bytes}, {warps}"
         )
     m = multiprocessor
-    room = {
+    limits = {
         "warps": m.warps // warps,
         "programs": m.programs,
         "registers": m.registers // (warps * _up(32 * registers, m.register_unit)),
         "shared memory": m.shared_bytes // max(1, _up(shared_bytes + m.shared_reserved, m.shared_unit)),
     }
-    limited_by = min(room, key=room.__getitem__)
-    programs = room[limited_by]
+    limited_by = min(limits, key=limits.__getitem__)
+    programs = limits[limited_by]
     return Occupancy(programs, programs * warps, programs * warps / m.warps, limited_by)  # type: ignore[arg-type]
 
 

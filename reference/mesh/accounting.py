@@ -119,8 +119,8 @@ def accounting(work: Workload, degrees: Degrees, *, stage: int = 0, fsdp: bool =
 
     expert_parameters = blocks * work.experts // d.expert * swiglu
     split = blocks * (attention + (0 if work.experts else swiglu)) + (first + last) * table
-    whole = blocks * (2 * c.width + work.experts * c.width) + last * c.width
-    dense_parameters = split // d.tensor + whole
+    replicated = blocks * (2 * c.width + work.experts * c.width) + last * c.width
+    dense_parameters = split // d.tensor + replicated
 
     split_weights = blocks * (attention + (0 if work.experts else swiglu)) + last * table
     whole_weights = blocks * (work.experts * c.width + work.k * swiglu) if work.experts else 0

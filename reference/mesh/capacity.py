@@ -37,7 +37,7 @@ def capacity(experts: Tensor, n: int, factor: float) -> Capped:
     limit = math.ceil(factor * tokens * k / n)
     by_choice = experts.T.flatten()  # (k · tokens,): all first choices, then all second ones
     takes = (by_choice[:, None] == torch.arange(n, device=experts.device)).long()  # (k · tokens, n)
-    place = (takes.cumsum(0) * takes).sum(1)  # (k · tokens,): 1 for who comes first to its expert
-    kept = place <= limit
+    position = (takes.cumsum(0) * takes).sum(1)  # (k · tokens,): 1 for who comes first to its expert
+    kept = position <= limit
     dropped = (takes * ~kept[:, None]).sum(0)  # (n,)
     return Capped(by_choice.where(kept, -1).view(k, tokens).T.contiguous(), dropped, limit)

@@ -21,7 +21,7 @@ def combine(y: Tensor, gates: Tensor, dispatched: Dispatched, *, group: dist.Pro
     """
     tokens, k = gates.shape
     leaving = y.new_zeros(y.shape).index_copy(0, dispatched.regroup, y)  # as they arrived
-    home = exchange(leaving, dispatched.received, dispatched.sent, group)  # (left, width)
-    choices = home.new_zeros(tokens * k, home.shape[1]).index_copy(0, dispatched.order, home)
-    weighted = choices.view(tokens, k, home.shape[1]) * gates[..., None]  # (tokens, k, width)
+    returned = exchange(leaving, dispatched.received, dispatched.sent, group)  # (left, width)
+    choices = returned.new_zeros(tokens * k, returned.shape[1]).index_copy(0, dispatched.order, returned)
+    weighted = choices.view(tokens, k, returned.shape[1]) * gates[..., None]  # (tokens, k, width)
     return weighted.sum(1).to(y.dtype)

@@ -41,8 +41,8 @@ def rank_seed(mesh: Mesh, seed: int, *, sequence: bool) -> int:
     otherwise each would train another model. With `sequence` they hold different tokens, and draw different numbers, as
     ranks do that differ on another axis.
     """
-    place = mesh.coordinate() | ({} if sequence else {"tensor": 0})
-    return seed * mesh.world + mesh.rank(**place)
+    coordinate = mesh.coordinate() | ({} if sequence else {"tensor": 0})
+    return seed * mesh.world + mesh.rank(**coordinate)
 
 
 def parallelize(model: Transformer, mesh: Mesh, plan: Plan | None = None) -> Parallel:
@@ -76,8 +76,8 @@ def parallelize(model: Transformer, mesh: Mesh, plan: Plan | None = None) -> Par
         tensor_parallel(model, mesh.group("tensor"), sequence=plan.sequence)
     dims = tensor_dims(model)
 
-    own = stages[coordinate["pipe"] :: degrees["pipe"]]
-    chunks = [Chunk(model, layers, plan, degrees["tensor"]) for layers in own]
+    local_stages = stages[coordinate["pipe"] :: degrees["pipe"]]
+    chunks = [Chunk(model, layers, plan, degrees["tensor"]) for layers in local_stages]
     if plan.fsdp:
         sharded = [_sharded(chunk, mesh, plan) for chunk in chunks]
     torch.manual_seed(rank_seed(mesh, plan.seed, sequence=plan.sequence))
@@ -130,11 +130,11 @@ def train_step(
 
 
 def _keep_own_experts(moe: MoE, mesh: Mesh, sequence: bool) -> None:
-    ranks, here = mesh.size("expert"), mesh.coordinate()["expert"]
+    ranks, expert_rank = mesh.size("expert"), mesh.coordinate()["expert"]
     if moe.n % ranks:
         raise ValueError(f"expected a number of experts that expert={ranks} divides, got {moe.n}")
     for number in list(moe.experts):
-        if int(number) // (moe.n // ranks) != here:
+        if int(number) // (moe.n // ranks) != expert_rank:
             del moe.experts[number]
     moe.group = mesh.group("expert")
     moe.statistics = mesh.group("data", "expert", "tensor") if sequence else mesh.group("data", "expert")
@@ -142,10 +142,10 @@ def _keep_own_experts(moe: MoE, mesh: Mesh, sequence: bool) -> None:
 
 
 def _sharded(chunk: Chunk, mesh: Mesh, plan: Plan) -> FSDPAxis:
-    experts, whole = _experts(chunk), partial_parameters(chunk)
+    experts, replicated = _experts(chunk), partial_parameters(chunk)
     # Experts, what tensor has cut and what it has not lie in units of their own: other ranks hold copies of each.
-    layers = uniform_layers(chunk, lambda p: (p in set(experts), p in set(whole)))
-    partial = whole if plan.sequence else []
+    layers = uniform_layers(chunk, lambda p: (p in set(experts), p in set(replicated)))
+    partial = replicated if plan.sequence else []
     return FSDPAxis(chunk, mesh, experts=experts, partial=partial, layers=layers, small=plan.small)
 
 

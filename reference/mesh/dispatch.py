@@ -71,8 +71,8 @@ def dispatch(x: Tensor, experts: Tensor, n: int, *, group: dist.ProcessGroup | N
     leaving = x.repeat_interleave(experts.shape[1], dim=0)[order]  # (left, width)
     arrived = exchange(leaving, sent, received, group)  # (arrived, width)
 
-    here = torch.arange(n // world, device=x.device).repeat(world)  # (n,): whom each number of `arriving` is for
-    regroup = here.repeat_interleave(arriving, output_size=sum(received)).argsort(stable=True)
+    expert = torch.arange(n // world, device=x.device).repeat(world)  # (n,): whom each number of `arriving` is for
+    regroup = expert.repeat_interleave(arriving, output_size=sum(received)).argsort(stable=True)
     return Dispatched(
         arrived[regroup], [sum(rows) for rows in zip(*arrive, strict=True)], order, regroup, sent, received
     )

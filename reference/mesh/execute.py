@@ -144,11 +144,11 @@ def _sum_tied(tied: nn.Parameter, group: dist.ProcessGroup | None) -> None:
     if not last:
         return
     assert tied.grad is not None
-    other, theirs = last - dist.get_rank(group), torch.empty_like(tied.grad)
+    other, received = last - dist.get_rank(group), torch.empty_like(tied.grad)
     ops = [
         dist.P2POp(dist.isend, tied.grad, group=group, group_peer=other),
-        dist.P2POp(dist.irecv, theirs, group=group, group_peer=other),
+        dist.P2POp(dist.irecv, received, group=group, group_peer=other),
     ]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
-    tied.grad += theirs  # a + b here and b + a there: the same bits
+    tied.grad += received  # a + b here and b + a there: the same bits

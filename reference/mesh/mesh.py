@@ -33,7 +33,7 @@ class Mesh:
         self.world = math.prod(self.sizes.values())
         self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
         if min(self.sizes.values()) < 1:
-            raise ValueError(f"expected degrees of at least 1, got {_told(self.sizes)}")
+            raise ValueError(f"expected degrees of at least 1, got {_listed(self.sizes)}")
         self._on_paper = rank is not None
         if rank is not None:
             self.here = rank
@@ -54,22 +54,22 @@ class Mesh:
         left = self.here if rank is None else rank
         if not 0 <= left < self.world:
             raise ValueError(f"expected a rank of 0 … {self.world - 1}, got {left}")
-        places = {}
+        coordinate = {}
         for axis in reversed(AXES):
-            left, places[axis] = divmod(left, self.sizes[axis])
-        return {axis: places[axis] for axis in AXES}
+            left, coordinate[axis] = divmod(left, self.sizes[axis])
+        return {axis: coordinate[axis] for axis in AXES}
 
     def rank(self, **coordinate: int) -> int:
         """Return the rank at a coordinate; on axes that are not given, this rank's own coordinate counts.
 
         rank(pipe=0) is this rank's counterpart on the first stage. Raises ValueError for a coordinate out of range.
         """
-        places = self.coordinate() | {axis: coordinate[axis] for axis in self._known(tuple(coordinate))}
+        position = self.coordinate() | {axis: coordinate[axis] for axis in self._known(tuple(coordinate))}
         rank = 0
         for axis in AXES:
-            if not 0 <= places[axis] < self.sizes[axis]:
-                raise ValueError(f"expected {axis} of 0 … {self.sizes[axis] - 1}, got {places[axis]}")
-            rank = rank * self.sizes[axis] + places[axis]
+            if not 0 <= position[axis] < self.sizes[axis]:
+                raise ValueError(f"expected {axis} of 0 … {self.sizes[axis] - 1}, got {position[axis]}")
+            rank = rank * self.sizes[axis] + position[axis]
         return rank
 
     def partition(self, *axes: str) -> list[list[int]]:
@@ -77,8 +77,8 @@ class Mesh:
         others = [axis for axis in AXES if axis not in self._known(axes)]
         groups = defaultdict(list)
         for rank in range(self.world):
-            places = self.coordinate(rank)
-            groups[tuple(places[axis] for axis in others)].append(rank)
+            coordinate = self.coordinate(rank)
+            groups[tuple(coordinate[axis] for axis in others)].append(rank)
         return list(groups.values())
 
     def ranks(self, *axes: str) -> list[int]:
@@ -95,23 +95,23 @@ class Mesh:
         """
         if self._on_paper:
             raise RuntimeError("a mesh on paper has no process groups: build it without rank=, on every rank")
-        wide = tuple(axis for axis in AXES if axis in self._known(axes) and self.sizes[axis] > 1)
-        if wide not in self._groups:
-            for ranks in self.partition(*wide):
+        axes_used = tuple(axis for axis in AXES if axis in self._known(axes) and self.sizes[axis] > 1)
+        if axes_used not in self._groups:
+            for ranks in self.partition(*axes_used):
                 group = dist.new_group(ranks)  # everyone's, in the same order: members alone would wait for ever
                 if self.here in ranks:
-                    self._groups[wide] = group
-        return self._groups[wide]
+                    self._groups[axes_used] = group
+        return self._groups[axes_used]
 
     def neighbour(self, axis: str, offset: int = 1, *, wrap: bool = False) -> int | None:
         """Return the rank `offset` places further along one axis; a negative offset goes back.
 
         The result is None beyond either end: a first stage has no stage before it. With wrap the axis is a ring.
         """
-        place = self.coordinate()[self._known((axis,))[0]] + offset
+        index = self.coordinate()[self._known((axis,))[0]] + offset
         if wrap:
-            place %= self.sizes[axis]
-        return self.rank(**{axis: place}) if 0 <= place < self.sizes[axis] else None
+            index %= self.sizes[axis]
+        return self.rank(**{axis: index}) if 0 <= index < self.sizes[axis] else None
 
     def _known(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(axes)) != len(axes) or not set(axes) <= set(AXES):
@@ -123,9 +123,9 @@ def _misfit(sizes: dict[str, int], world: int) -> str:
     """Explain why these degrees do not fit, and which change of one degree would."""
     product = math.prod(sizes.values())
     fits = [f"{axis}={world * n // product}" for axis, n in sizes.items() if world * n % product == 0]
-    mended = f"{' or '.join(fits)} would fit" if fits else "no change of a single degree would fit"
-    return f"expected degrees whose product is the {world} ranks there are, got {_told(sizes)}, {product}: {mended}"
+    advice = f"{' or '.join(fits)} would fit" if fits else "no change of a single degree would fit"
+    return f"expected degrees whose product is the {world} ranks there are, got {_listed(sizes)}, {product}: {advice}"
 
 
-def _told(sizes: dict[str, int]) -> str:
+def _listed(sizes: dict[str, int]) -> str:
     return " x ".join(f"{axis}={n}" for axis, n in sizes.items())

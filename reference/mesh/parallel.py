@@ -127,15 +127,15 @@ class Parallel(nn.Module):
                 yield p, Placement([piece], self._copies(name, sharded=False))
             for unit in chunk.units if isinstance(chunk, FSDPAxis) else ():
                 first = self.mesh.coordinate()["data"] * unit.part  # of this rank's numbers, in the unit
-                pieces, place = [], 0  # place: of the parameter, in the unit
+                pieces, offset = [], 0  # offset: of the parameter, in the unit
                 for (name, *_), shape, size in zip(unit.names, unit.shapes, unit.sizes, strict=False):
-                    start, end = max(first, place), min(first + unit.part, place + size)
+                    start, end = max(first, offset), min(first + unit.part, offset + size)
                     if start < end:
-                        own = Piece(
-                            self._name(name), tuple(shape), self._dim(name), start - place, start - first, end - start
+                        piece = Piece(
+                            self._name(name), tuple(shape), self._dim(name), start - offset, start - first, end - start
                         )
-                        pieces.append(own)
-                    place += size
+                        pieces.append(piece)
+                    offset += size
                 yield unit.shard, Placement(pieces, self._copies(unit.names[0][0], sharded=True))
 
     def _name(self, name: str) -> str:
@@ -153,10 +153,10 @@ class Parallel(nn.Module):
 @provided
 def share(batch: Tensor, mesh: Mesh) -> Tensor:
     """This rank's part of a batch that all ranks have: (sequences, …) to (sequences / (data · expert), …)."""
-    ranks, place = mesh.size("data", "expert"), mesh.coordinate()
+    ranks, coordinate = mesh.size("data", "expert"), mesh.coordinate()
     if len(batch) % ranks:
         raise ValueError(f"expected a multiple of {ranks} sequences, data · expert, got {len(batch)}")
-    return batch.chunk(ranks)[place["data"] * mesh.sizes["expert"] + place["expert"]]
+    return batch.chunk(ranks)[coordinate["data"] * mesh.sizes["expert"] + coordinate["expert"]]
 
 
 @provided

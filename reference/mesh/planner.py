@@ -101,11 +101,11 @@ def binds(job: Job, choice: Choice, tools: Tools = Tools()) -> dict[str, float]:
     """
     saved = {}
     for resource in RESOURCES:
-        other = replace(job, cluster=job.cluster.faster(resource))
-        plan_s = planner(other, 1, tools)[0].step_s if resource == "memory" else tools.price_s(other, choice.plan)
+        faster = replace(job, cluster=job.cluster.faster(resource))
+        plan_s = planner(faster, 1, tools)[0].step_s if resource == "memory" else tools.price_s(faster, choice.plan)
         saved[resource] = max(0.0, 1 - plan_s / choice.step_s)
     return saved
 
 
-def _divisors(number: int, most: float = math.inf) -> list[int]:
-    return [d for d in range(1, int(min(number, most)) + 1) if number % d == 0]
+def _divisors(number: int, largest: float = math.inf) -> list[int]:
+    return [d for d in range(1, int(min(number, largest)) + 1) if number % d == 0]

@@ -36,8 +36,8 @@ class VocabParallelEmbedding(nn.Module):
 
         Rows of other ranks' tokens are 0 here, so the sum contains each token's row once.
         """
-        own, mine = _own(tokens, len(self.weight), self.group)
-        rows = F.embedding(own, self.weight).masked_fill(~mine[..., None], 0.0)  # (batch, context, width)
+        index, is_local = _local_index(tokens, len(self.weight), self.group)
+        rows = F.embedding(index, self.weight).masked_fill(~is_local[..., None], 0.0)  # (batch, context, width)
         return self.leave(rows, self.group)
 
 
@@ -59,14 +59,14 @@ def vocab_parallel_cross_entropy(
     dist.all_reduce(maximum, dist.ReduceOp.MAX, group=group)
     logits = logits - maximum[..., None]
 
-    own, mine = _own(targets, n, group)
-    target = logits.gather(-1, own[..., None]).squeeze(-1).masked_fill(~mine, 0.0)  # (batch, context)
+    index, is_local = _local_index(targets, n, group)
+    target = logits.gather(-1, index[..., None]).squeeze(-1).masked_fill(~is_local, 0.0)  # (batch, context)
     sums, target = reduce_from(torch.stack([logits.exp().sum(dim=-1), target]), group)
     return (sums.log() - target).mean()
 
 
-def _own(tokens: Tensor, n: int, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+def _local_index(tokens: Tensor, n: int, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
     """Return the index of each token among this rank's n (0 for tokens of other ranks), and whether it is its own."""
-    places = tokens - n * dist.get_rank(group)
-    mine = (places >= 0) & (places < n)
-    return places.where(mine, 0), mine
+    index = tokens - n * dist.get_rank(group)
+    is_local = (index >= 0) & (index < n)
+    return index.where(is_local, 0), is_local

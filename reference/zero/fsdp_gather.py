@@ -216,9 +216,9 @@ class FSDP(nn.Module):
             own = [p for p in layer.parameters() if p not in owner]
             if sum(p.numel() for p in own) >= small:
                 for kind in dict.fromkeys((p.dtype, p.requires_grad) for p in own):
-                    alike = [p for p in own if (p.dtype, p.requires_grad) == kind]
-                    self.units.append(Unit(alike, self.group))
-                    owner.update((p, (self.units[-1], i)) for i, p in enumerate(alike))
+                    same_kind = [p for p in own if (p.dtype, p.requires_grad) == kind]
+                    self.units.append(Unit(same_kind, self.group))
+                    owner.update((p, (self.units[-1], i)) for i, p in enumerate(same_kind))
             self.units_of[layer] = list(dict.fromkeys(owner[p][0] for p in layer.parameters() if p in owner))
         for prefix, module in self.module.named_modules(remove_duplicate=False):
             for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):

@@ -114,10 +114,10 @@ def _elementwise(optimizer_cls: type[torch.optim.Optimizer], **kwargs: Any) -> b
     halves = [nn.Parameter(h.clone()) for h in start.chunk(2)]
     whole = nn.Parameter(start.view(6, 4).clone())
     try:
-        for tensor, place in ((whole, slice(0, 24)), (halves[0], slice(0, 12)), (halves[1], slice(12, 24))):
+        for tensor, part in ((whole, slice(0, 24)), (halves[0], slice(0, 12)), (halves[1], slice(12, 24))):
             optimizer = optimizer_cls([tensor], **kwargs)
             for step in range(3):
-                tensor.grad = torch.sin(5 * start + step)[place].view_as(tensor)
+                tensor.grad = torch.sin(5 * start + step)[part].view_as(tensor)
                 optimizer.step()
     except (RuntimeError, TypeError, ValueError):  # a matrix is asked for, a closure, a sparse gradient
         return False

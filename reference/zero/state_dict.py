@@ -122,14 +122,14 @@ class Checkpoint:
 
     def _gather(self, tensors: dict[str, Tensor], plain: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All ranks' tensors at rank 0, one after the other."""
-        told: list[Any] = [None] * self.world
+        gathered: list[Any] = [None] * self.world
         header = [(name, t.shape, t.dtype) for name, t in tensors.items()]
-        dist.gather_object((header, plain), told if self.rank == 0 else None, group_dst=0, group=self.group)
+        dist.gather_object((header, plain), gathered if self.rank == 0 else None, group_dst=0, group=self.group)
         if self.rank > 0:
             for tensor in tensors.values():
                 dist.send(tensor, group_dst=0, group=self.group)
             return {}, {}
-        for rank, (theirs, values) in enumerate(told[1:], start=1):
+        for rank, (theirs, values) in enumerate(gathered[1:], start=1):
             plain |= values
             for name, shape, dtype in theirs:
                 tensors[name] = torch.empty(shape, dtype=dtype)
