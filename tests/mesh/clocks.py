@@ -6,7 +6,7 @@ from typing import Any
 from lab.ranks.ledger import MESSAGES
 
 
-def played_back(traces: list, last: int) -> list[list]:
+def replayed(traces: list, last: int) -> list[list]:
     """Return for each rank [kind, micro-batch, chunk, start] of each action. A forward takes 1, a backward 2.
 
     An action asks for a gate: "forward 0 2" is micro-batch 0 on virtual stage 2 of 0 … `last`. The second and third
@@ -14,41 +14,41 @@ def played_back(traces: list, last: int) -> list[list]:
     Messages take no time. An action begins when the message that it needs has left. A rank that waits for a message
     goes on when the other rank has issued its end.
     """
-    clocks, issued, left, events = [0.0] * len(traces), {}, {}, [[] for _ in traces]
-    happened, meets = [deque(_in_order(trace)) for trace in traces], _other_ends(traces)
+    clocks, issued, departed, events = [0.0] * len(traces), {}, {}, [[] for _ in traces]
+    pending, other_ends = [deque(_timeline(trace)) for trace in traces], _other_ends(traces)
 
-    def ready(rank: int, what: str, which: Any) -> float | None:
+    def ready(rank: int, event: str, key: Any) -> float | None:
         """The earliest time at which other ranks allow it; None if not known yet."""
-        if what == "wait":
-            return issued.get(meets.get((rank, which)))
-        if what == "issue":
+        if event == "wait":
+            return issued.get(other_ends.get((rank, key)))
+        if event == "issue":
             return 0.0
-        kind, micro_batch, stage = _action(which)
-        before = stage + (-1 if kind == "forward" else 1)
-        from_here = not 0 <= before <= last or before % len(traces) == rank
-        return 0.0 if from_here else left.get((micro_batch, before + (kind == "backward") / 2))
+        kind, micro_batch, stage = _action(key)
+        source = stage + (-1 if kind == "forward" else 1)
+        is_local = not 0 <= source <= last or source % len(traces) == rank
+        return 0.0 if is_local else departed.get((micro_batch, source + (kind == "backward") / 2))
 
-    moved = True
-    while moved:
-        moved = False
-        for rank, todo in enumerate(happened):
-            while todo and (at := ready(rank, *todo[0][1:])) is not None:
-                _, what, which = todo.popleft()
-                clocks[rank], moved = max(clocks[rank], at), True
-                if what == "issue":
-                    issued[rank, which] = clocks[rank]
-                    if (made := _made_by(traces[rank], which)) is not None:
-                        left[made] = clocks[rank]
-                elif what == "act":
-                    kind, micro_batch, stage = _action(which)
+    progress = True
+    while progress:
+        progress = False
+        for rank, todo in enumerate(pending):
+            while todo and (earliest := ready(rank, *todo[0][1:])) is not None:
+                _, event, key = todo.popleft()
+                clocks[rank], progress = max(clocks[rank], earliest), True
+                if event == "issue":
+                    issued[rank, key] = clocks[rank]
+                    if (producer := _producer(traces[rank], key)) is not None:
+                        departed[producer] = clocks[rank]
+                elif event == "act":
+                    kind, micro_batch, stage = _action(key)
                     events[rank].append([kind, micro_batch, stage // len(traces), clocks[rank]])
                     clocks[rank] += 1 if kind == "forward" else 2
-    stuck = {rank: todo[0][2] for rank, todo in enumerate(happened) if todo}
+    stuck = {rank: todo[0][2] for rank, todo in enumerate(pending) if todo}
     assert not stuck, f"ranks went on without the message that they need: {stuck}"
     return events
 
 
-def _in_order(trace: Any) -> list[tuple]:
+def _timeline(trace: Any) -> list[tuple]:
     """(seconds, "act", gate) and (seconds, "issue" or "wait", number of the message), in the switch's order."""
     seen = [(gate.at_s, "act", gate.name) for gate in trace.gates]
     for row in trace.messages:
@@ -61,7 +61,7 @@ def _action(gate: str) -> tuple[str, int, int]:
     return kind, int(micro_batch), int(stage)
 
 
-def _made_by(trace: Any, number: int) -> tuple | None:
+def _producer(trace: Any, number: int) -> tuple | None:
     """The action that made a message, as the message itself says; None for a receive."""
     payload = trace.payloads[number]
     if trace.messages[number].op != "send" or payload is None or len(payload) < 3:
@@ -75,7 +75,7 @@ def _other_ends(traces: list) -> dict:
     for rank, trace in enumerate(traces):
         for row in trace.messages:
             if row.op in MESSAGES:
-                way = (rank, row.peer) if row.op == "send" else (row.peer, rank)
-                ends[*way, row.tag][row.op].append((rank, row.number))
+                direction = (rank, row.peer) if row.op == "send" else (row.peer, rank)
+                ends[*direction, row.tag][row.op].append((rank, row.number))
     pairs = [pair for both in ends.values() for pair in zip(*both.values(), strict=False)]
     return dict(pairs) | {other: one for one, other in pairs}

@@ -10,7 +10,7 @@ from lab.harness import layouts
 from lab.model.transformer import Config, SwiGLU
 
 from . import probes_experts as probes
-from .carried import asked
+from .carried import traced
 
 KINDS = ["even", "uneven", "one rank", "nothing", "dropped"]
 
@@ -37,44 +37,44 @@ def draw_tokens(rng, world: int, n: int, k: int, kind: str, dtype=torch.float32)
         if kind == "one rank":
             experts = torch.tensor([[n - 1 - c for c in range(k)]] * tokens)
         if kind == "dropped":
-            gone = torch.tensor([[rng.choice([True, False]) for _ in range(k)] for _ in range(tokens)])
-            experts = experts.masked_fill(gone, -1)
+            dropped = torch.tensor([[rng.choice([True, False]) for _ in range(k)] for _ in range(tokens)])
+            experts = experts.masked_fill(dropped, -1)
         x = rng.normal(tokens, width).to(dtype)
-        lie = layouts.draw(rng, x=x, experts=experts, dy=x, y=x, gates=experts, weights=x)[1]
-        cases.append({"x": x, "experts": experts, "n": n, "gates": None, "layouts": lie})
+        layout = layouts.draw(rng, x=x, experts=experts, dy=x, y=x, gates=experts, weights=x)[1]
+        cases.append({"x": x, "experts": experts, "n": n, "gates": None, "layouts": layout})
     return cases
 
 
-def in_group(run, probe: Callable, cases: list, members: Sequence = (), alone: bool = False, **options) -> list:
-    """Run the probe with cases[place][case]; return values with messages, [case][place].
+def in_group(run, probe: Callable, cases: list, members: Sequence = (), no_group: bool = False, **options) -> list:
+    """Run the probe with cases[group rank][case]; return values with messages, [case][group rank].
 
-    members: the group's ranks in a larger world. alone: the function gets no group.
+    members: the group's ranks in a larger world. no_group: the function gets no group.
     """
-    ranks, groups = [*members] or [*range(len(cases))], None if alone else [[*members]] if members else []
-    given = [cases[ranks.index(r)] if r in ranks else [] for r in range(max(ranks) + 1)]
-    world = options.pop("world", None if alone else len(given))
-    told = asked(run, probe, given, groups, world=world, **options)
-    return [[told[r][i] for r in ranks] for i in range(len(cases[0]))]
+    ranks, groups = [*members] or [*range(len(cases))], None if no_group else [[*members]] if members else []
+    by_rank = [cases[ranks.index(r)] if r in ranks else [] for r in range(max(ranks) + 1)]
+    world = options.pop("world", None if no_group else len(by_rank))
+    values = traced(run, probe, by_rank, groups, world=world, **options)
+    return [[values[r][i] for r in ranks] for i in range(len(cases[0]))]
 
 
-def each(kinds: Iterable, cases: list, told: list) -> Iterator[tuple]:
-    """(kind, its cases at all places, place, its own case, what it told), of each kind and place. cases: [place][kind];
-    told: [kind][place]."""
-    for kind, here, answers in zip(kinds, zip(*cases, strict=True), told, strict=True):
-        yield from ((kind, here, place, *both) for place, both in enumerate(zip(here, answers, strict=True)))
+def each_case(kinds: Iterable, cases: list, results: list) -> Iterator[tuple]:
+    """(kind, its cases on all ranks, rank, the rank's case, its result), of each kind and rank. cases: [rank][kind];
+    results: [kind][rank]."""
+    for kind, rank_cases, answers in zip(kinds, zip(*cases, strict=True), results, strict=True):
+        yield from ((kind, rank_cases, i, *pair) for i, pair in enumerate(zip(rank_cases, answers, strict=True)))
 
 
-def kept(case: dict) -> int:
+def kept_choices(case: dict) -> int:
     """Number of choices in a case that are not dropped."""
     return int((case["experts"] >= 0).sum())
 
 
-def arrivals(cases: list, place: int) -> list:
-    """(expert, source, token) of each row for the experts at this place, in the order that dispatch documents."""
-    k, each = cases[0]["experts"].shape[1], cases[0]["n"] // len(cases)
+def arrivals(cases: list, rank: int) -> list:
+    """(expert, source, token) of each row for the experts of this rank, in the order that dispatch documents."""
+    k, per_rank = cases[0]["experts"].shape[1], cases[0]["n"] // len(cases)
     return [
         (e, source, t)
-        for e in range(place * each, (place + 1) * each)
+        for e in range(rank * per_rank, (rank + 1) * per_rank)
         for source, case in enumerate(cases)
         for t in range(len(case["x"]))
         for c in range(k)
@@ -85,17 +85,17 @@ def arrivals(cases: list, place: int) -> list:
 def capped(experts: torch.Tensor, n: int, factor: float) -> tuple[torch.Tensor, list, int]:
     """Apply the capacity limit to choices, all first choices first; return (kept, dropped by expert, limit)."""
     tokens, k = experts.shape
-    limit, taken, dropped = math.ceil(factor * tokens * k / n), [0] * n, [0] * n
-    left = experts.clone()
+    limit, counts, dropped = math.ceil(factor * tokens * k / n), [0] * n, [0] * n
+    kept = experts.clone()
     for c in range(k):
         for t in range(tokens):
             e = int(experts[t, c])
-            if taken[e] == limit:
-                left[t, c] = -1
+            if counts[e] == limit:
+                kept[t, c] = -1
                 dropped[e] += 1
             else:
-                taken[e] += 1
-    return left, dropped, limit
+                counts[e] += 1
+    return kept, dropped, limit
 
 
 def draw_layer(rng, n: int) -> tuple[dict, dict]:
@@ -126,23 +126,23 @@ class Mixture(nn.Module):
         share = chosen.sum(0) / chosen.sum()
         self.balance = len(self.experts) * (share * p.mean(0)).sum()
         gaps = (ranked.values[:, :-1] - ranked.values[:, 1:]).detach()
-        near = gaps[:, self.k - 1 : self.k] if self.factor is None else gaps[:, : self.k]  # the order counts too
-        self.gap = min([self.gap, *near.flatten().tolist()])
-        kept = chosen if self.factor is None else self._kept(ranked.indices[:, : self.k], x.shape[:2])
-        self.lost = chosen - kept
+        margins = gaps[:, self.k - 1 : self.k] if self.factor is None else gaps[:, : self.k]  # the order counts too
+        self.gap = min([self.gap, *margins.flatten().tolist()])
+        mask = chosen if self.factor is None else self._kept_mask(ranked.indices[:, : self.k], x.shape[:2])
+        self.lost = chosen - mask
         self.dropped += int(self.lost.sum())
         outputs = torch.stack([expert(rows) for expert in self.experts], dim=1)  # (tokens, n, width)
-        return (outputs * (p * kept)[..., None]).sum(1).view(x.shape)
+        return (outputs * (p * mask)[..., None]).sum(1).view(x.shape)
 
-    def _kept(self, choices: torch.Tensor, shape: tuple) -> torch.Tensor:
+    def _kept_mask(self, choices: torch.Tensor, shape: tuple) -> torch.Tensor:
         """1 where a choice is within the limit of its rank's tokens: (rows, n)."""
-        shares, along = self.parts
-        ranks = torch.arange(len(choices)).view(shares, shape[0] // shares, along, shape[1] // along).transpose(1, 2)
+        shares, splits = self.parts
+        ranks = torch.arange(len(choices)).view(shares, shape[0] // shares, splits, shape[1] // splits).transpose(1, 2)
         n = len(self.experts)
-        kept = torch.zeros(len(choices), n + 1, dtype=self.router.weight.dtype)  # last column: dropped choices, −1
+        mask = torch.zeros(len(choices), n + 1, dtype=self.router.weight.dtype)  # last column: dropped choices, −1
         for rows in ranks.flatten(2).flatten(0, 1):
-            kept[rows] = kept[rows].scatter(1, capped(choices[rows], n, self.factor or 1.0)[0] % (n + 1), 1.0)
-        return kept[:, :n]
+            mask[rows] = mask[rows].scatter(1, capped(choices[rows], n, self.factor or 1.0)[0] % (n + 1), 1.0)
+        return mask[:, :n]
 
 
 def mixture_of(sizes: dict, shares: int = 1) -> Mixture:
@@ -152,15 +152,15 @@ def mixture_of(sizes: dict, shares: int = 1) -> Mixture:
 
 def one_process(sizes: dict, state: dict, shares: list, dtype: str) -> dict:
     """Run the layer with all experts on all ranks' tokens, equally many, and backward of the global mean loss."""
-    kind = getattr(torch, dtype)
-    layer = mixture_of(sizes, len(shares)).to(kind)
+    torch_dtype = getattr(torch, dtype)
+    layer = mixture_of(sizes, len(shares)).to(torch_dtype)
     layer.load_state_dict(state)
-    x, weights = (torch.stack([share[name] for share in shares]).to(kind) for name in ("x", "weights"))
+    x, weights = (torch.stack([share[name] for share in shares]).to(torch_dtype) for name in ("x", "weights"))
     y = layer(x)  # (ranks, tokens, width)
     (probes.objective(y, weights) + sizes["balance"] * layer.balance).backward()
     answers = [
-        {"y": own.detach(), "dropped": lost.sum(0).int().tolist(), "lost": lost.sum(1) == sizes["k"]}
-        for own, lost in zip(y, layer.lost.view(*x.shape[:2], -1), strict=True)
+        {"y": rank_y.detach(), "dropped": lost.sum(0).int().tolist(), "lost": lost.sum(1) == sizes["k"]}
+        for rank_y, lost in zip(y, layer.lost.view(*x.shape[:2], -1), strict=True)
     ]
     gradients = {name: p.grad for name, p in layer.named_parameters()}
     return {"ranks": answers, "balance": layer.balance.detach(), "gradients": gradients}

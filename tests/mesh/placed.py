@@ -3,7 +3,7 @@
 import torch
 
 
-def sizes_of(layout: dict) -> dict:
+def shapes_of(layout: dict) -> dict:
     """Shapes by name, one for each way in which axes cut a transformer: rows, columns, not cut, experts, vocabulary."""
     c = layout["config"]
     width, hidden = c["width"], c["hidden"]
@@ -33,23 +33,23 @@ def draw_layout(rng, degrees: dict, *, experts: int = 0, tied: bool = False, sma
 
 
 def draw_values(rng, layout: dict) -> dict:
-    return {name: rng.normal(*shape) for name, shape in sizes_of(layout).items()}
+    return {name: rng.normal(*shape) for name, shape in shapes_of(layout).items()}
 
 
-def alone(name: str, options: dict, values: dict, gradients: list, dtype: torch.dtype) -> dict:
+def one_process(name: str, options: dict, values: dict, gradients: list, dtype: torch.dtype) -> dict:
     """Train in one process without interruption, a step for each of `gradients`.
 
     Returns tensors by key of the optimizer's state ("": the parameters), by name.
     """
     parameters = {n: torch.nn.Parameter(v.to(dtype, copy=True)) for n, v in values.items()}
     optimizer = getattr(torch.optim, name)(parameters.values(), **options)
-    for whole in gradients:
+    for grads in gradients:
         for n, parameter in parameters.items():
-            parameter.grad = whole[n].to(dtype) if n in whole else None
+            parameter.grad = grads[n].to(dtype) if n in grads else None
         optimizer.step()
-    has: dict = {"": {n: p.detach() for n, p in parameters.items()}}
+    state: dict = {"": {n: p.detach() for n, p in parameters.items()}}
     for n, p in parameters.items():
         for key, value in optimizer.state.get(p, {}).items():
             if key != "step":
-                has.setdefault(key, {})[n] = value
-    return has
+                state.setdefault(key, {})[n] = value
+    return state

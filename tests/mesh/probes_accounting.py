@@ -7,8 +7,8 @@ from lab.model.transformer import Config
 
 def costs(impl, cases: list) -> list:
     """case: config, work, degrees, stage, fsdp. Bytes sent stand by axis beside the other costs."""
-    told = [plain(_cost(impl, case)) for case in cases]
-    return [{**cost, **cost["bytes"]} for cost in told]
+    results = [plain(_cost(impl, case)) for case in cases]
+    return [{**cost, **cost["bytes"]} for cost in results]
 
 
 def refused(impl, cases: list) -> list:
@@ -22,7 +22,7 @@ def _cost(impl, case: dict):
 
 
 def times(impl, cases: list) -> list:
-    module, told = impl.mesh.accounting, []
+    module, seconds = impl.mesh.accounting, []
     for c in cases:
         device = module.Device(**c["device"])
         options = {} if c["sharded"] is None else {"sharded": c["sharded"]}
@@ -30,20 +30,20 @@ def times(impl, cases: list) -> list:
             c["tokens"], c["width"], c["hidden"], data=c["data"], tensor=c["tensor"], device=device,
             element=c["element"], **options,
         )  # fmt: skip
-        told.append([float(got.compute_s), float(got.data_s), float(got.tensor_s)])
-    return told
+        seconds.append([float(got.compute_s), float(got.data_s), float(got.tensor_s)])
+    return seconds
 
 
 def limits(impl, cases: list) -> list:
     """The fewest tokens of each case, and the best split of its ranks at its own tokens: [tokens, data, tensor]."""
-    module, told = impl.mesh.accounting, []
+    module, results = impl.mesh.accounting, []
     for c in cases:
-        device, given = module.Device(**c["device"]), {"overlap": c["overlap"], "element": c["element"]}
-        least = module.fewest_tokens(
-            c["width"], c["hidden"], data=c["data"], tensor=c["tensor"], device=device, **given
+        device, options = module.Device(**c["device"]), {"overlap": c["overlap"], "element": c["element"]}
+        fewest = module.fewest_tokens(
+            c["width"], c["hidden"], data=c["data"], tensor=c["tensor"], device=device, **options
         )
         data, tensor = module.best_split(
-            c["data"] * c["tensor"], c["tokens"], c["width"], c["hidden"], device=device, **given
+            c["data"] * c["tensor"], c["tokens"], c["width"], c["hidden"], device=device, **options
         )
-        told.append([float(least), int(data), int(tensor)])
-    return told
+        results.append([float(fewest), int(data), int(tensor)])
+    return results

@@ -25,8 +25,8 @@ def start(impl, layout: dict, name: str, options: dict, values: dict) -> tuple:
 
 
 def steps(share: Share, optimizer: torch.optim.Optimizer, gradients: list) -> None:
-    for whole in gradients:
-        for parameter, gradient in zip(share.shares, share.cut(whole), strict=True):
+    for full in gradients:
+        for parameter, gradient in zip(share.shares, share.cut(full), strict=True):
             parameter.grad = gradient
         optimizer.step()
 
@@ -36,57 +36,57 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
     folder = shared_folder() / "made" / "by save"
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, name, options, values)
-    told: dict = {"extra": None, "peak_bytes": 0}
+    result: dict = {"extra": None, "peak_bytes": 0}
     is_saved = folder.exists()
     gates.mark("load")
     if is_saved:
         with meter(share.shares) as memory:
-            told["extra"] = checkpoint.load(share, optimizer)
-        told |= {"peak_bytes": memory.peak_bytes, "loaded": held(share, optimizer)}
+            result["extra"] = checkpoint.load(share, optimizer)
+        result |= {"peak_bytes": memory.peak_bytes, "loaded": copied_pieces(share, optimizer)}
     gates.mark("steps")
-    said: list = [None] * dist.get_world_size()  # the state that was loaded may not fit, on some rank
-    dist.all_gather_object(said, raised(lambda: steps(share, optimizer, gradients), text=True))
-    stopped = next((text for text in said if text != "nothing"), "")
+    errors: list = [None] * dist.get_world_size()  # the state that was loaded may not fit, on some rank
+    dist.all_gather_object(errors, raised(lambda: steps(share, optimizer, gradients), text=True))
+    stopped = next((text for text in errors if text != "nothing"), "")
     gates.mark("save")
     with flushes() as flushed:
         if not stopped:
             checkpoint.save(share, optimizer, extra=extra)
     gates.mark("saved")
     if stopped:
-        return {**told, "stopped": stopped}
+        return {**result, "stopped": stopped}
     dist.barrier()
-    told["flushed"] = names_of(flushed, shared_folder().parent)
+    result["flushed"] = names_of(flushed, shared_folder().parent)
     group = optimizer.param_groups[0]
-    told["group"] = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key in options}
-    told["tuples"] = sorted(key for key, v in group.items() if isinstance(v, tuple))
-    told["parameters"] = [piece for piece in held(share, optimizer) if not piece[3]]
-    told["steps"] = sorted({float(s["step"]) for s in optimizer.state.values() if "step" in s})
-    told["numbers"] = sum(p.numel() for p in share.shares)
-    return told
+    result["group"] = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key in options}
+    result["tuples"] = sorted(key for key, v in group.items() if isinstance(v, tuple))
+    result["parameters"] = [piece for piece in copied_pieces(share, optimizer) if not piece[3]]
+    result["steps"] = sorted({float(s["step"]) for s in optimizer.state.values() if "step" in s})
+    result["numbers"] = sum(p.numel() for p in share.shares)
+    return result
 
 
 def weighed(impl, layout: dict, shapes: dict) -> list:
-    """Load what AdamW has saved; return [name, place, start, key, count, sum] of each piece."""
+    """Load what AdamW has saved; return [name, tensor rank, start, key, count, sum] of each piece."""
     values = {name: torch.full((), BEFORE).expand(*shape) for name, shape in shapes.items()}  # takes no memory
     share, optimizer = start(impl, layout, "AdamW", {"lr": 0.1}, values)
     impl.mesh.mesh_checkpoint.MeshCheckpoint(shared_folder() / "made" / "by save").load(share, optimizer)
-    return [[*piece, len(own), float(own.double().sum())] for *piece, own in pieces(share, optimizer)]
+    return [[*piece, len(numbers), float(numbers.double().sum())] for *piece, numbers in pieces(share, optimizer)]
 
 
-def held(share: Share, optimizer: torch.optim.Optimizer) -> list:
-    """[name, place on tensor, start, key of its state ("": the parameter), numbers] of each piece on this rank."""
-    return [[*piece, own.clone()] for *piece, own in pieces(share, optimizer)]
+def copied_pieces(share: Share, optimizer: torch.optim.Optimizer) -> list:
+    """[name, tensor rank, start, key of its state ("": the parameter), numbers] of each piece on this rank."""
+    return [[*piece, numbers.clone()] for *piece, numbers in pieces(share, optimizer)]
 
 
 def pieces(share: Share, optimizer: torch.optim.Optimizer) -> Iterator[list]:
-    """As `held`, but the numbers themselves, not copies."""
-    for parameter, placed in share.placements().items():
+    """As `copied_pieces`, but the numbers themselves, not copies."""
+    for parameter, placement in share.placements().items():
         state = {k: s for k, s in optimizer.state.get(parameter, {}).items() if k != "step" and s is not None}
         for key, value in {"": parameter.detach(), **state}.items():
-            for p in placed.pieces:
+            for p in placement.pieces:
                 fits = value.shape == parameter.shape
-                own = value.flatten()[p.offset : p.offset + p.count] if fits else value.flatten()
-                yield [p.name, share.here["tensor"], p.start, key, own]
+                numbers = value.flatten()[p.offset : p.offset + p.count] if fits else value.flatten()
+                yield [p.name, share.coord["tensor"], p.start, key, numbers]
 
 
 def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list:
@@ -103,12 +103,12 @@ def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list
             copies.append(("return", snapshot(folder, len(copies))))
         states[name] = contents(share, optimizer, {"saved": name})
         dist.barrier()
-    everyones: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, [[event, copy and str(copy)] for event, copy in copies])
-    everyones[0].append(["at the end", str(folder)])
+    all_events: list = [None] * dist.get_world_size()
+    dist.all_gather_object(all_events, [[event, copy and str(copy)] for event, copy in copies])
+    all_events[0].append(["at the end", str(folder)])
     return [
-        [rank, event, loads_as(impl, layout, options, values, Path(copy), states)]
-        for rank, events in enumerate(everyones) for event, copy in events if copy is not None
+        [rank, event, loaded_state(impl, layout, options, values, Path(copy), states)]
+        for rank, events in enumerate(all_events) for event, copy in events if copy is not None
     ]  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def contents(share: Share, optimizer: torch.optim.Optimizer, extra: object) -> l
     return [extra, *(t.detach().clone() for t in (*share.shares, *moments))]
 
 
-def loads_as(impl, layout: dict, options: dict, values: dict, folder: Path, states: dict) -> str:
+def loaded_state(impl, layout: dict, options: dict, values: dict, folder: Path, states: dict) -> str:
     """ "old", "new", or a text about what was loaded instead."""
     share, optimizer = start(impl, layout, "AdamW", options, {n: torch.full_like(v, BEFORE) for n, v in values.items()})
     try:
@@ -126,10 +126,10 @@ def loads_as(impl, layout: dict, options: dict, values: dict, folder: Path, stat
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     got = contents(share, optimizer, extra)
-    return next((name for name, state in states.items() if same(got, state)), "a mixture")
+    return next((name for name, state in states.items() if same_bits(got, state)), "a mixture")
 
 
-def same(one: list, other: list) -> bool:
+def same_bits(one: list, other: list) -> bool:
     """Whether two `contents` have the same bits."""
     alike = one[0] == other[0] and len(one) == len(other)
     return alike and all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))
@@ -143,22 +143,22 @@ def refused(impl, layouts: dict, values: dict) -> dict:
     folder, options = shared_folder(), {"lr": 0.1}
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layouts["saved"], "AdamW", options, values["saved"])
-    told = {"nothing saved": raised(lambda: checkpoint.load(share, optimizer))}
+    errors = {"nothing saved": raised(lambda: checkpoint.load(share, optimizer))}
     dist.barrier()
     steps(share, optimizer, [values["saved"]])
     several = torch.optim.AdamW([{"params": [p]} for p in share.shares], **options)
     odd = torch.optim.AdamW([{"params": [*share.shares], "odd": object()}], **options)
     cases = {"extra": (optimizer, {"no JSON": object()}), "odd": (odd, None), "groups, save": (several, None)}
-    for name, (of, extra) in cases.items():
-        told[name] = raised(lambda: checkpoint.save(share, of, extra=extra))  # noqa: B023
+    for name, (target, extra) in cases.items():
+        errors[name] = raised(lambda: checkpoint.save(share, target, extra=extra))  # noqa: B023
         dist.barrier()  # hangs if an error stopped only some ranks
-    told["refused saves, files"] = str([path.name for path in folder.rglob("*") if path.is_file()])
+    errors["refused saves, files"] = str([path.name for path in folder.rglob("*") if path.is_file()])
     dist.barrier()
     checkpoint.save(share, optimizer)
-    told["groups, load"] = raised(lambda: checkpoint.load(share, several))
+    errors["groups, load"] = raised(lambda: checkpoint.load(share, several))
     for name in [*layouts][1:]:
         other, fresh = start(impl, layouts[name], "AdamW", options, values[name])
         before = contents(other, fresh, None)
-        told[name] = raised(lambda: checkpoint.load(other, fresh))  # noqa: B023
-        told[f"{name}, left alone"] = str(same(before, contents(other, fresh, None)))
-    return told
+        errors[name] = raised(lambda: checkpoint.load(other, fresh))  # noqa: B023
+        errors[f"{name}, left alone"] = str(same_bits(before, contents(other, fresh, None)))
+    return errors

@@ -14,15 +14,15 @@ from lab.ranks import gates
 class First(TorchDispatchMode):
     """Asks for a gate of this name before the first product of matrices inside; at `mark` if there was none.
 
-    each: the other products ask for gates, too, of the same name with a number.
+    all_products: the other products ask for gates, too, of the same name with a number.
     """
 
-    def __init__(self, name: str, each: bool = False):
+    def __init__(self, name: str, all_products: bool = False):
         super().__init__()
-        self.name, self.each, self.products = name, each, 0
+        self.name, self.all_products, self.products = name, all_products, 0
 
     def mark(self) -> None:
-        if not self.products or self.each:
+        if not self.products or self.all_products:
             gates.mark(f"{self.name} {self.products}" if self.products else self.name)
         self.products += 1
 
@@ -35,37 +35,37 @@ class First(TorchDispatchMode):
 PARTS = ("forward", "forward's first product", "backward", "backward's first product", "again")
 
 
-def ring(impl, cases: list, members: list, each: bool = False) -> list:
-    """cases: q, k, v and do of the whole sequence (…, length, dim), and how a rank's lie in memory. members: the
-    group's ranks; [] for the default group. Asks for the gates of PARTS. each: and for one before each product of
+def ring(impl, cases: list, members: list, all_products: bool = False) -> list:
+    """cases: q, k, v and do of the whole sequence (…, length, dim), and the layouts of a rank's. members: the group's
+    ranks; [] for the default group. Asks for the gates of PARTS. all_products: and for one before each product of
     forward."""
     options = {"group": dist.new_group(members)} if members else {}
-    members, told = members or list(range(dist.get_world_size())), []
-    for whole, layouts in cases if dist.get_rank() in members else ():
-        mine = positions(whole["q"].shape[-2], len(members), members.index(dist.get_rank()))
-        laid = all_laid({name: whole[name][..., mine, :] for name in ("q", "k", "v", "do")}, layouts)
-        q, k, v, do = (t.detach().requires_grad_(name != "do") for name, t in laid.items())
-        theirs = Theirs(q=q, k=k, v=v, do=do)
+    members, results = members or list(range(dist.get_world_size())), []
+    for full, layouts in cases if dist.get_rank() in members else ():
+        local = positions(full["q"].shape[-2], len(members), members.index(dist.get_rank()))
+        operands = all_laid({name: full[name][..., local, :] for name in ("q", "k", "v", "do")}, layouts)
+        q, k, v, do = (t.detach().requires_grad_(name != "do") for name, t in operands.items())
+        caller = Theirs(q=q, k=k, v=v, do=do)
         gates.mark(PARTS[0])
-        with reads() as read, FlopCounterMode(display=False) as counter, First(PARTS[1], each) as first:
+        with reads() as read, FlopCounterMode(display=False) as counter, First(PARTS[1], all_products) as first:
             o = impl.mesh.context.ring_attention(q, k, v, **options)
             first.mark()
         gates.mark(PARTS[2])
         with First(PARTS[3]) as first:
-            found = theirs.gradients(
+            found = caller.gradients(
                 [o], {"dq": q, "dk": k, "dv": v}, [do], again=lambda: (first.mark(), gates.mark(PARTS[4]))
             )
-        told.append({
-            "positions": mine, "o": o.detach().clone(), **found, "flops": int(counter.get_total_flops()),
-            "callers": theirs.seen(), "unseen": sorted(read & AS_MEMORY),
+        results.append({
+            "positions": local, "o": o.detach().clone(), **found, "flops": int(counter.get_total_flops()),
+            "callers": caller.seen(), "unseen": sorted(read & AS_MEMORY),
         })  # fmt: skip
-    return told
+    return results
 
 
-def positions(length: int, world: int, place: int) -> list[int]:
+def positions(length: int, world: int, rank: int) -> list[int]:
     """A rank's positions in a sequence: a chunk from each end."""
     half = length // (2 * world)
-    first, last = place * half, (2 * world - 1 - place) * half
+    first, last = rank * half, (2 * world - 1 - rank) * half
     return [*range(first, first + half), *range(last, last + half)]
 
 

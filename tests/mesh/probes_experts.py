@@ -28,28 +28,28 @@ def rank() -> int:
 
 def route(impl, cases: list, groups: list | None) -> list:
     """cases: [rank] -> logits, k, weights (tokens, k) of the gates, averaged_over or None, layouts. Gradients apart."""
-    group, told = group_of(groups), []
+    group, results = group_of(groups), []
     for case in cases[rank()]:
-        logits, weights = laid(case, "logits", "weights")
-        theirs = Theirs(logits=logits.requires_grad_())
+        logits, weights = operands(case, "logits", "weights")
+        caller = Theirs(logits=logits.requires_grad_())
         options = {} if case["averaged_over"] is None else {"averaged_over": case["averaged_over"]}
         mark("forward")
         got = impl.mesh.route.route(logits, case["k"], group=group, **options)
         mark("backward")
         found, incoming = {}, {"by_gates": (got.gates, weights), "by_balance": (got.balance, torch.ones(()))}
-        for name, (of, gradient) in incoming.items():
-            if of.requires_grad:
-                found |= theirs.gradients([of], {name: logits}, [gradient.to(of.dtype)])
+        for name, (output, gradient) in incoming.items():
+            if output.requires_grad:
+                found |= caller.gradients([output], {name: logits}, [gradient.to(output.dtype)])
         AGAIN()
-        told.append({
+        results.append({
             "experts": got.experts.detach().clone(), "gates": got.gates.detach().clone(),
-            "balance": got.balance.detach().clone(), "callers": theirs.seen(),
+            "balance": got.balance.detach().clone(), "callers": caller.seen(),
             **{name: torch.zeros_like(logits) if found.get(name) is None else found[name] for name in incoming},
         })  # fmt: skip
-    return told
+    return results
 
 
-def laid(case: dict, *names: str) -> list[torch.Tensor]:
+def operands(case: dict, *names: str) -> list[torch.Tensor]:
     """These tensors of a case, in the memory layouts that it names."""
     return [t.detach() for t in all_laid({name: case[name] for name in names}, case.get("layouts", {})).values()]
 
@@ -62,20 +62,20 @@ def refused(impl, name: str, cases: list, grouped: bool = False) -> list:
 
 def exchange(impl, cases: list, groups: list | None) -> list:
     """cases: [rank] -> rows, sent, received, layouts, weights: the gradient of what arrives."""
-    group, told = group_of(groups), []
+    group, results = group_of(groups), []
     for case in cases[rank()]:
-        rows, weights = laid(case, "rows", "weights")
+        rows, weights = operands(case, "rows", "weights")
         rows.requires_grad_(rows.is_floating_point())
-        theirs, found = Theirs(rows=rows, sent=case["sent"], received=case["received"]), {}
+        caller, found = Theirs(rows=rows, sent=case["sent"], received=case["received"]), {}
         mark("forward")
         got = impl.mesh.exchange.exchange(rows, case["sent"], case["received"], group)
         mark("backward")
         if rows.requires_grad:
-            found = theirs.gradients([got], {"gradient": rows}, [weights], again=AGAIN)
+            found = caller.gradients([got], {"gradient": rows}, [weights], again=AGAIN)
         else:
             AGAIN()
-        told.append({"arrived": got.detach().clone(), **found, "callers": theirs.seen()})
-    return told
+        results.append({"arrived": got.detach().clone(), **found, "callers": caller.seen()})
+    return results
 
 
 def there_and_back(impl, cases: list, groups: list | None) -> list:
@@ -83,55 +83,57 @@ def there_and_back(impl, cases: list, groups: list | None) -> list:
 
     Expert e makes of a token t the row ((e + 1)·t, t[0]·t[0] + e). Alone, what is dispatched is judged by its tokens.
     """
-    group, told = group_of(groups), []
+    group, results = group_of(groups), []
     for case in cases[rank()]:
-        (x, experts), n = laid(case, "x", "experts"), case["n"]
-        theirs = Theirs(x=x.requires_grad_(), experts=experts)
+        (x, experts), n = operands(case, "x", "experts"), case["n"]
+        caller = Theirs(x=x.requires_grad_(), experts=experts)
         mark("dispatch")
-        there = impl.mesh.dispatch.dispatch(x, experts, n, group=group)
-        answer = {"tokens": there.tokens.detach().clone(), "counts": [int(c) for c in there.counts]}
-        kept = {name: [int(i) for i in getattr(there, name)] for name in ("sent", "received", "order", "regroup")}
+        dispatched = impl.mesh.dispatch.dispatch(x, experts, n, group=group)
+        answer = {"tokens": dispatched.tokens.detach().clone(), "counts": [int(c) for c in dispatched.counts]}
+        meta = {name: [int(i) for i in getattr(dispatched, name)] for name in ("sent", "received", "order", "regroup")}
         position = 0 if group is None else dist.get_rank(group)
-        numbers = torch.tensor(answer["counts"]).cumsum(0)
+        bounds = torch.tensor(answer["counts"]).cumsum(0)
         rows = torch.arange(len(answer["tokens"]))
-        expert = (rows[:, None] >= numbers).sum(1) + position * len(answer["counts"])  # (arrived,)
+        expert = (rows[:, None] >= bounds).sum(1) + position * len(answer["counts"])  # (arrived,)
         if case["gates"] is None:
             dy = answer["tokens"] * (expert[:, None] + 1)
-            (dy,) = laid({"dy": dy, "layouts": case["layouts"]}, "dy")
+            (dy,) = operands({"dy": dy, "layouts": case["layouts"]}, "dy")
             mark("dispatch's backward")
-            answer |= theirs.gradients([there.tokens], {"gradient": x}, [dy], again=AGAIN) | {"kept": kept}
+            answer |= caller.gradients([dispatched.tokens], {"gradient": x}, [dy], again=AGAIN) | {"kept": meta}
         else:
-            answer |= _home(impl, case, x, there, expert, group, theirs)
-        told.append({**answer, "callers": theirs.seen()})
-    return told
+            answer |= _combine(impl, case, x, dispatched, expert, group, caller)
+        results.append({**answer, "callers": caller.seen()})
+    return results
 
 
-def _home(impl, case: dict, x: torch.Tensor, there: Any, expert: torch.Tensor, group: Any, theirs: Theirs) -> dict:
-    tokens, number = there.tokens.clone(), expert[:, None]
-    made = torch.cat([tokens * (number + 1), tokens[:, :1] ** 2 + number], dim=1)  # (arrived, width + 1)
-    y, gates, weights = laid({**case, "y": made.detach()}, "y", "gates", "weights")
-    given = {f"dispatched.{name}": getattr(there, name) for name in ("tokens", "counts", "order", "regroup")}
-    theirs.add(y=y.requires_grad_(), gates=gates.requires_grad_(), **given)
+def _combine(
+    impl, case: dict, x: torch.Tensor, dispatched: Any, expert: torch.Tensor, group: Any, caller: Theirs
+) -> dict:
+    tokens, number = dispatched.tokens.clone(), expert[:, None]
+    outputs = torch.cat([tokens * (number + 1), tokens[:, :1] ** 2 + number], dim=1)  # (arrived, width + 1)
+    y, gates, weights = operands({**case, "y": outputs.detach()}, "y", "gates", "weights")
+    fields = {f"dispatched.{name}": getattr(dispatched, name) for name in ("tokens", "counts", "order", "regroup")}
+    caller.add(y=y.requires_grad_(), gates=gates.requires_grad_(), **fields)
     mark("combine")
-    out = impl.mesh.combine.combine(y, gates, there, group=group)
+    out = impl.mesh.combine.combine(y, gates, dispatched, group=group)
     mark("combine's backward")
-    found = theirs.gradients([out], {"by_y": y, "by_gates": gates}, [weights.to(out.dtype)], again=AGAIN)
+    found = caller.gradients([out], {"by_y": y, "by_gates": gates}, [weights.to(out.dtype)], again=AGAIN)
     mark("dispatch's backward")
-    (by_x,) = torch.autograd.grad(made, x, found["by_y"])
+    (by_x,) = torch.autograd.grad(outputs, x, found["by_y"])
     return {"out": out.detach().clone(), "by_gates": found["by_gates"], "by_x": by_x}
 
 
 def cap(impl, cases: list) -> list:
-    told = []
+    results = []
     for case in cases:
-        calls, theirs = [], Theirs(experts=case["experts"])
+        calls, caller = [], Theirs(experts=case["experts"])
         with reads() as read, Observer(lambda *call, calls=calls: calls.append(call[0])):
             got = impl.mesh.capacity.capacity(case["experts"], case["n"], case["factor"])
-        told.append({
+        results.append({
             "experts": got.experts.clone(), "dropped": got.dropped.clone(), "limit": int(got.limit),
-            "operators": len(calls), "callers": theirs.seen(), "unseen": sorted(read & {*AS_MEMORY, ".tolist()"}),
+            "operators": len(calls), "callers": caller.seen(), "unseen": sorted(read & {*AS_MEMORY, ".tolist()"}),
         })  # fmt: skip
-    return told
+    return results
 
 
 def layer(impl, sizes: dict, state: dict, shares: list, expert_degree: int) -> dict:
@@ -171,17 +173,17 @@ def reduce(impl, cases: list, degree: int) -> dict:
     """Reduce given gradients. cases: [rank] -> dense, experts: lists of gradients, None for no gradient."""
     world, me = dist.get_world_size(), dist.get_rank()
     data_group = group_of([list(range(e, world, degree)) for e in range(degree)])
-    made = {}
+    params = {}
     for name in ("dense", "experts"):
-        made[name] = [torch.nn.Parameter(torch.zeros_like(g)) for g in cases[me][name]]
-        for p, g, there in zip(made[name], cases[me][name], cases[me][f"{name}_there"], strict=True):
-            p.grad = g.clone() if there else None
+        params[name] = [torch.nn.Parameter(torch.zeros_like(g)) for g in cases[me][name]]
+        for p, g, present in zip(params[name], cases[me][name], cases[me][f"{name}_there"], strict=True):
+            p.grad = g.clone() if present else None
     mark("reduce")
-    places = [p.grad.data_ptr() for ps in made.values() for p in ps if p.grad is not None]
+    before = [p.grad.data_ptr() for ps in params.values() for p in ps if p.grad is not None]
     impl.mesh.reduce_gradients.reduce_gradients(
-        (p for p in made["dense"]), [*made["experts"], *made["experts"][:1]], replicas=dist.group.WORLD,
+        (p for p in params["dense"]), [*params["experts"], *params["experts"][:1]], replicas=dist.group.WORLD,
         data=data_group,
     )  # fmt: skip
-    answer: dict[str, Any] = {n: [p.grad for p in ps] for n, ps in made.items()}
-    after = [p.grad.data_ptr() for ps in made.values() for p in ps if p.grad is not None]
-    return answer | {"in_place": places == after}
+    answer: dict[str, Any] = {n: [p.grad for p in ps] for n, ps in params.items()}
+    after = [p.grad.data_ptr() for ps in params.values() for p in ps if p.grad is not None]
+    return answer | {"in_place": before == after}

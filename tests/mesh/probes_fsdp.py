@@ -17,30 +17,30 @@ def sharded(impl, sizes: dict, states: list, degrees: dict, batches: list, exper
     mesh = impl.mesh.mesh.Mesh(**degrees)
     module = Transformer(Config(**sizes))
     module.load_state_dict(states[mesh.here])
-    own = impl.mesh.fsdp_axis.FSDPAxis(
+    fsdp = impl.mesh.fsdp_axis.FSDPAxis(
         module, mesh, experts=[*map(module.get_parameter, experts)], partial=[*map(module.get_parameter, partial)],
         small=small, layers=layers and [*map(module.get_submodule, layers)],
     )  # fmt: skip
     gates.mark("micro-batches")
     for tokens, targets in batches[mesh.here]:
-        loss = F.cross_entropy(own(tokens).flatten(0, 1), targets.flatten())
+        loss = F.cross_entropy(fsdp(tokens).flatten(0, 1), targets.flatten())
         (loss / len(batches[mesh.here])).backward()
     gates.mark("finish")
-    own.finish_gradient_synchronization()
+    fsdp.finish_gradient_synchronization()
     gradients = []  # [name, start, numbers]
-    place = mesh.coordinate()["data"]
-    for unit in own.units:
-        start, first_of = 0, place * unit.part
+    data_rank = mesh.coordinate()["data"]
+    for unit in fsdp.units:
+        start, shard_start = 0, data_rank * unit.part
         for (name, *_), size in zip(unit.names, unit.sizes, strict=False):
-            low, high = max(start, first_of), min(start + size, first_of + unit.part)
+            low, high = max(start, shard_start), min(start + size, shard_start + unit.part)
             if low < high:
-                gradients.append([name, low - start, unit.shard.grad[low - first_of : high - first_of].clone()])
+                gradients.append([name, low - start, unit.shard.grad[low - shard_start : high - shard_start].clone()])
             start += size
-    gradients += [[name, 0, p.grad.flatten().clone()] for name, p in own.module.named_parameters()]
+    gradients += [[name, 0, p.grad.flatten().clone()] for name, p in fsdp.module.named_parameters()]
     return {
         "gradients": gradients,
-        "units": [[unit.part, [names[0] for names in unit.names]] for unit in own.units],
-        "whole": [[name, p.numel()] for name, p in own.module.named_parameters()],
+        "units": [[unit.part, [names[0] for names in unit.names]] for unit in fsdp.units],
+        "whole": [[name, p.numel()] for name, p in fsdp.module.named_parameters()],
     }
 
 
@@ -48,18 +48,18 @@ def large(impl, value: float, small: int) -> float:
     """The gradient of a float16 weight on 4 expert ranks, each of which has this value."""
     mesh = impl.mesh.mesh.Mesh(expert=4)
     module = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False, dtype=torch.float16))
-    own = impl.mesh.fsdp_axis.FSDPAxis(module, mesh, small=small)
-    own(torch.full((1, 1), value, dtype=torch.float16)).sum().backward()
-    own.finish_gradient_synchronization()
-    return float(next(p.grad for p in own.parameters()).flatten()[0])
+    fsdp = impl.mesh.fsdp_axis.FSDPAxis(module, mesh, small=small)
+    fsdp(torch.full((1, 1), value, dtype=torch.float16)).sum().backward()
+    fsdp.finish_gradient_synchronization()
+    return float(next(p.grad for p in fsdp.parameters()).flatten()[0])
 
 
 def refused(impl, sizes: dict, experts: list, meshes: list) -> list[str]:
     """What is raised for a block as one layer, of which some parameters are experts', on each of some meshes."""
-    told = []
+    errors = []
     for degrees in meshes:
         mesh, module = impl.mesh.mesh.Mesh(**degrees), Transformer(Config(**sizes))
-        own, layers = [*map(module.get_parameter, experts)], [*module.blocks]
-        shard = functools.partial(impl.mesh.fsdp_axis.FSDPAxis, module, mesh, experts=own, layers=layers)
-        told.append(raised(shard, text=True))
-    return told
+        parameters, layers = [*map(module.get_parameter, experts)], [*module.blocks]
+        shard = functools.partial(impl.mesh.fsdp_axis.FSDPAxis, module, mesh, experts=parameters, layers=layers)
+        errors.append(raised(shard, text=True))
+    return errors

@@ -10,28 +10,28 @@ from lab.ranks import gates
 
 def on_paper(impl, cases: list) -> list:
     """case: degrees, here, ranks, axes (a list of lists), moves ([axis, offset, wrap])."""
-    told = []
+    results = []
     for case in cases:
         mesh = impl.mesh.mesh.Mesh(*case["degrees"], rank=case["here"])
         ranks = [(), *((rank,) for rank in case["ranks"])]  # this one first
-        told.append({
+        results.append({
             "sizes": [[str(axis), int(n)] for axis, n in mesh.sizes.items()],
             "world": int(mesh.world),
             "coordinates": [_plain(mesh.coordinate(*rank)) for rank in ranks],
             "ranks_back": [int(mesh.rank(**mesh.coordinate(*rank))) for rank in ranks],
             "counterparts": [
-                int(mesh.rank(**{axis: place})) for axis, n in mesh.sizes.items() for place in (0, n - 1)
+                int(mesh.rank(**{axis: index})) for axis, n in mesh.sizes.items() for index in (0, n - 1)
             ],
             "size": [int(mesh.size(*axes)) for axes in case["axes"]],
             "partition": [[list(map(int, ranks)) for ranks in mesh.partition(*axes)] for axes in case["axes"]],
             "own": [list(map(int, mesh.ranks(*axes))) for axes in case["axes"]],
             "neighbours": [_number(mesh.neighbour(a, offset, wrap=wrap)) for a, offset, wrap in case["moves"]],
         })  # fmt: skip
-    return told
+    return results
 
 
 def _plain(coordinate) -> list:
-    return [[str(axis), int(place)] for axis, place in coordinate.items()]
+    return [[str(axis), int(index)] for axis, index in coordinate.items()]
 
 
 def _number(rank) -> int | None:
@@ -71,13 +71,13 @@ def groups(impl, degrees: list, axes: list) -> dict:
     before = len(c10d._world.pg_map)
     gates.mark("mesh")
     mesh = impl.mesh.mesh.Mesh(*degrees)
-    made = len(c10d._world.pg_map) - before
+    new_groups = len(c10d._world.pg_map) - before
     gates.mark("sums")
-    again, sums = [], []
+    reused, sums = [], []
     for names in axes:
         group = mesh.group(*names)
         count = len(c10d._world.pg_map)
-        again.append(mesh.group(*reversed(names)) is group and len(c10d._world.pg_map) == count)
+        reused.append(mesh.group(*reversed(names)) is group and len(c10d._world.pg_map) == count)
         total = torch.tensor([2**mesh.here])
         dist.all_reduce(total, group=group)
         sums.append(int(total))
@@ -85,8 +85,8 @@ def groups(impl, degrees: list, axes: list) -> dict:
         "here": int(mesh.here),
         "rank": dist.get_rank(),
         "sums": sums,
-        "again": again,
-        "made": made,
+        "again": reused,
+        "made": new_groups,
         "joined": len(c10d._world.pg_map) - before,
         "refused": [raised(lambda names=names: mesh.group(*names)) for names in (["model"], ["data", "data"])],
     }

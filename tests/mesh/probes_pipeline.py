@@ -81,19 +81,19 @@ def train(impl, schedule: list, pipelines: list, layers: list, tied: bool, accum
     """Steps of SGD. pipelines: global ranks of each; [] for one of all ranks. layers: of each virtual stage.
     accumulate: gradients stay from step to step. batches: [step] -> inputs, targets."""
     stages, rank = len(schedule), dist.get_rank()
-    mine = next((ranks for ranks in pipelines or [[*range(stages)]] if rank in ranks), None)
+    pipeline = next((ranks for ranks in pipelines or [[*range(stages)]] if rank in ranks), None)
     pipes = {ranks[0]: dist.new_group(ranks) for ranks in pipelines}
     replicas = [dist.new_group(list(ranks)) for ranks in zip(*pipelines, strict=True) if len(ranks) > 1]
-    if mine is None:
+    if pipeline is None:
         return {}
-    stage = mine.index(rank)
+    stage = pipeline.index(rank)
     first, last = stage == 0, stage == stages - 1
-    ends, group = [*itertools.accumulate(layers, initial=0)], replicas[stage] if replicas else None
+    bounds, group = [*itertools.accumulate(layers, initial=0)], replicas[stage] if replicas else None
     chunks = [
-        Chunk(state, range(ends[s], ends[s + 1]), s == 0, s == len(layers) - 1, group)
+        Chunk(state, range(bounds[s], bounds[s + 1]), s == 0, s == len(layers) - 1, group)
         for s in range(stage, len(layers), stages)
     ]
-    options = {"group": pipes[mine[0]]} if pipes else {}
+    options = {"group": pipes[pipeline[0]]} if pipes else {}
     if tied and stages == 1:
         chunks[-1].head = chunks[0].embedding
     if tied and (first or last):
@@ -133,8 +133,8 @@ class GatedStage(nn.Module):
 
     def message(self, value: Tensor, kind: str, micro_batch: int) -> Tensor:
         value = gates.in_forward(value, f"{kind} {micro_batch} {self.number}")
-        made_by = value.new_tensor([micro_batch, self.number + (kind == "backward") / 2])
-        return torch.cat([value, made_by.expand(len(value), 2)], 1)
+        origin = value.new_tensor([micro_batch, self.number + (kind == "backward") / 2])
+        return torch.cat([value, origin.expand(len(value), 2)], 1)
 
 
 class Act(torch.autograd.Function):
@@ -150,8 +150,8 @@ class Act(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        made = ctx.stage.message(gradient[:, :1], "backward", ctx.micro_batch)
-        return made, made[:, 0].sum(), None
+        message = ctx.stage.message(gradient[:, :1], "backward", ctx.micro_batch)
+        return message, message[:, 0].sum(), None
 
 
 def gated(impl, schedule: list, micro_batches: int, chunks: int, rows: int, extra: int = 1) -> dict:

@@ -14,19 +14,19 @@ CUT = dict.fromkeys(OUTPUTS, 0) | {"o_proj": 1, "down_proj": 1, "down": 1}  # th
 
 
 def coordinate(degrees: dict, rank: int) -> dict:
-    """A rank's place on each axis, tensor innermost."""
-    places = {}
+    """A rank's index on each axis, tensor innermost."""
+    indices = {}
     for axis in reversed(AXES):
-        rank, places[axis] = divmod(rank, degrees.get(axis, 1))
-    return places
+        rank, indices[axis] = divmod(rank, degrees.get(axis, 1))
+    return indices
 
 
-def part_of(name: str, whole: Tensor, place: int, ranks: int) -> Tensor:
-    """The part of the tensor rank at `place` of `ranks`. Rows that pad a vocabulary are zeros."""
+def part_of(name: str, full: Tensor, index: int, ranks: int) -> Tensor:
+    """The part of the tensor rank at `index` of `ranks`. Rows that pad a vocabulary are zeros."""
     dim = cut_along(name, ranks)
     if dim == 0:
-        whole = torch.cat([whole, whole.new_zeros(-len(whole) % ranks, *whole.shape[1:])])
-    return whole if dim is None or dim >= whole.ndim else whole.chunk(ranks, dim)[place]  # experts are not cut
+        full = torch.cat([full, full.new_zeros(-len(full) % ranks, *full.shape[1:])])
+    return full if dim is None or dim >= full.ndim else full.chunk(ranks, dim)[index]  # experts are not cut
 
 
 def cut_along(name: str, ranks: int) -> int | None:
@@ -39,17 +39,19 @@ def stage_of(layer: int, layers: int, stages: int) -> int:
     return next(s for s in range(stages) if layer < -(-layers * (s + 1) // stages))
 
 
-def names_at(names: Iterable[str], here: dict, layout: dict) -> list[str]:
+def names_at(names: Iterable[str], coord: dict, layout: dict) -> list[str]:
     """The parameters of which a rank at these coordinates has a part. layout: degrees, layers, experts, tied."""
     degrees, last, found = layout["degrees"], layout["degrees"].get("pipe", 1) - 1, []
-    each = max(1, layout["experts"] // degrees.get("expert", 1))
+    per_rank = max(1, layout["experts"] // degrees.get("expert", 1))
     for name in names:
         kind, *rest = name.split(".")
-        on = {stage_of(int(rest[0]), layout["layers"], last + 1) if kind == "blocks" else last * (kind != "embedding")}
+        stages = {
+            stage_of(int(rest[0]), layout["layers"], last + 1) if kind == "blocks" else last * (kind != "embedding")
+        }
         if name == "embedding.weight" and layout["tied"]:
-            on.add(last)
-        away = "experts" in rest and int(rest[rest.index("experts") + 1]) // each != here["expert"]
-        if here["pipe"] in on and not away:
+            stages.add(last)
+        remote = "experts" in rest and int(rest[rest.index("experts") + 1]) // per_rank != coord["expert"]
+        if coord["pipe"] in stages and not remote:
             found.append(name)
     return found
 
@@ -64,51 +66,51 @@ class Share(nn.Module):
     def __init__(self, impl, layout: dict, values: dict):
         super().__init__()
         self.degrees = dict.fromkeys(AXES, 1) | layout["degrees"]
-        self.layout, self.here = layout, coordinate(self.degrees, dist.get_rank())
+        self.layout, self.coord = layout, coordinate(self.degrees, dist.get_rank())
         self.mesh, self.config = impl.mesh.mesh.Mesh(**layout["degrees"]), Config(**layout["config"])
-        given = impl.mesh.placement
+        module = impl.mesh.placement
         placements, parts = [], []
         for unit in self._units(values):
             sizes = [part.numel() for _, part in unit]
-            whole = layout["small"] is None or sum(sizes) < layout["small"]
+            uncut = layout["small"] is None or sum(sizes) < layout["small"]
             axes = self._copies(unit[0][0])
-            for group in [[each] for each in unit] if whole else [unit]:
+            for group in [[each] for each in unit] if uncut else [unit]:
                 pieces, flat = [], torch.cat([part.flatten() for _, part in group])
-                count = len(flat) if whole else -(-len(flat) // self.degrees["data"])
-                first, place = 0 if whole else count * self.here["data"], 0
+                count = len(flat) if uncut else -(-len(flat) // self.degrees["data"])
+                first, offset = 0 if uncut else count * self.coord["data"], 0
                 for name, part in group:
-                    start, end = max(first, place), min(first + count, place + part.numel())
+                    start, end = max(first, offset), min(first + count, offset + part.numel())
                     if start < end:
-                        pieces.append(given.Piece(
-                            name, tuple(part.shape), self._dim(name), start - place, start - first, end - start
+                        pieces.append(module.Piece(
+                            name, tuple(part.shape), self._dim(name), start - offset, start - first, end - start
                         ))  # fmt: skip
-                    place += part.numel()
-                placements.append(given.Placement(pieces, (("data",) if whole else ()) + axes))
-                parts.append(([name for name, _ in group], None if not whole else group[0][1].shape))
-        self._parts, self._placed = parts, placements
+                    offset += part.numel()
+                placements.append(module.Placement(pieces, (("data",) if uncut else ()) + axes))
+                parts.append(([name for name, _ in group], None if not uncut else group[0][1].shape))
+        self._parts, self._placements = parts, placements
         self.shares = nn.ParameterList(self.cut(values))
 
     def placements(self) -> dict:
-        return dict(zip(self.shares, self._placed, strict=True))
+        return dict(zip(self.shares, self._placements, strict=True))
 
     def cut(self, values: dict) -> list[Tensor | None]:
         """This rank's parts of whole tensors, one per parameter of the rank; None if a tensor is missing."""
-        mine: list[Tensor | None] = []
+        local: list[Tensor | None] = []
         for names, shape in self._parts:
             if names[0] not in values:
-                mine.append(None)
+                local.append(None)
                 continue
             flat = torch.cat([self._part(name, values[name]).flatten() for name in names])
             if shape is None:
                 flat = torch.cat([flat, flat.new_zeros(-len(flat) % self.degrees["data"])])
-                flat = flat.view(self.degrees["data"], -1)[self.here["data"]]
-            mine.append(flat.clone() if shape is None else flat.view(shape).clone())
-        return mine
+                flat = flat.view(self.degrees["data"], -1)[self.coord["data"]]
+            local.append(flat.clone() if shape is None else flat.view(shape).clone())
+        return local
 
     def _units(self, values: dict) -> list[list[tuple[str, Tensor]]]:
         """This rank's part of each parameter, grouped by the units that FSDP would cut."""
         units: dict = {}
-        for name in names_at(values, self.here, self.layout):
+        for name in names_at(values, self.coord, self.layout):
             layer = name.split(".")[1] if name.startswith("blocks.") else name
             kind = (layer, ".experts." in name, self._dim(name) is None)
             units.setdefault(kind, []).append((name, self._part(name, values[name])))
@@ -118,7 +120,7 @@ class Share(nn.Module):
         return cut_along(name, self.degrees["tensor"])
 
     def _part(self, name: str, value: Tensor) -> Tensor:
-        return part_of(name, value, self.here["tensor"], self.degrees["tensor"])
+        return part_of(name, value, self.coord["tensor"], self.degrees["tensor"])
 
     def _copies(self, name: str) -> tuple[str, ...]:
         axes = ("pipe",) * (self.layout["tied"] and self.degrees["pipe"] > 1 and name == "embedding.weight")

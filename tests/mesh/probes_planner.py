@@ -36,11 +36,11 @@ def unfit(job: Job, plan: Plan) -> str:
 
 def _tools(impl, case: dict, priced: list):
     tools = impl.mesh.planner.Tools()
-    given = tools.price_s
+    original = tools.price_s
 
     def price_s(job, plan):
         priced.append(list(astuple(plan)))
-        return drawn(case["seed"], job, plan)[1] if case["drawn"] else given(job, plan)
+        return drawn(case["seed"], job, plan)[1] if case["drawn"] else original(job, plan)
 
     tools = replace(tools, price_s=price_s)
     if case["drawn"]:
@@ -61,22 +61,22 @@ def listed(impl, cases: list) -> list:
 
 def planned(impl, cases: list) -> list:
     """For each case: the choices as [plan, seconds, memory], and all plans whose price was computed, in order."""
-    told = []
+    results = []
     for case in cases:
         priced: list = []
         choices = impl.mesh.planner.planner(job_of(case), case["keep"], _tools(impl, case, priced))
-        told.append([[[list(astuple(c.plan)), float(c.step_s), float(c.memory)] for c in choices], priced])
-    return told
+        results.append([[[list(astuple(c.plan)), float(c.step_s), float(c.memory)] for c in choices], priced])
+    return results
 
 
 def bound(impl, cases: list) -> list:
     """The bottleneck of the best choice of each case."""
-    told = []
+    results = []
     for case in cases:
         job, tools = job_of(case), _tools(impl, case, [])
         best = impl.mesh.planner.planner(job, 1, tools)[0]
-        told.append({str(k): float(v) for k, v in impl.mesh.planner.binds(job, best, tools).items()})
-    return told
+        results.append({str(k): float(v) for k, v in impl.mesh.planner.binds(job, best, tools).items()})
+    return results
 
 
 def refused(impl, cases: list) -> list:

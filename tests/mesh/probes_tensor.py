@@ -18,8 +18,8 @@ AGAIN = functools.partial(gates.mark, "again")
 
 def group_of(groups: list):
     """This rank's group among [[ranks], …]; the default group if the list is empty."""
-    made = [(ranks, dist.new_group(ranks)) for ranks in groups]
-    return next((group for ranks, group in made if dist.get_rank() in ranks), None)
+    pairs = [(ranks, dist.new_group(ranks)) for ranks in groups]
+    return next((group for ranks, group in pairs if dist.get_rank() in ranks), None)
 
 
 # ---- the four functions at which a region begins and ends ----
@@ -32,17 +32,17 @@ def function(impl, name: str):
 
 def conjugate(impl, name: str, cases: list, groups: list) -> list:
     """One of the four functions, forward and backward. cases: x and dy per rank, and how they lie in memory."""
-    group, rank, told = group_of(groups), dist.get_rank(), []
-    for given, layouts in cases:
-        x, dy = all_laid({n: given[n][rank] for n in ("x", "dy")}, layouts).values()
+    group, rank, results = group_of(groups), dist.get_rank(), []
+    for operands, layouts in cases:
+        x, dy = all_laid({n: operands[n][rank] for n in ("x", "dy")}, layouts).values()
         x = x.detach().requires_grad_()
-        theirs, passing = Theirs(x=x, dy=dy), x.view_as(x)
+        caller, view = Theirs(x=x, dy=dy), x.view_as(x)
         gates.mark("forward")
-        y = function(impl, name)(passing, group)
+        y = function(impl, name)(view, group)
         gates.mark("backward")
-        dx = theirs.gradients([y], {"dx": x}, [dy], again=AGAIN)["dx"] if y.shape == dy.shape else AGAIN()
-        told.append({"y": y.detach(), "dx": dx, "callers": theirs.seen()})
-    return told
+        dx = caller.gradients([y], {"dx": x}, [dy], again=AGAIN)["dx"] if y.shape == dy.shape else AGAIN()
+        results.append({"y": y.detach(), "dx": dx, "callers": caller.seen()})
+    return results
 
 
 def kept_for_backward(impl, name: str, elements: int, ballast: int) -> float:
@@ -58,10 +58,10 @@ def kept_for_backward(impl, name: str, elements: int, ballast: int) -> float:
 def shared(impl, name: str, x: list, other: list) -> torch.Tensor:
     """The gradient of an x that is used beside the function too."""
     rank = dist.get_rank()
-    mine = x[rank].clone().requires_grad_()
-    y = function(impl, name)(mine, None)
-    (y.square().sum() + (mine * other[rank]).sum()).backward()
-    return mine.grad
+    local = x[rank].clone().requires_grad_()
+    y = function(impl, name)(local, None)
+    (y.square().sum() + (local * other[rank]).sum()).backward()
+    return local.grad
 
 
 # ---- layers ----
@@ -74,7 +74,7 @@ class Experts(nn.ModuleDict):
         return torch.cat([e(part) for e, part in zip(self.values(), tokens.split(counts), strict=True)])
 
 
-def whole(kind: str, sizes: dict) -> tuple[nn.Module, tuple]:
+def full_layer(kind: str, sizes: dict) -> tuple[nn.Module, tuple]:
     """A whole layer of this kind, and its arguments besides x."""
     if kind in ("column", "row"):
         return nn.Linear(sizes["columns"], sizes["rows"], bias=sizes.get("bias", True)), ()
@@ -96,11 +96,11 @@ PARALLEL = {
     "experts": ("expert_tensor", "TensorParallelExperts"),
 }
 DEFAULTS = {"enter": "copy_to", "leave": "reduce_from"}
-TAKES = {"column": ["enter"], "row": ["leave"], "mlp": [*DEFAULTS], "attention": [*DEFAULTS], "embedding": ["leave"]}
+OPTIONS = {"column": ["enter"], "row": ["leave"], "mlp": [*DEFAULTS], "attention": [*DEFAULTS], "embedding": ["leave"]}
 
 
-def parallel(impl, kind: str, layer: nn.Module, group, sequence: bool = False, **given) -> nn.Module:
-    """This rank's part of a whole layer. given: its enter and leave."""
+def parallel(impl, kind: str, layer: nn.Module, group, sequence: bool = False, **options) -> nn.Module:
+    """This rank's part of a whole layer. options: its enter and leave."""
     if sequence:
         return impl.mesh.tensor_parallel.tensor_parallel_block(layer, group, sequence=True)
     if kind == "block":
@@ -108,7 +108,7 @@ def parallel(impl, kind: str, layer: nn.Module, group, sequence: bool = False, *
         layer.mlp = parallel(impl, "mlp", layer.mlp, group)
         return layer
     module, name = PARALLEL[kind]
-    return getattr(getattr(impl.mesh, module), name)(layer, group, **given)
+    return getattr(getattr(impl.mesh, module), name)(layer, group, **options)
 
 
 def part(impl, kind: str, sizes: dict, state: dict, x: list, dy: list, groups: list, layouts: dict,
@@ -119,54 +119,54 @@ def part(impl, kind: str, sizes: dict, state: dict, x: list, dy: list, groups: l
     """
     group, rank, used = group_of(groups), dist.get_rank(), []
 
-    def noted(name: str):
+    def recorder(name: str):
         return lambda x, group: used.append(name) or function(impl, DEFAULTS[name])(x, group)
 
-    given = {name: noted(name) for name in TAKES.get(kind, []) if groups}
-    layer, around = whole(kind, sizes)
+    options = {name: recorder(name) for name in OPTIONS.get(kind, []) if groups}
+    layer, extras = full_layer(kind, sizes)
     layer.load_state_dict(state)
     attended: list = []
     if kind == "attention":
         attend, config = layer.attend, layer.config
         layer.attend = lambda *args: attended.append(1) or attend(*args)
-    own = parallel(impl, kind, layer, group, sequence, **given)
+    shard = parallel(impl, kind, layer, group, sequence, **options)
     norms: list = []
-    for name, module in own.named_modules():
+    for name, module in shard.named_modules():
         if name.endswith("_norm"):
             module.register_forward_hook(lambda _, inputs, y: norms.append([list(inputs[0].shape), list(y.shape)]))
     x, dy = (t.detach() for t in all_laid({"x": x[rank], "dy": dy[rank]}, layouts).values())
     x.requires_grad_(x.is_floating_point())
-    parameters = dict(own.named_parameters())
-    theirs = Theirs(x=x, dy=dy, **parameters)
+    parameters = dict(shard.named_parameters())
+    caller = Theirs(x=x, dy=dy, **parameters)
     gates.mark("forward")
-    y = own(x, *around)
-    unused = [name for name in given if name not in used]
+    y = shard(x, *extras)
+    unused = [name for name in options if name not in used]
     gates.mark("backward")
     wanted = {f"gradient of {name}": p for name, p in parameters.items()} | ({"dx": x} if x.requires_grad else {})
-    found = theirs.gradients([y], wanted, [dy], again=AGAIN)
+    found = caller.gradients([y], wanted, [dy], again=AGAIN)
     gates.mark("finish")
     for name, p in parameters.items():
         p.grad = found[f"gradient of {name}"]
     if sequence:
-        partial = impl.mesh.tensor_parallel.partial_parameters(own)
+        partial = impl.mesh.tensor_parallel.partial_parameters(shard)
         impl.mesh.sequence_parallel.sum_partial_gradients(partial, group)
     return {
-        "y": y.detach(), "dx": found.get("dx"), "callers": theirs.seen(), "norms": norms, "unused": unused,
+        "y": y.detach(), "dx": found.get("dx"), "callers": caller.seen(), "norms": norms, "unused": unused,
         "parameters": {name: p.detach() for name, p in parameters.items()},
         "gradients": {name: p.grad for name, p in parameters.items()},
-        "attended": len(attended), "whole": kind == "attention" and own.config == config,
+        "attended": len(attended), "whole": kind == "attention" and shard.config == config,
     }  # fmt: skip
 
 
 def of_ones(impl, kind: str, sizes: dict) -> nn.Module:
     """A rank's part of a whole layer of ones."""
-    layer, _ = whole(kind, sizes)
+    layer, _ = full_layer(kind, sizes)
     for p in layer.parameters():
         p.data.fill_(1.0)
     return parallel(impl, kind, layer, None)
 
 
-def kept(impl, kind: str, sizes: dict, ballast: int) -> dict:
+def weighed_part(impl, kind: str, sizes: dict, ballast: int) -> dict:
     """Make a rank's part, and let the process grow by the ballast, so that its peak shows what it holds now."""
     part = of_ones(impl, kind, sizes)
     weigh(ballast)
@@ -194,9 +194,9 @@ def refused(impl, cases: list) -> list:
 
 def partial(impl, gradients: list) -> dict:
     """Sum given gradients over ranks; each rank has its own; None for no gradient."""
-    own = gradients[dist.get_rank()]
-    parameters = [nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in own]
-    for p, g in zip(parameters, own, strict=True):
+    local = gradients[dist.get_rank()]
+    parameters = [nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in local]
+    for p, g in zip(parameters, local, strict=True):
         p.grad = None if g is None else g.clone()
     before = [p.grad if p.grad is None else p.grad.data_ptr() for p in parameters]
     gates.mark("finish")
@@ -218,12 +218,12 @@ def cross_entropy(
     group = group_of(groups)
     x, targets = all_laid({"logits": logits[dist.get_rank()], "targets": targets}, layouts).values()
     x = x.detach().requires_grad_()
-    theirs = Theirs(logits=x, targets=targets)
+    caller = Theirs(logits=x, targets=targets)
     gates.mark("forward")
     loss = impl.mesh.vocab_parallel.vocab_parallel_cross_entropy(x, targets, group, vocabulary=vocabulary)
     gates.mark("backward")
-    found = theirs.gradients([loss], {"dlogits": x}, [torch.full_like(loss, scale)], again=AGAIN)
-    return {"loss": loss.detach(), **found, "callers": theirs.seen()}
+    found = caller.gradients([loss], {"dlogits": x}, [torch.full_like(loss, scale)], again=AGAIN)
+    return {"loss": loss.detach(), **found, "callers": caller.seen()}
 
 
 def large_loss(impl, tokens: int, columns: int, seed: int) -> dict:

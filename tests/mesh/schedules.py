@@ -16,21 +16,21 @@ def gpipe(stages: int, micro_batches: int) -> list:
 
 def one_forward_one_backward(stages: int, micro_batches: int, chunks: int = 1) -> list:
     """1F1B, interleaved where chunks > 1: forward until as many activations live as may, else backward."""
-    return [_merged(stages, micro_batches, chunks, most_alive(r, stages, chunks)) for r in range(stages)]
+    return [_merged(stages, micro_batches, chunks, max_alive(r, stages, chunks)) for r in range(stages)]
 
 
-def most_alive(rank: int, stages: int, chunks: int = 1) -> int:
+def max_alive(rank: int, stages: int, chunks: int = 1) -> int:
     """How many activations of a chunk a rank may keep, for any number of micro-batches."""
     return stages - rank if chunks == 1 else 2 * (stages - 1 - rank) + (chunks - 1) * stages + 1
 
 
-def _merged(stages: int, micro_batches: int, chunks: int, most: int) -> list:
+def _merged(stages: int, micro_batches: int, chunks: int, limit: int) -> list:
     groups = [range(i, min(i + stages, micro_batches)) for i in range(0, micro_batches, stages)]
     forwards = [["forward", i, c] for group in groups for c in range(chunks) for i in group]
     backwards = [["backward", i, chunks - 1 - c] for _, i, c in forwards]
     actions, alive = [], 0
     while backwards:
-        forward = bool(forwards) and alive < most
+        forward = bool(forwards) and alive < limit
         actions.append((forwards if forward else backwards).pop(0))
         alive += 1 if forward else -1
     return actions
@@ -50,7 +50,7 @@ def draw_any(rng, stages: int, micro_batches: int, chunks: int) -> list:
     return ranks
 
 
-def played(ranks: list, micro_batches: int, chunks: int = 1, what: str = "the schedule") -> Simulation:
+def simulated(ranks: list, micro_batches: int, chunks: int = 1, what: str = "the schedule") -> Simulation:
     """Simulate a schedule. Raises AssertionError if it is not valid."""
     try:
         return check([[Action(*a) for a in rank] for rank in ranks], micro_batches, chunks)
@@ -72,10 +72,10 @@ def listed(run, id: str, cases: list) -> Iterator[tuple[list, list]]:
     return zip(cases, run(probes.listed, id.partition(".")[2], cases), strict=True)
 
 
-def all_run(run, id: str, cases: list) -> None:
+def check_all(run, id: str, cases: list) -> None:
     """Assert that the lists of each case have every action once, and do not deadlock."""
     for case, ranks in listed(run, id, cases):
-        played(ranks, *case[1:], what=title(case))
+        simulated(ranks, *case[1:], what=title(case))
 
 
 def title(case: list) -> str:
@@ -83,10 +83,10 @@ def title(case: list) -> str:
     return ", ".join(f"{n} {unit}{('es' if unit == 'micro-batch' else 's') * (n != 1)}" for n, unit in units)
 
 
-def holds_the_bubble(ranks: list, case: list, cause: str) -> None:
+def check_bubble(ranks: list, case: list, cause: str) -> None:
     """Assert that idle over busy time is (p − 1) / (v·m)."""
     (p, m), v = case[:2], case[2] if len(case) > 2 else 1
-    simulation, want = played(ranks, m, v, title(case)), (p - 1) / (v * m)
+    simulation, want = simulated(ranks, m, v, title(case)), (p - 1) / (v * m)
     measured(f"{title(case)}: idle over busy time", simulation.bubble, want)
     assert abs(simulation.bubble - want) < 1e-9, (
         f"{title(case)}: idle over busy time is {simulation.bubble:.4f}, expected {want:.4f}: {cause}\n"
@@ -94,14 +94,14 @@ def holds_the_bubble(ranks: list, case: list, cause: str) -> None:
     )
 
 
-def keeps_few(ranks: list, case: list, what: str, cause: str) -> None:
+def check_alive(ranks: list, case: list, what: str, cause: str) -> None:
     """Assert that no rank keeps more activations than 1F1B."""
-    simulation = played(ranks, *case[1:], what=title(case))
+    simulation = simulated(ranks, *case[1:], what=title(case))
     for rank, live in enumerate(simulation.live):
-        most = min(math.prod(case[1:]), most_alive(rank, case[0], *case[2:]))
-        measured(f"{title(case)}, rank {rank}: {what} alive", live, most, at_most=True)
-        assert live <= most, (
-            f"{title(case)}, rank {rank}: keeps {live} {what} at once, expected at most {most}: {cause}\n"
+        limit = min(math.prod(case[1:]), max_alive(rank, case[0], *case[2:]))
+        measured(f"{title(case)}, rank {rank}: {what} alive", live, limit, at_most=True)
+        assert live <= limit, (
+            f"{title(case)}, rank {rank}: keeps {live} {what} at once, expected at most {limit}: {cause}\n"
             f"{drawn(simulation)}"
         )
 
@@ -109,10 +109,10 @@ def keeps_few(ranks: list, case: list, what: str, cause: str) -> None:
 REFUSED = [[-1, 2, 3], [2, 2, 3], [5, 3, 1], [0, 2, 0], [1, 2, -1], [0, 0, 2]]
 
 
-def refuses(run, id: str, more: tuple = (), also: tuple = ()) -> None:
+def check_refused(run, id: str, extra: tuple = (), invalid: tuple = ()) -> None:
     """Assert that only arguments outside their range raise ValueError."""
-    wrong, right = [[*a, *more] for a in REFUSED] + list(also), [[1, 2, 4, *more], [0, 1, 1, *more]]
+    wrong, right = [[*a, *extra] for a in REFUSED] + list(invalid), [[1, 2, 4, *extra], [0, 1, 1, *extra]]
     name = id.partition(".")[2]
-    for arguments, told in zip(wrong + right, run(refused, name, wrong + right), strict=True):
+    for arguments, error in zip(wrong + right, run(refused, name, wrong + right), strict=True):
         want = "ValueError" if arguments in wrong else "nothing"
-        assert told == want, f"{name}{tuple(arguments)}: raised {told}, expected {want}"
+        assert error == want, f"{name}{tuple(arguments)}: raised {error}, expected {want}"

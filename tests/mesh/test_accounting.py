@@ -85,24 +85,24 @@ def test_what_does_not_divide_is_refused(run):
         "work": [("experts", 3), ("sequences", 12), ("experts", 0)],
         "config": [("hidden", 7), ("vocabulary", 9), ("layers", 5), ("kv_heads", 1)],
     }
-    cases = [good | {part: good[part] | {name: value}} for part, of in wrong.items() for name, value in of]
+    cases = [good | {part: good[part] | {name: value}} for part, changes in wrong.items() for name, value in changes]
     cases = [good, *cases, *(good | {"stage": stage} for stage in (2, -1))]
-    for case, told in zip(cases, run(probes.refused, cases), strict=True):
+    for case, error in zip(cases, run(probes.refused, cases), strict=True):
         want = "nothing" if case is good else "ValueError"
-        assert told == want, f"expected {want}, got {told}{inputs(case)}"
+        assert error == want, f"expected {want}, got {error}{inputs(case)}"
 
 
-def draw_layer(rng, **given) -> dict:
+def draw_layer(rng, **fixed) -> dict:
     """A layer whose communication takes between a hundredth and a hundred times its compute."""
     case = {
         "width": 64 * rng.integers(1, 64), "hidden": 64 * rng.integers(1, 200), "data": rng.choice([1, 2, 3, 8, 64]),
         "tensor": rng.choice([1, 2, 3, 8, 16]), "element": rng.choice([1, 2, 4]), "sharded": None, "overlap": True,
-        **given,
+        **fixed,
     }  # fmt: skip
     rate = 10 ** rng.uniform(12, 15)
     case["device"] = {"flops_per_s": rate, "bytes_per_s": rate / 10 ** rng.uniform(1, 4.5)}
-    least = rate / case["device"]["bytes_per_s"] * case["data"] * case["element"] / 2
-    return {"tokens": float(math.ceil(least * 10 ** rng.uniform(-1, 1))), **case}
+    limit = rate / case["device"]["bytes_per_s"] * case["data"] * case["element"] / 2
+    return {"tokens": float(math.ceil(limit * 10 ** rng.uniform(-1, 1))), **case}
 
 
 def timed(case: dict, **change) -> list:
@@ -121,13 +121,13 @@ def timed(case: dict, **change) -> list:
 def test_a_layer_takes_as_long_as_its_products_and_messages(run, rng):
     cases = [draw_layer(rng, sharded=rng.choice([None, True, False])) for _ in range(40)]
     for case, got in zip(cases, run(probes.times, cases), strict=True):
-        for name, have, want in zip(("compute_s", "data_s", "tensor_s"), got, timed(case), strict=True):
-            assert abs(have - want) <= RELATIVE * want, (
-                f"{name}: expected {want:.9g}, got {have:.9g}: {CAUSES[name]}{inputs(case)}"
+        for name, seconds, want in zip(("compute_s", "data_s", "tensor_s"), got, timed(case), strict=True):
+            assert abs(seconds - want) <= RELATIVE * want, (
+                f"{name}: expected {want:.9g}, got {seconds:.9g}: {CAUSES[name]}{inputs(case)}"
             )
 
 
-def spare(case: dict, tokens: float) -> float:
+def ratio(case: dict, tokens: float) -> float:
     """Compute time over communication time: below 1, the network is the limit."""
     compute, data, tensor = timed(case, tokens=tokens)
     sent = max(data, tensor) if case["overlap"] else data + tensor
@@ -136,9 +136,9 @@ def spare(case: dict, tokens: float) -> float:
 
 def fastest(case: dict) -> tuple[int, int]:
     """The fastest (data, tensor) of all splits of the ranks; among equal times, the one with the least tensor."""
-    ranks, total = case["data"] * case["tensor"], max if case["overlap"] else sum
+    ranks, combine = case["data"] * case["tensor"], max if case["overlap"] else sum
     splits = [(ranks // t, t) for t in range(1, ranks + 1) if ranks % t == 0]
-    steps = [total(timed(case, data=d, tensor=t)) for d, t in splits]
+    steps = [combine(timed(case, data=d, tensor=t)) for d, t in splits]
     return next(split for split, s in zip(splits, steps, strict=True) if s <= min(steps) * (1 + RELATIVE))
 
 
@@ -148,14 +148,14 @@ def test_limits_are_where_communication_just_takes_as_long(run, rng, overlap):
     """Data alone, tensor alone and their product; and no split of the ranks is faster than the best."""
     kinds = [{}, {"tensor": 1}, {"data": 1}, {"tensor": 1, "data": 1}, {"tensor": 2, "hidden": 64 * 200}]
     cases = [draw_layer(rng, overlap=overlap, **kinds[i % 5]) for i in range(50)]
-    for case, (least, data, tensor) in zip(cases, run(probes.limits, cases), strict=True):
-        few, many = min(least * (1 - 1e-6), 1e15), max(least * (1 + 1e-6), 1e-6)
-        told = f"got a limit of {least:.6g} tokens, by the {'longer' if overlap else 'sum'} of data and tensor: with"
-        assert least == 0 or (least > 0 and spare(case, few) <= 1 + RELATIVE), (
-            f"{told} {few:.6g} compute is {spare(case, few):.6g} of communication, expected at most 1{inputs(case)}"
+    for case, (limit, data, tensor) in zip(cases, run(probes.limits, cases), strict=True):
+        under, over = min(limit * (1 - 1e-6), 1e15), max(limit * (1 + 1e-6), 1e-6)
+        what = f"got a limit of {limit:.6g} tokens, by the {'longer' if overlap else 'sum'} of data and tensor: with"
+        assert limit == 0 or (limit > 0 and ratio(case, under) <= 1 + RELATIVE), (
+            f"{what} {under:.6g} compute is {ratio(case, under):.6g} of communication, expected at most 1{inputs(case)}"
         )
-        assert least == math.inf or spare(case, many) >= 1 - RELATIVE, (
-            f"{told} {many:.6g} compute is {spare(case, many):.6g} of communication, expected at least 1{inputs(case)}"
+        assert limit == math.inf or ratio(case, over) >= 1 - RELATIVE, (
+            f"{what} {over:.6g} compute is {ratio(case, over):.6g} of communication, expected at least 1{inputs(case)}"
         )
         want = fastest(case)
         assert (data, tensor) == want, (
@@ -169,15 +169,15 @@ def test_nothing_is_lost_between_ranks(run, rng):
     """FLOPs of all ranks add up to those of one process, and parameters of all stages to those of the model."""
     case = draw(rng, False, False)
     degrees = case["degrees"]
-    alone = {**case, "degrees": dict.fromkeys(degrees, 1), "stage": 0}
+    single = {**case, "degrees": dict.fromkeys(degrees, 1), "stage": 0}
     stages = [{**case, "stage": s} for s in range(degrees["pipe"])]
-    whole, *each = run(probes.costs, [alone, *stages])
+    total, *per_stage = run(probes.costs, [single, *stages])
     with torch.device("meta"):
         count = sum(p.numel() for p in Transformer(Config(**case["config"])).parameters())
-    measured("parameters of the drawn model", whole["parameters"], count)
-    assert whole["parameters"] == count, f"{alone}: {whole['parameters']} parameters, the model has {count}"
-    flops = sum(cost["flops"] for cost in each) * degrees["data"] * degrees["tensor"]
-    measured("FLOPs of all ranks together", flops, whole["flops"])
-    assert flops == whole["flops"], f"all ranks need {flops} FLOPs, one process {whole['flops']}{inputs(case)}"
-    sent = {axis: whole[axis] for axis in ("tensor", "expert", "pipe", "data", "data×expert")}
+    measured("parameters of the drawn model", total["parameters"], count)
+    assert total["parameters"] == count, f"{single}: {total['parameters']} parameters, the model has {count}"
+    flops = sum(cost["flops"] for cost in per_stage) * degrees["data"] * degrees["tensor"]
+    measured("FLOPs of all ranks together", flops, total["flops"])
+    assert flops == total["flops"], f"all ranks need {flops} FLOPs, one process {total['flops']}{inputs(case)}"
+    sent = {axis: total[axis] for axis in ("tensor", "expert", "pipe", "data", "data×expert")}
     assert not any(sent.values()), f"one rank sends nothing, got {sent}"

@@ -16,7 +16,7 @@ from . import probes_compose as probes
 ATTACH = "mesh.attach"
 
 
-def asked(run, rng, dtype: str, times: int = 1) -> tuple:
+def attached(run, rng, dtype: str, times: int = 1) -> tuple:
     rows, columns = rng.integers(2, 4), rng.integers(5, 7)
     x, w, c = rng.normal(rows, columns), rng.normal(rng.integers(2, 4)), rng.normal(columns, rows)
     return x, w, c, run(probes.attached, x, w, c, dtype, times)
@@ -26,11 +26,11 @@ def asked(run, rng, dtype: str, times: int = 1) -> tuple:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_both_get_their_gradients(run, rng, dtype):
     times = rng.integers(2, 3)
-    x, w, c, got = asked(run, rng, dtype, times)
-    kind = getattr(torch, dtype)
+    x, w, c, got = attached(run, rng, dtype, times)
+    torch_dtype = getattr(torch, dtype)
     assert got["dtype"] == f"torch.{dtype}", f"y is {got['dtype']}, expected torch.{dtype}, that of x"
-    assert torch.equal(got["y"], x.to(kind).mT), "the value of y is not that of x"
-    want = c.to(kind).mT.double() * times
+    assert torch.equal(got["y"], x.to(torch_dtype).mT), "the value of y is not that of x"
+    want = c.to(torch_dtype).mT.double() * times
     assert torch.allclose(got["dx"].double(), want, rtol=0.01, atol=1e-5), f"dx {got['dx']}, expected {want}"
     want = 2 * w.double() * times
     assert torch.allclose(got["dw"].double(), want, rtol=1e-5), (
@@ -41,10 +41,10 @@ def test_both_get_their_gradients(run, rng, dtype):
 
 @exercise(ATTACH, kind="numerics")
 def test_where_nobody_asks_for_gradients(run, rng):
-    off, nobody, alone, dw, same = run(probes.attached_without_gradients, rng.normal(3, 2))
-    assert not off, "under no_grad the result asks for gradients"
-    assert not nobody, "of an x and a loss that ask for no gradient, the result does"
-    assert alone, "a loss that asks for gradients beside an x that does not is forgotten"
+    no_grad, neither, loss_only, dw, same = run(probes.attached_without_gradients, rng.normal(3, 2))
+    assert not no_grad, "under no_grad the result asks for gradients"
+    assert not neither, "of an x and a loss that ask for no gradient, the result does"
+    assert loss_only, "a loss that asks for gradients beside an x that does not is forgotten"
     assert dw == 2.0, f"the gradient behind a loss of 2 · w is {dw}, expected 2"
     assert same, "the result is not x"
 
@@ -52,7 +52,7 @@ def test_where_nobody_asks_for_gradients(run, rng):
 @exercise(ATTACH, kind="property")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_nothing_is_kept_and_nothing_is_copied(run, rng, dtype):
-    _, _, _, got = asked(run, rng, dtype)
+    _, _, _, got = attached(run, rng, dtype)
     measured(f"bytes kept for backward, {dtype}", got["saved_bytes"], 0, "bytes")
     assert got["saved_bytes"] == 0, f"{got['saved_bytes']} bytes are kept for backward, expected none"
     assert not got["copied"], "y is a copy of x"

@@ -13,7 +13,7 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_experts as probes
-from .carried import asked
+from .carried import traced
 from .experts import capped, draw_layer, one_process
 
 CAPACITY = "mesh.capacity"
@@ -35,21 +35,21 @@ def test_each_expert_keeps_its_first(run, rng, k):
     n = rng.integers(2, 5)
     even = (torch.arange(3 * n * k) % n).view(-1, k)
     cases += [{"experts": e, "n": n, "factor": 1.0} for e in (torch.zeros(0, k, dtype=torch.int64), even)]
-    long = rng.integers(4500, 5000)  # more in one queue than 16 bits can count; one limit in two hides that
+    many = rng.integers(4500, 5000)  # more in one queue than 16 bits can count; one limit in two hides that
     cases += [
         {"experts": torch.arange(k).repeat(tokens, 1), "n": k + 1, "factor": 0.75 * (k + 1) / k}
-        for tokens in range(long, long + 4)
+        for tokens in range(many, many + 4)
     ]
     for case, got in zip(cases, run(probes.cap, cases), strict=True):
-        left, dropped, limit = capped(case["experts"], case["n"], case["factor"])
-        what = f"{len(left)} tokens, k={k}, {case['n']} experts, factor {case['factor']}"
+        kept, dropped, limit = capped(case["experts"], case["n"], case["factor"])
+        what = f"{len(kept)} tokens, k={k}, {case['n']} experts, factor {case['factor']}"
         assert got["limit"] == limit, (
             f"{what}: expected limit {limit}, got {got['limit']}: it is ⌈factor · tokens · k / n⌉"
         )
-        assert got["experts"].shape == left.shape, f"{what}: expected {[*left.shape]}, got {[*got['experts'].shape]}"
-        wrong = (got["experts"] != left).any(1).nonzero().flatten().tolist()
+        assert got["experts"].shape == kept.shape, f"{what}: expected {[*kept.shape]}, got {[*got['experts'].shape]}"
+        wrong = (got["experts"] != kept).any(1).nonzero().flatten().tolist()
         assert not wrong, (
-            f"{what}: token {wrong[0]} chose {case['experts'][wrong[0]].tolist()}, expected {left[wrong[0]].tolist()}, "
+            f"{what}: token {wrong[0]} chose {case['experts'][wrong[0]].tolist()}, expected {kept[wrong[0]].tolist()}, "
             f"got {got['experts'][wrong[0]].tolist()}: {QUEUES}{SECOND * (k > 1)}"
         )
         assert got["dropped"].tolist() == dropped, (
@@ -61,8 +61,8 @@ def test_each_expert_keeps_its_first(run, rng, k):
 @exercise(CAPACITY, kind="numerics")
 def test_a_factor_of_nothing_is_refused(run):
     experts = torch.zeros(2, 1, dtype=torch.int64)
-    told = run(probes.refused, "capacity", [[experts, 2, factor] for factor in (0.0, -1.0, float("nan"))])
-    assert told == ["ValueError"] * 3, f"factors 0, −1 and NaN: expected ValueError, got {told}"
+    errors = run(probes.refused, "capacity", [[experts, 2, factor] for factor in (0.0, -1.0, float("nan"))])
+    assert errors == ["ValueError"] * 3, f"factors 0, −1 and NaN: expected ValueError, got {errors}"
 
 
 @exercise(CAPACITY, kind="property")
@@ -72,17 +72,17 @@ def test_what_is_dropped_is_not_sent(run, rng):
     sizes |= {"factor": 0.25, "reduce": False}
     shares = [{name: rng.normal(8, sizes["width"]) for name in ("x", "weights")} for _ in range(2)]
     want, plain = (one_process(sizes, state, shares, dtype)["ranks"] for dtype in ("float64", "float32"))
-    ranks = asked(run, probes.layer, sizes, state, shares, 2, world=2, replace=NEEDS, parts=["layer", "reduce"])
-    for rank, (got, wanted, plainly) in enumerate(zip(ranks, want, plain, strict=True)):
+    ranks = traced(run, probes.layer, sizes, state, shares, 2, world=2, replace=NEEDS, parts=["layer", "reduce"])
+    for rank, (got, wanted, yardstick) in enumerate(zip(ranks, want, plain, strict=True)):
         assert got["dropped"].tolist() == wanted["dropped"], (
             f"rank {rank} of 2: dropped {got['dropped'].tolist()}, expected {wanted['dropped']} by expert"
         )
         assert not got["y"][wanted["lost"]].any(), f"rank {rank} of 2: expected zeros for tokens that lost all choices"
-        close(got["y"], wanted["y"], plainly["y"], f"rank {rank} of 2", factor=8)
+        close(got["y"], wanted["y"], yardstick["y"], f"rank {rank} of 2", factor=8)
         sent = [r["elements"] for r in got["sent"]["layer"] if r["op"] == "all_to_all" and r["dtype"] != "int64"]
-        left = 8 * 2 - int(got["dropped"].sum())
-        assert sent[:1] == [left * sizes["width"]], (
-            f"rank {rank}: dispatch sent {sent[:1]} numbers, expected {left} rows of {sizes['width']}: 16 choices, "
+        kept = 8 * 2 - int(got["dropped"].sum())
+        assert sent[:1] == [kept * sizes["width"]], (
+            f"rank {rank}: dispatch sent {sent[:1]} numbers, expected {kept} rows of {sizes['width']}: 16 choices, "
             "less those that were dropped"
         )
 
@@ -90,11 +90,11 @@ def test_what_is_dropped_is_not_sent(run, rng):
 @exercise(CAPACITY, kind="property")
 def test_tokens_are_not_looped_over(run, rng):
     few, many = (draw(rng, tokens, 4, 2, 1.0) for tokens in (8, 200))
-    told = run(probes.cap, [few, many])
-    unseen = ", ".join(told[1]["unseen"])
+    results = run(probes.cap, [few, many])
+    unseen = ", ".join(results[1]["unseen"])
     assert not unseen, f"{unseen} was called: the host would loop over numbers that it reads"
-    fewer, more = (got["operators"] for got in told)
-    assert more == fewer, (
-        f"{fewer} operators for 8 tokens and {more} for 200: on a GPU each is a launch; a cumulative sum of one-hot "
+    small, large = (got["operators"] for got in results)
+    assert large == small, (
+        f"{small} operators for 8 tokens and {large} for 200: on a GPU each is a launch; a cumulative sum of one-hot "
         "rows counts all queues at once"
     )

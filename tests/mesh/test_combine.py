@@ -13,7 +13,7 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_experts as probes
-from .experts import KINDS, arrivals, draw_kinds, draw_tokens, each, in_group, kept
+from .experts import KINDS, arrivals, draw_kinds, draw_tokens, each_case, in_group, kept_choices
 
 COMBINE = "mesh.combine"
 NEEDS = ["mesh.exchange", "mesh.dispatch"]
@@ -46,13 +46,13 @@ CAUSES = {
 }
 
 
-def judged(run, cases: list, members: list = (), alone: bool = False) -> list:
-    """Judge results that come home weighted; return all values and messages, [kind][place]. cases: [place][kind]."""
-    answers = in_group(run, probes.there_and_back, cases, members, alone, replace=NEEDS, parts=PARTS)
-    for kind, here, place, case, got in each(KINDS, cases, answers):
+def judged(run, cases: list, members: list = (), no_group: bool = False) -> list:
+    """Judge results that come home weighted; return all values and messages, [kind][rank]. cases: [rank][kind]."""
+    answers = in_group(run, probes.there_and_back, cases, members, no_group, replace=NEEDS, parts=PARTS)
+    for kind, rank_cases, rank, case, got in each_case(KINDS, cases, answers):
         want, plain = oracle(case, torch.float64), oracle(case, case["x"].dtype)
         for name, cause in CAUSES.items():
-            what = f"rank {place} of {len(here)}, {kind}, {tuple(case['experts'].shape)} choices, {name}"
+            what = f"rank {rank} of {len(rank_cases)}, {kind}, {tuple(case['experts'].shape)} choices, {name}"
             close(got[name], want[name], plain[name], what, factor=6, dims="token, …", cause=cause)
     return answers
 
@@ -66,7 +66,7 @@ def test_results_come_home_weighted(run, rng, world):
 @exercise(COMBINE, kind="numerics")
 def test_over_a_part_of_the_world_and_alone(run, rng):
     judged(run, draw(rng, 2), sorted(rng.shuffled(range(1, 4))[:2]))
-    judged(run, draw(rng, 1), alone=True)
+    judged(run, draw(rng, 1), no_group=True)
 
 
 @exercise(COMBINE, kind="numerics")
@@ -94,11 +94,11 @@ def test_16_bits_are_summed_in_the_wider_dtype(run, rng, dtype, other):
 def test_only_results_are_sent(run, rng, dtype):
     world = rng.integers(2, 3)
     cases = draw(rng, world, dtype)
-    for kind, here, rank, case, got in each(KINDS, cases, judged(run, cases)):
-        row = dtype.itemsize * (case["x"].shape[1] + 1)
-        for phase, rows in (("combine", len(arrivals(here, rank))), ("combine's backward", kept(case))):
+    for kind, rank_cases, rank, case, got in each_case(KINDS, cases, judged(run, cases)):
+        row_bytes = dtype.itemsize * (case["x"].shape[1] + 1)
+        for phase, rows in (("combine", len(arrivals(rank_cases, rank))), ("combine's backward", kept_choices(case))):
             sent = [(r["op"], r["bytes"]) for r in got["sent"][phase]]
-            assert sent == [("all_to_all", rows * row)], (
-                f"rank {rank} of {world}, {kind}, {phase}: sent {sent}, expected one all_to_all of {rows * row} "
-                f"bytes: a row of {row} in the dtype of y for each choice that was not dropped, and nothing else"
+            assert sent == [("all_to_all", rows * row_bytes)], (
+                f"rank {rank} of {world}, {kind}, {phase}: sent {sent}, expected one all_to_all of {rows * row_bytes} "
+                f"bytes: a row of {row_bytes} in the dtype of y for each choice that was not dropped, and nothing else"
             )

@@ -21,13 +21,13 @@ from lab.harness.judge import measured, never_holds
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_compose as probes
-from .compose import NEEDS, bare, check, compare, draw_model, draw_run, dropped_out, members, model_for, same_as_alone
+from .compose import NEEDS, bare, check, compare, draw_model, draw_run, members, model_for, same_training, with_dropout
 from .costs import listed
 from .probes_placed import AXES, coordinate, names_at, part_of
 
 COMPOSE = "mesh.compose"
 ALL = dict.fromkeys(AXES, 2)
-WHOLES = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel", "mesh.fsdp_axis"]  # of stand-ins
+HOARDERS = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel", "mesh.fsdp_axis"]  # of stand-ins
 
 
 @exercise(COMPOSE, kind="numerics")
@@ -72,9 +72,9 @@ CASES = {  # mesh, plan, and what the model has
 @exercise(COMPOSE, kind="numerics")
 @pytest.mark.parametrize("case", CASES)
 def test_axes_with_options(run, rng, expect, case):
-    degrees, plan, has = CASES[case]
+    degrees, plan, changes = CASES[case]
     plan, model = {"micro_batches": 2, "balance": 0.1, "small": 0, **plan}, model_for(rng, degrees, plan)
-    model |= {**has, "sizes": model["sizes"] | has.get("sizes", {})}
+    model |= {**changes, "sizes": model["sizes"] | changes.get("sizes", {})}
     check(run, rng, expect, degrees, plan, model, steps=3, rows=2)
 
 
@@ -96,20 +96,20 @@ def test_no_rank_holds_more_than_its_share(run, rng, replaced):
     """Of a model with experts on all axes; what FSDP shards is padded by less than one number a unit and rank."""
     model = model_for(rng, ALL)
     state, plans = bare(model).state_dict(), [{}, {"fsdp": True, "small": 0}]
-    hoarding = replaced(WHOLES)
+    hoarding = replaced(HOARDERS)
     tables = 4 * model["sizes"]["context"] * model["sizes"]["width"] // model["sizes"]["heads"]  # cos and sin
     layout = {"degrees": ALL, "layers": model["sizes"]["layers"], "experts": model["experts"], "tied": False}
-    for rank, got in enumerate(run(probes.held, model, ALL, plans, world=16, replace=NEEDS)):
-        here = coordinate(ALL, rank)
-        share = [part_of(n, state[n], here["tensor"], 2).numel() for n in names_at(state, here, layout)]
+    for rank, got in enumerate(run(probes.held_bytes, model, ALL, plans, world=16, replace=NEEDS)):
+        coord = coordinate(ALL, rank)
+        share = [part_of(n, state[n], coord["tensor"], 2).numel() for n in names_at(state, coord, layout)]
         for live, shards in zip(got, (1, 2), strict=True):
-            most = 4 * (sum(share) if shards == 1 else sum(share) // shards + len(share)) + tables
-            most += 4 * sum(t.numel() for t in state.values()) * bool(hoarding)
-            measured(f"bytes held by a rank of 16, data sharded over {shards}", live, most, "bytes", at_most=True)
-            assert live <= most, (
-                f"rank {rank} at {here}{', data sharded' * (shards > 1)}: {live} bytes are held when the model has "
-                f"been parallelized, expected at most {most}: parts of other stages, experts, tensor or data ranks are "
-                "here, or wholes of which its parameters are views"
+            limit = 4 * (sum(share) if shards == 1 else sum(share) // shards + len(share)) + tables
+            limit += 4 * sum(t.numel() for t in state.values()) * bool(hoarding)
+            measured(f"bytes held by a rank of 16, data sharded over {shards}", live, limit, "bytes", at_most=True)
+            assert live <= limit, (
+                f"rank {rank} at {coord}{', data sharded' * (shards > 1)}: {live} bytes are held when the model has "
+                f"been parallelized, expected at most {limit}: parts of other stages, experts, tensor or data ranks "
+                "are here, or wholes of which its parameters are views"
             )
 
 
@@ -124,16 +124,16 @@ def test_no_rank_holds_other_parts_elsewhere(run, rng, replaced, axes, plan):
             "context": 8,
         }}  # fmt: skip
         state = probes.refilled(bare(model), seed).state_dict()
-        whole = sum(t.nbytes for t in state.values())
-        traces.append(run.trace(probes.weighed, model, degrees, plan, seed, 2 * whole, world=4, replace=NEEDS))
-    own = whole * bool(replaced(WHOLES)) + whole // (2 if "expert" in axes else 4)
+        full = sum(t.nbytes for t in state.values())
+        traces.append(run.trace(probes.weighed, model, degrees, plan, seed, 2 * full, world=4, replace=NEEDS))
+    allowed = full * bool(replaced(HOARDERS)) + full // (2 if "expert" in axes else 4)
     for rank, trace in enumerate(traces[1]):
-        place, ranks = coordinate(degrees, rank)["tensor"], degrees.get("tensor", 1)
+        index, ranks = coordinate(degrees, rank)["tensor"], degrees.get("tensor", 1)
         for name, start, count, total in trace.values:
-            true = part_of(name, state[name], place, ranks).flatten()[start : start + count].double()
+            true = part_of(name, state[name], index, ranks).flatten()[start : start + count].double()
             assert abs(total - true.sum()) <= 1e-5 * true.abs().sum(), f"rank {rank} of 4: {name} has other numbers"
         what = f"rank {rank} of 4: all parts of the model: free the others, and what its parameters are views of;"
-        never_holds(trace, traces[0][rank], what, whole - own, 2 * whole + own)
+        never_holds(trace, traces[0][rank], what, full - allowed, 2 * full + allowed)
 
 
 @exercise(COMPOSE, kind="property")
@@ -157,8 +157,8 @@ def test_bytes_along_each_axis_are_those_of_the_accounting(run, rng, expect, rep
             "config": sizes, "work": work, "degrees": dict.fromkeys(AXES, 1) | degrees, "fsdp": fsdp,
             "stage": coordinate(degrees, rank)["pipe"],
         }  # fmt: skip
-        whole = members(degrees, rank, ("data", "pipe", "expert"))
-        cost = listed(case) | {"data×pipe×expert": sent_bytes("all_reduce", 4, len(whole))}
+        loss_ranks = members(degrees, rank, ("data", "pipe", "expert"))
+        cost = listed(case) | {"data×pipe×expert": sent_bytes("all_reduce", 4, len(loss_ranks))}
         want, found = defaultdict(float), defaultdict(float)
         for axis in (*AXES, "data×expert", "data×pipe×expert"):
             want[members(degrees, rank, tuple(axis.split("×")))] += cost[axis]
@@ -189,18 +189,18 @@ def test_two_runs_are_equal_to_the_bit(run, rng, expect):
 def test_random_numbers_are_alike_where_activations_are(run, rng, sequence):
     degrees = dict.fromkeys(rng.shuffled(["data", "pipe", "expert"])[:2], 2) | {"tensor": 2}
     plans = [{"seed": seed, "sequence": sequence} for seed in rng.shuffled(range(99))[:2]]
-    told = run(probes.drawn, model_for(rng, degrees), degrees, plans, world=8, replace=NEEDS)
-    for rank, (first, after) in ((rank, drawn) for rank, own in enumerate(told) for drawn in own):
+    draws = run(probes.drawn, model_for(rng, degrees), degrees, plans, world=8, replace=NEEDS)
+    for rank, (first, after) in ((rank, drawn) for rank, rank_draws in enumerate(draws) for drawn in rank_draws):
         assert first == after, f"rank {rank} draws {first} once parallelized, and {after} from rank_seed's seed"
-    both = [[first for first, _ in own] for own in told]
-    ranks = [first for first, _ in both]
-    for rank, (one, other) in enumerate(both):
+    firsts = [[first for first, _ in rank_draws] for rank_draws in draws]
+    ranks = [first for first, _ in firsts]
+    for rank, (one, other) in enumerate(firsts):
         assert one != other, f"rank {rank} draws alike with seeds {plans[0]['seed']} and {plans[1]['seed']} of the plan"
     for a, b in itertools.combinations(range(8), 2):
-        here, there = coordinate(degrees, a), coordinate(degrees, b)
-        alike = not sequence and {**here, "tensor": 0} == {**there, "tensor": 0}
+        coord_a, coord_b = coordinate(degrees, a), coordinate(degrees, b)
+        alike = not sequence and {**coord_a, "tensor": 0} == {**coord_b, "tensor": 0}
         assert (ranks[a] == ranks[b]) == alike, (
-            f"ranks {a} at {here} and {b} at {there} draw {'alike' if ranks[a] == ranks[b] else 'otherwise'}: "
+            f"ranks {a} at {coord_a} and {b} at {coord_b} draw {'alike' if ranks[a] == ranks[b] else 'otherwise'}: "
             f"{'they hold the same activations' if alike else 'they hold other activations'}"
         )
 
@@ -215,16 +215,16 @@ def test_dropout_on_a_whole_mesh(run, rng, expect, sequence):
     state, batches, _ = draw_run(rng, expect, model, degrees, plan, steps=2, rows=2)
     ranks = run(probes.trained, model, state, degrees, plan, batches, world=8, replace=NEEDS)
     masks = [got["masks"] for got in ranks]
-    for rank, own in enumerate(masks):
+    for rank, drawn in enumerate(masks):
         sites = (3, 1)[coordinate(degrees, rank)["pipe"]]  # behind embedding and two blocks, and behind the third
-        assert len(own) == 4 * sites, f"rank {rank} dropped {len(own)} times, expected 2 steps × 2 × {sites}"
-        assert not all(bool(kept.all()) for kept in own), (
+        assert len(drawn) == 4 * sites, f"rank {rank} dropped {len(drawn)} times, expected 2 steps × 2 × {sites}"
+        assert not all(bool(mask.all()) for mask in drawn), (
             f"rank {rank}: with dropout of 0.5 nothing was dropped: are p and training of each nn.Dropout right?"
         )
-        assert not all(torch.equal(a, b) for a, b in zip(own, own[2 * sites :], strict=False)), (
+        assert not all(torch.equal(a, b) for a, b in zip(drawn, drawn[2 * sites :], strict=False)), (
             f"rank {rank} drops the same in both steps: seed once, when the model is parallelized, not in each step"
         )
-    same_as_alone(ranks, dropped_out(model, state, batches, degrees, plan, masks), degrees, "dropout 0.5")
+    same_training(ranks, with_dropout(model, state, batches, degrees, plan, masks), degrees, "dropout 0.5")
 
 
 @exercise(COMPOSE, kind="property")
@@ -234,7 +234,7 @@ def test_what_runs_is_the_schedule_of_the_plan(run, rng, expect, replaced, sched
     model = draw_model(rng, layers=2 * chunks)
     state, batches, want = draw_run(rng, expect, model, degrees, plan, 1)
     traces = run.trace(probes.trained, model, state, degrees, plan, batches, True, world=2, replace=NEEDS)
-    same_as_alone([trace.values for trace in traces], want, degrees, schedule)
+    same_training([trace.values for trace in traces], want, degrees, schedule)
     for rank, trace in enumerate(traces):
         ran, planned = [gate.name for gate in trace.gates[1:]], trace.values["planned"]
         assert ran == planned or replaced(["mesh.execute"]), (
@@ -249,23 +249,23 @@ def test_placements_tell_who_has_copies(run, rng, replaced, degrees, experts):
     model = {**draw_model(rng, 2, 2, experts=experts), "tied": True}
     plans = [{}, {"fsdp": True, "small": 0}, {"fsdp": True}]  # the last: all is small
     shapes = {name: t.shape for name, t in bare(model).state_dict().items() if name != "head.weight"}
-    everyones = run(probes.placed, model, degrees, plans, world=math.prod(degrees.values()), replace=NEEDS)
+    ranks = run(probes.placed, model, degrees, plans, world=math.prod(degrees.values()), replace=NEEDS)
     for number, plan in enumerate(plans):
         holders, found = defaultdict(set), []
-        for rank, got in enumerate(everyones):
+        for rank, got in enumerate(ranks):
             assert got[number]["config"] == model["sizes"], f"rank {rank}: config {got[number]['config']}"
             for name, dim, start, count, copies in got[number]["pieces"]:
-                place = coordinate(degrees, rank)["tensor"]
-                cuts = zip(part_of(name, torch.empty(shapes[name]), place, 2).shape, shapes[name], strict=True)
-                cut = next((d for d, (part, whole) in enumerate(cuts) if part != whole), None)
+                index = coordinate(degrees, rank)["tensor"]
+                cuts = zip(part_of(name, torch.empty(shapes[name]), index, 2).shape, shapes[name], strict=True)
+                cut = next((d for d, (part, full) in enumerate(cuts) if part != full), None)
                 assert dim == cut, f"{plan}, rank {rank}: tensor has cut {name} along {cut}, placements() says {dim}"
-                key = name, place if cut is not None else 0, start, count
+                key = name, index if cut is not None else 0, start, count
                 holders[key].add(rank)
                 found.append((rank, key, copies))
         for rank, key, copies in found:
-            said = set(members(degrees, rank, tuple(copies)))
-            assert said == holders[key], (
-                f"{plan}, rank {rank}: {key[0]} from {key[2]} is said to be on ranks {sorted(said)}, along {copies}, "
+            named = set(members(degrees, rank, tuple(copies)))
+            assert named == holders[key], (
+                f"{plan}, rank {rank}: {key[0]} from {key[2]} is said to be on ranks {sorted(named)}, along {copies}, "
                 f"and is on {sorted(holders[key])}: what other ranks have copies of needs FSDP units of its own"
             )
             sharded = "data" not in copies
@@ -287,7 +287,7 @@ def test_what_does_not_divide_is_refused_in_one_line(run, rng):
     cases = [[three, {}], [odd, {}], [wide, {}], [dense, deep], [*tied], [dense, {"micro_batches": 3}, 4]]
     ranks = run(probes.refused, [{"expert": 2, "tensor": 2}, *cases], world=4, replace=NEEDS)
     expected = [("experts", "3"), ("heads", "3"), ("7",), ("stage", "layers"), ("chunk", "tied"), ("micro", "3")]
-    for rank, told in enumerate(ranks):
-        for said, words in zip(told, expected, strict=True):
-            fine = said.startswith("ValueError: ") and all(word in said for word in words) and "\n" not in said
-            assert fine, f"rank {rank}: {said}; expected a ValueError of one line that has {' and '.join(words)}"
+    for rank, errors in enumerate(ranks):
+        for error, words in zip(errors, expected, strict=True):
+            fine = error.startswith("ValueError: ") and all(word in error for word in words) and "\n" not in error
+            assert fine, f"rank {rank}: {error}; expected a ValueError of one line that has {' and '.join(words)}"

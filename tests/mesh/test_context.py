@@ -16,7 +16,7 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_context as probes
-from .carried import asked, does_not_grow
+from .carried import does_not_grow, traced
 
 CONTEXT = "mesh.context"
 ZIGZAG = "impl.mesh.context.zigzag"
@@ -28,9 +28,9 @@ def draw(rng, world: int, dtype=torch.float32, local: int = 0, lead: list | None
     return {name: rng.normal(*shape).to(dtype) for name in ("q", "k", "v", "do")}
 
 
-def oracle(whole: dict, dtype: torch.dtype) -> dict:
+def oracle(full: dict, dtype: torch.dtype) -> dict:
     """Attention with the whole score matrix, and backward written out from lse, rounded in `dtype` as tiles are."""
-    q, k, v, do = (whole[name].to(dtype) for name in ("q", "k", "v", "do"))
+    q, k, v, do = (full[name].to(dtype) for name in ("q", "k", "v", "do"))
     scale = q.shape[-1] ** -0.5
     s = (q @ k.mT * scale).masked_fill(torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1), float("-inf"))
     p = torch.exp(s - s.logsumexp(-1, keepdim=True))
@@ -47,32 +47,32 @@ CAUSES = {
 }
 
 
-def judged(run, rng, whole: dict, world: int, members: list = (), factor: float = 12) -> list:
+def judged(run, rng, full: dict, world: int, members: list = (), factor: float = 12) -> list:
     """Judge attention over the whole sequence in drawn layouts; return each rank's values and messages."""
-    case = layouts.draw(rng, **whole)
-    ranks = asked(run, probes.ring, [case], [*members], parts=probes.PARTS, world=world)
-    ranks = [told[0] if told else None for told in ranks]
+    case = layouts.draw(rng, **full)
+    ranks = traced(run, probes.ring, [case], [*members], parts=probes.PARTS, world=world)
+    ranks = [values[0] if values else None for values in ranks]
     judge(*case, ranks, members or [*range(world)], factor)
     return ranks
 
 
-def judge(whole: dict, lie: dict, ranks: list, members: list, factor: float) -> None:
+def judge(full: dict, layout: dict, ranks: list, members: list, factor: float) -> None:
     """All ranks' positions are put together: the error of a few values alone may be luckily small."""
-    wide = torch.promote_types(whole["q"].dtype, torch.float32)
-    want, plain = oracle(whole, torch.float64), oracle(whole, wide)
+    wide = torch.promote_types(full["q"].dtype, torch.float32)
+    want, plain = oracle(full, torch.float64), oracle(full, wide)
     for name, cause in CAUSES.items():
-        together = torch.full_like(whole["q"], float("nan"))
+        joined = torch.full_like(full["q"], float("nan"))
         for r in members:
-            assert ranks[r][name].dtype == together.dtype, (
-                f"{name} is {ranks[r][name].dtype} on rank {r}, expected {together.dtype}"
+            assert ranks[r][name].dtype == joined.dtype, (
+                f"{name} is {ranks[r][name].dtype} on rank {r}, expected {joined.dtype}"
             )
-            together[..., ranks[r]["positions"], :] = ranks[r][name]
-        held = [ranks[r]["positions"] for r in members]
-        dealt = f" that hold positions {held}" if together.shape[-2] <= 32 else ""
+            joined[..., ranks[r]["positions"], :] = ranks[r][name]
+        positions = [ranks[r]["positions"] for r in members]
+        detail = f" that hold positions {positions}" if joined.shape[-2] <= 32 else ""
         # Products of several roundings are summed: small sums of large terms have the error of the terms.
         close(
-            together, want[name], plain[name].to(together.dtype),
-            f"{name} of {len(members)} ranks{dealt}, in memory: {layouts.told(lie)}", factor=factor, cause=cause,
+            joined, want[name], plain[name].to(joined.dtype),
+            f"{name} of {len(members)} ranks{detail}, in memory: {layouts.told(layout)}", factor=factor, cause=cause,
         )  # fmt: skip
 
 
@@ -91,9 +91,9 @@ def test_the_ring_is_the_group(run, rng):
 @exercise(CONTEXT, kind="numerics")
 def test_any_strides(run, rng):
     cases = layouts.every(rng, **dict(reversed(draw(rng, 2, lead=[2, 2]).items())))
-    ranks = asked(run, probes.ring, cases, [], parts=probes.PARTS, world=2)
-    for i, (whole, lie) in enumerate(cases):
-        judge(whole, lie, [told[i] for told in ranks], [0, 1], 12)
+    ranks = traced(run, probes.ring, cases, [], parts=probes.PARTS, world=2)
+    for i, (full, layout) in enumerate(cases):
+        judge(full, layout, [values[i] for values in ranks], [0, 1], 12)
 
 
 @exercise(CONTEXT, kind="numerics")
@@ -106,17 +106,17 @@ def test_partial_results_merge_by_their_lse(run, rng):
     parts, wants = [], []
     for spread in (1.0, 2000.0, 0.0):
         s, v = spread * rng.normal(2, 4, 6, dtype=torch.float64), rng.normal(6, 3, dtype=torch.float64)
-        whole, *pieces = ((t.softmax(-1) @ u, t.logsumexp(-1))
+        full, *pieces = ((t.softmax(-1) @ u, t.logsumexp(-1))
                           for t, u in ((s, v), (s[..., :2], v[:2]), (s[..., 2:], v[2:])))  # fmt: skip
         parts.append(pieces)
-        wants.append(whole)
+        wants.append(full)
     empty = (torch.zeros_like(wants[0][0]), torch.full_like(wants[0][1], float("-inf")))
     parts += [[wants[0], empty], [empty, wants[0]]]
     wants += [wants[0]] * 2
     cases = [dict(zip(("o", "lse", "other_o", "other_lse"), (*one, *other), strict=True)) for one, other in parts]
     for got, want in zip(run(called, "impl.mesh.context.merge", cases), wants, strict=True):
-        for name, have, wanted in zip(("o", "lse"), got, want, strict=True):
-            close(have, wanted, wanted.float(), f"merged {name}", cause="each weighs e^(its lse − lse of both)")
+        for name, merged, wanted in zip(("o", "lse"), got, want, strict=True):
+            close(merged, wanted, wanted.float(), f"merged {name}", cause="each weighs e^(its lse − lse of both)")
 
 
 @exercise(CONTEXT, kind="numerics")
@@ -128,9 +128,9 @@ def test_positions_are_dealt_from_both_ends(run, rng):
         right = got.tolist() == want and got.dtype == torch.int64
         assert right, f"rank {rank} of {world}, length {length}: expected {want}, got {got.tolist()}, {got.dtype}"
     odd = [torch.zeros(1, 3, 2)] * 3
-    told = run(refused, ZIGZAG, [[10, 2, 0]]) + run(refused, "impl.mesh.context.ring_attention", [odd], world=1)[0]
-    assert told == ["ValueError"] * 2, (
-        f"length 10 over 2 ranks, and 3 positions on a rank: expected ValueError, got {told}"
+    errors = run(refused, ZIGZAG, [[10, 2, 0]]) + run(refused, "impl.mesh.context.ring_attention", [odd], world=1)[0]
+    assert errors == ["ValueError"] * 2, (
+        f"length 10 over 2 ranks, and 3 positions on a rank: expected ValueError, got {errors}"
     )
 
 
@@ -138,30 +138,30 @@ def test_positions_are_dealt_from_both_ends(run, rng):
 def test_keys_and_values_go_around_the_ring(run, rng):
     world = rng.integers(2, 4)
     for dtype in (torch.float32, torch.bfloat16):
-        whole = draw(rng, world, dtype)
-        size = 2 * whole["k"].numel() // world  # of this rank's keys and values
+        full = draw(rng, world, dtype)
+        size = 2 * full["k"].numel() // world  # of this rank's keys and values
         once = (world - 1) * size * dtype.itemsize
         limits = {"forward": (once, once), "backward": (once + (world - 1) * size * 4, once + world * size * 4)}
-        for rank, got in enumerate(judged(run, rng, whole, world)):
-            for phase, (least, most) in limits.items():
-                what, first = f"rank {rank} of {world}, {phase}", got["sent"][phase]
-                assert any(row["op"] == "send" for row in first), (
+        for rank, got in enumerate(judged(run, rng, full, world)):
+            for phase, (minimum, maximum) in limits.items():
+                what, early = f"rank {rank} of {world}, {phase}", got["sent"][phase]
+                assert any(row["op"] == "send" for row in early), (
                     f"{what}: it computed a product of matrices before it had sent anything: start to send k and v "
                     "first, and attend to them while they travel"
                 )
-                rows = first + got["sent"][f"{phase}'s first product"]
+                rows = early + got["sent"][f"{phase}'s first product"]
                 other = sorted({r["op"] for r in rows} - {"send", "recv"})
                 assert not other, f"{what}: issued {', '.join(other)}; expected sends and receives alone"
                 sent = [r for r in rows if r["op"] == "send"]
                 peers = sorted({r["peer"] for r in sent})
                 assert peers == [(rank + 1) % world], f"{what}: sent to {peers}, expected its right neighbour alone"
                 total = sum(r["bytes"] for r in sent)
-                assert total <= most, (
-                    f"{what}: sent {total} bytes, expected at most {most}: k and v W − 1 times in their dtype, in "
+                assert total <= maximum, (
+                    f"{what}: sent {total} bytes, expected at most {maximum}: k and v W − 1 times in their dtype, in "
                     "backward their gradients W times in float32 as well"
                 )
-                assert total >= least, (
-                    f"{what}: sent {total} bytes of {dtype}, expected at least {least}: gradients travel in float32"
+                assert total >= minimum, (
+                    f"{what}: sent {total} bytes of {dtype}, expected at least {minimum}: gradients travel in float32"
                 )
                 assert phase == "backward" or len(sent) == world - 1, f"{what}: {len(sent)} messages, not {world - 1}"
 
@@ -170,13 +170,13 @@ def test_keys_and_values_go_around_the_ring(run, rng):
 def test_keys_travel_while_the_first_product_is_computed(run, rng):
     """Answers to what is sent come only after the rank's next product: who waits for them at once stands still."""
     world = rng.integers(3, 4)
-    case, before = layouts.draw(rng, **draw(rng, world)), [("forward", "*"), probes.PARTS[2:4]]
-    traces = run.trace(probes.ring, [case], [], True, world=world, hold=before)
+    case, hold = layouts.draw(rng, **draw(rng, world)), [("forward", "*"), probes.PARTS[2:4]]
+    traces = run.trace(probes.ring, [case], [], True, world=world, hold=hold)
     judge(*case, [trace.values[0] for trace in traces], [*range(world)], 12)
     for rank, trace in enumerate(traces):
-        asked = [gate.name for gate in trace.gates]
-        products = [f"{probes.PARTS[1]} {i}".removesuffix(" 0") for i in range(len(asked) - len(probes.PARTS) + 1)]
-        assert asked == [probes.PARTS[0], *products, *probes.PARTS[2:]], (
+        marked = [gate.name for gate in trace.gates]
+        products = [f"{probes.PARTS[1]} {i}".removesuffix(" 0") for i in range(len(marked) - len(probes.PARTS) + 1)]
+        assert marked == [probes.PARTS[0], *products, *probes.PARTS[2:]], (
             f"rank {rank}: a gate that no product asked for"
         )
         assert not trace.stood_still, (
@@ -188,16 +188,16 @@ def test_keys_travel_while_the_first_product_is_computed(run, rng):
 @exercise(CONTEXT, kind="property")
 def test_every_rank_has_as_much_to_do(run, rng):
     world = rng.integers(3, 4)
-    whole = draw(rng, world)
-    local, dim = whole["q"].shape[-2] // world, whole["q"].shape[-1]
-    most = 4 * dim * whole["q"][..., 0, 0].numel() * (local**2 + (world - 1) * local**2 // 2)
-    ranks = judged(run, rng, whole, world)
+    full = draw(rng, world)
+    local, dim = full["q"].shape[-2] // world, full["q"].shape[-1]
+    limit = 4 * dim * full["q"][..., 0, 0].numel() * (local**2 + (world - 1) * local**2 // 2)
+    ranks = judged(run, rng, full, world)
     unseen = sorted({name for got in ranks for name in got["unseen"]})
     assert not unseen, f"{', '.join(unseen)} was called: compute with torch, whose products are counted"
     flops = [got["flops"] for got in ranks]
-    assert max(flops) <= most, (
-        f"products of forward take {flops} FLOPs by rank, expected at most {most}: a rank's own keys, and half of each "
-        f"other rank's; whole matrices are {4 * dim * whole['q'][..., 0, 0].numel() * local**2 * world}"
+    assert max(flops) <= limit, (
+        f"products of forward take {flops} FLOPs by rank, expected at most {limit}: a rank's own keys, and half of "
+        f"each other rank's; whole matrices are {4 * dim * full['q'][..., 0, 0].numel() * local**2 * world}"
     )
 
 
@@ -209,14 +209,14 @@ def test_no_rank_holds_more_than_its_own_and_its_neighbours_keys(run, rng, backw
 
     def judge(ranks: list, *_) -> None:
         world, length = len(ranks), local * len(ranks)
-        at = [probes.positions(length, world, rank) for rank in range(world)]
-        whole = torch.empty(4, length, dim)
+        positions = [probes.positions(length, world, rank) for rank in range(world)]
+        full = torch.empty(4, length, dim)
         for rank in range(world):
-            whole[:, at[rank]] = torch.stack(probes.drawn(local, dim, seed, rank))
-        for name, want in oracle(dict(zip(("q", "k", "v", "do"), whole, strict=True)), torch.float32).items():
+            full[:, positions[rank]] = torch.stack(probes.drawn(local, dim, seed, rank))
+        for name, want in oracle(dict(zip(("q", "k", "v", "do"), full, strict=True)), torch.float32).items():
             for rank, got in enumerate(ranks if name == "o" or backward else ()):
-                off = float((got[name] - want[at[rank]].sum(-1)).abs().max())
-                assert off <= 0.01, f"{name} of rank {rank} of {world}, {dim} numbers a position: sums off by {off:.3g}"
+                gap = float((got[name] - want[positions[rank]].sum(-1)).abs().max())
+                assert gap <= 0.01, f"{name} of rank {rank} of {world}, {dim} numbers a position: sums off by {gap:.3g}"
 
     part, sizes = 2 * 4 * local * dim, ((2, 2, 8), (2, local, dim), (8, local, dim))
     cases = [(world, [length, width, seed, backward]) for world, length, width in sizes]

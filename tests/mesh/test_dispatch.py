@@ -15,33 +15,33 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
 
 from . import probes_experts as probes
-from .experts import KINDS, arrivals, draw_kinds, draw_tokens, each, in_group, kept
+from .experts import KINDS, arrivals, draw_kinds, draw_tokens, each_case, in_group, kept_choices
 
 DISPATCH = "mesh.dispatch"
 ORDER = "by expert, then by the rank they come from, then by token"
 
 
-def judged(run, cases: list, kinds: list = KINDS, members: list = (), alone: bool = False) -> list:
-    """Judge which tokens each expert gets; return all values and messages, [kind][place]. cases: [place][kind]."""
+def judged(run, cases: list, kinds: list = KINDS, members: list = (), no_group: bool = False) -> list:
+    """Judge which tokens each expert gets; return all values and messages, [kind][rank]. cases: [rank][kind]."""
     parts, replace = ["dispatch", "dispatch's backward", "again"], ["mesh.exchange"]
-    answers = in_group(run, probes.there_and_back, cases, members, alone, replace=replace, parts=parts)
-    for kind, here, place, case, got in each(kinds, cases, answers):
-        n, rows = case["n"], arrivals(here, place)
-        what = f"rank {place} of {len(here)}, {n} experts, {kind}"
-        own = range(place * n // len(here), (place + 1) * n // len(here))
-        counts = [sum(e == expert for e, *_ in rows) for expert in own]
+    answers = in_group(run, probes.there_and_back, cases, members, no_group, replace=replace, parts=parts)
+    for kind, rank_cases, rank, case, got in each_case(kinds, cases, answers):
+        n, rows = case["n"], arrivals(rank_cases, rank)
+        what = f"rank {rank} of {len(rank_cases)}, {n} experts, {kind}"
+        local = range(rank * n // len(rank_cases), (rank + 1) * n // len(rank_cases))
+        counts = [sum(e == expert for e, *_ in rows) for expert in local]
         assert got["counts"] == counts, (
-            f"{what}: counts {got['counts']}, expected {counts} for experts {list(own)}: "
+            f"{what}: counts {got['counts']}, expected {counts} for experts {list(local)}: "
             "the rows that all ranks send to each"
         )
-        want = torch.stack([here[s]["x"][t] for _, s, t in rows]) if rows else case["x"][:0]
+        want = torch.stack([rank_cases[s]["x"][t] for _, s, t in rows]) if rows else case["x"][:0]
         assert got["tokens"].dtype == want.dtype, f"{what}: tokens are {got['tokens'].dtype}, expected {want.dtype}"
         assert torch.equal(got["tokens"], want), (
             f"{what}: expected tokens {want.tolist()}, got {got['tokens'].tolist()}: {ORDER}"
             f"{places(got['tokens'], want, 'tokens')}"
         )
-        keeps = for_combine(here, place)
-        assert got["kept"] == keeps, f"{what}: expected {keeps} for combine, got {got['kept']}"
+        metadata = for_combine(rank_cases, rank)
+        assert got["kept"] == metadata, f"{what}: expected {metadata} for combine, got {got['kept']}"
         gradient = case["x"].double() * (case["experts"] + 1).sum(1, keepdim=True)  # dropped: 0
         close(
             got["gradient"], gradient, gradient.to(case["x"].dtype), f"{what}, gradient of x", factor=6,
@@ -50,13 +50,13 @@ def judged(run, cases: list, kinds: list = KINDS, members: list = (), alone: boo
     return answers
 
 
-def for_combine(cases: list, place: int) -> dict:
+def for_combine(cases: list, index: int) -> dict:
     """All that `Dispatched` keeps for combine."""
     by_rank = [arrivals(cases, rank) for rank in range(len(cases))]
-    chosen, sources = cases[place]["experts"].flatten().tolist(), [s for _, s, _ in by_rank[place]]
+    chosen, sources = cases[index]["experts"].flatten().tolist(), [s for _, s, _ in by_rank[index]]
     arrived = sorted(range(len(sources)), key=sources.__getitem__)  # by rank: where each row is grouped by expert
     return {
-        "sent": [sum(s == place for _, s, _ in rows) for rows in by_rank],
+        "sent": [sum(s == index for _, s, _ in rows) for rows in by_rank],
         "received": [sources.count(rank) for rank in range(len(cases))],
         "order": sorted((i for i, e in enumerate(chosen) if e >= 0), key=chosen.__getitem__),
         "regroup": sorted(range(len(arrived)), key=arrived.__getitem__),
@@ -71,7 +71,7 @@ def test_each_expert_gets_its_tokens(run, rng, world):
 
 @exercise(DISPATCH, kind="numerics")
 def test_all_experts_in_this_process(run, rng):
-    judged(run, draw_kinds(rng, 1), alone=True)
+    judged(run, draw_kinds(rng, 1), no_group=True)
 
 
 @exercise(DISPATCH, kind="numerics")
@@ -82,8 +82,8 @@ def test_experts_live_along_the_group(run, rng):
 @exercise(DISPATCH, kind="numerics")
 def test_experts_that_do_not_divide_are_refused(run):
     case = [torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64), 3]
-    told = run(probes.refused, "dispatch", [case], True, world=2, replace=["mesh.exchange"])
-    assert told == [["ValueError"]] * 2, f"3 experts over 2 ranks: expected ValueError, got {[one for (one,) in told]}"
+    got = run(probes.refused, "dispatch", [case], True, world=2, replace=["mesh.exchange"])
+    assert got == [["ValueError"]] * 2, f"3 experts over 2 ranks: expected ValueError, got {[one for (one,) in got]}"
 
 
 @exercise(DISPATCH, kind="property")
@@ -94,15 +94,15 @@ def test_bytes_are_what_the_routing_says(run, rng, dtype):
     n = world * rng.integers(1, 2) + world
     by_kind = [draw_tokens(rng, world, n, 2, k, getattr(torch, dtype)) for k in kinds]
     cases = [[c[r] for c in by_kind] for r in range(world)]
-    for kind, here, rank, case, got in each(kinds, cases, judged(run, cases, kinds)):
-        row, what = case["x"].shape[1] * case["x"].itemsize, f"rank {rank} of {world}, {kind}, {dtype}"
-        left, arrived = kept(case) * row, len(arrivals(here, rank)) * row
+    for kind, rank_cases, rank, case, got in each_case(kinds, cases, judged(run, cases, kinds)):
+        row_bytes, what = case["x"].shape[1] * case["x"].itemsize, f"rank {rank} of {world}, {kind}, {dtype}"
+        outgoing, incoming = kept_choices(case) * row_bytes, len(arrivals(rank_cases, rank)) * row_bytes
         sent = [(r["op"], r["bytes"]) for r in got["sent"]["dispatch"]]
-        assert sent == [("all_to_all", 8 * n), ("all_to_all", left)], (
+        assert sent == [("all_to_all", 8 * n), ("all_to_all", outgoing)], (
             f"{what}: forward sent {sent}, expected all_to_all of {8 * n} bytes (a count for each of {n} experts, "
-            f"int64) and one of {left} (a row of {row} for each choice that was not dropped)"
+            f"int64) and one of {outgoing} (a row of {row_bytes} for each choice that was not dropped)"
         )
         sends(
-            got["sent"]["dispatch's backward"], [["all_to_all", arrived]], f"{what}, backward",
+            got["sent"]["dispatch's backward"], [["all_to_all", incoming]], f"{what}, backward",
             "a row for each that arrived", ("op", "bytes"),
         )  # fmt: skip

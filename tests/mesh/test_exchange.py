@@ -18,7 +18,7 @@ from lab.harness.trace import sends
 
 from . import probes_experts as probes
 from .carried import BOTH
-from .experts import each, in_group
+from .experts import each_case, in_group
 
 EXCHANGE = "mesh.exchange"
 KINDS = ["uneven", "empty", "from one", "nothing", "integers", "half", "three dims"]
@@ -31,8 +31,8 @@ def draw(rng, world: int) -> list:
         n = [[rng.integers(0, 3) if kind != "empty" else rng.choice([0, 0, 3]) for _ in range(world)]
              for _ in range(world)]  # fmt: skip
         if kind in ("from one", "nothing"):
-            giver = rng.integers(0, world - 1) if kind == "from one" else -1
-            n = [[count + 1 if source == giver else 0 for count in counts] for source, counts in enumerate(n)]
+            sender = rng.integers(0, world - 1) if kind == "from one" else -1
+            n = [[count + 1 if source == sender else 0 for count in counts] for source, counts in enumerate(n)]
         width = [2, rng.integers(1, 3)] if kind == "three dims" else [rng.integers(1, 4)]
         dtype = torch.float16 if kind == "half" else torch.float32
         for r in range(world):
@@ -42,8 +42,8 @@ def draw(rng, world: int) -> list:
             if kind == "integers":
                 rows = (rows * 100).long()
             drawn = {"weights": weights, "rows": rows}
-            given, lie = rng.choice([layouts.draw(rng, **drawn), rng.choice(layouts.every(rng, **drawn))])
-            cases[r].append({**given, "sent": n[r], "received": received, "layouts": lie})
+            operands, layout = rng.choice([layouts.draw(rng, **drawn), rng.choice(layouts.every(rng, **drawn))])
+            cases[r].append({**operands, "sent": n[r], "received": received, "layouts": layout})
     return cases
 
 
@@ -54,22 +54,22 @@ def delivered(rows: list, splits: list) -> list:
 
 
 def judged(run, cases: list, members: list = (), **options) -> list:
-    """Judge which rows arrive and which gradients go back; return all values and messages, [kind][place]."""
+    """Judge which rows arrive and which gradients go back; return all values and messages, [kind][rank]."""
     answers = in_group(run, probes.exchange, cases, members, **options)
-    for kind, here, told in zip(KINDS, zip(*cases, strict=True), answers, strict=True):
-        arrived = delivered([c["rows"] for c in here], [c["sent"] for c in here])
-        for place, (case, got) in enumerate(zip(here, told, strict=True)):
-            what = f"rank {place} of {len(here)}, {kind}"
-            assert got["arrived"].dtype == arrived[place].dtype, f"{what}: got {got['arrived'].dtype}"
-            assert torch.equal(got["arrived"], arrived[place]), (
+    for kind, rank_cases, results in zip(KINDS, zip(*cases, strict=True), answers, strict=True):
+        arrived = delivered([c["rows"] for c in rank_cases], [c["sent"] for c in rank_cases])
+        for rank, (case, got) in enumerate(zip(rank_cases, results, strict=True)):
+            what = f"rank {rank} of {len(rank_cases)}, {kind}"
+            assert got["arrived"].dtype == arrived[rank].dtype, f"{what}: got {got['arrived'].dtype}"
+            assert torch.equal(got["arrived"], arrived[rank]), (
                 f"{what}: sent {case['sent']}, received {case['received']}: got {got['arrived'].tolist()}, expected "
-                f"{arrived[place].tolist()}: rows by the rank they come from"
-                f"{places(got['arrived'], arrived[place], 'rows')}"
+                f"{arrived[rank].tolist()}: rows by the rank they come from"
+                f"{places(got['arrived'], arrived[rank], 'rows')}"
             )
-        back = delivered([c["weights"] for c in here], [c["received"] for c in here])
-        for place, got in enumerate(told if kind != "integers" else ()):
+        back = delivered([c["weights"] for c in rank_cases], [c["received"] for c in rank_cases])
+        for rank, got in enumerate(results if kind != "integers" else ()):
             close(
-                got["gradient"], back[place].double(), back[place], f"rank {place} of {len(here)}, {kind}, gradient",
+                got["gradient"], back[rank].double(), back[rank], f"rank {rank} of {len(rank_cases)}, {kind}, gradient",
                 cause="backward is an exchange with sent and received swapped",
             )  # fmt: skip
     return answers
@@ -90,12 +90,12 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 @exercise(EXCHANGE, kind="numerics")
 def test_numbers_that_do_not_fit_are_refused(run):
     cases = [[3, [2], [2]], [3, [3, 0], [3, 0]], [3, [3], []], [3, [3], [3]]]
-    told = run(probes.refused, "exchange", [[torch.zeros(rows, 2), *splits, None] for rows, *splits in cases])
+    errors = run(probes.refused, "exchange", [[torch.zeros(rows, 2), *splits, None] for rows, *splits in cases])
     want = ["ValueError"] * 3 + ["nothing"]
-    assert told == want, f"(rows, sent, received) of {cases}, alone: expected {want}, got {told}"
+    assert errors == want, f"(rows, sent, received) of {cases}, alone: expected {want}, got {errors}"
     traces = run.trace(probes.refused, "exchange", [[torch.zeros(3, 2), [2, 0], [2, 0]]], True, world=2)
-    many = [trace.values for trace in traces]
-    assert many == [["ValueError"]] * 2, f"2 of 3 rows, on each of 2 ranks: expected ValueError, got {many}"
+    per_rank = [trace.values for trace in traces]
+    assert per_rank == [["ValueError"]] * 2, f"2 of 3 rows, on each of 2 ranks: expected ValueError, got {per_rank}"
     assert not any(trace.messages for trace in traces), "2 of 3 rows, on each of 2 ranks: raise before you send"
 
 
@@ -103,7 +103,7 @@ def test_numbers_that_do_not_fit_are_refused(run):
 def test_one_all_to_all_forward_and_one_backward(run, rng):
     world = rng.integers(2, 4)
     cases = draw(rng, world)
-    for kind, _, rank, case, got in each(KINDS, cases, judged(run, cases)):
+    for kind, _, rank, case, got in each_case(KINDS, cases, judged(run, cases)):
         row = math.prod(case["rows"].shape[1:]) * case["rows"].itemsize
         for phase, rows in (("forward", sum(case["sent"])), ("backward", sum(case["received"]))):
             sends(
@@ -116,7 +116,7 @@ def test_one_all_to_all_forward_and_one_backward(run, rng):
 @exercise(EXCHANGE, kind="property")
 def test_a_rank_alone_sends_nothing(run, rng):
     cases = draw(rng, 1)
-    for alone in (False, True):
-        for kind, (got,) in zip(KINDS, judged(run, cases, alone=alone, world=1), strict=True):
+    for no_group in (False, True):
+        for kind, (got,) in zip(KINDS, judged(run, cases, no_group=no_group, world=1), strict=True):
             sent = [row["op"] for part in BOTH for row in got["sent"][part]]
-            assert not sent, f"{kind}, a group of {'None' if alone else 'one'}: issued {sent}, expected nothing"
+            assert not sent, f"{kind}, a group of {'None' if no_group else 'one'}: issued {sent}, expected nothing"

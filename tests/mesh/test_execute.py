@@ -20,10 +20,10 @@ from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_pipeline as probes
-from .carried import asked, does_not_grow
-from .clocks import played_back
+from .carried import does_not_grow, traced
+from .clocks import replayed
 from .compose import train
-from .schedules import draw_any, gpipe, one_forward_one_backward, played
+from .schedules import draw_any, gpipe, one_forward_one_backward, simulated
 
 EXECUTE = "mesh.execute"
 KINDS = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
@@ -46,7 +46,7 @@ def draw_batches(rng, state: dict, micro_batches: int) -> list:
     ]
 
 
-def whole(layers: int, tied: bool, accumulate: bool, state: dict, batches: list, lr: float, dtype: str) -> dict:
+def one_process(layers: int, tied: bool, accumulate: bool, state: dict, batches: list, lr: float, dtype: str) -> dict:
     """One process on the same micro-batches: the mean loss and the gradients of each step."""
     chunk = probes.Chunk({n: t.to(getattr(torch, dtype)) for n, t in state.items()}, range(layers), True, True)
     if tied:
@@ -64,7 +64,7 @@ def size(schedule: list) -> tuple[int, int, int]:
     return len(schedule), micro_batches + 1, chunks + 1
 
 
-def trains_as_one(run, rng, schedule: list, tied=False, accumulate=False, pipelines=(), world=None) -> list:
+def check_training(run, rng, schedule: list, tied=False, accumulate=False, pipelines=(), world=None) -> list:
     """Judge losses and gradients against one process's; return each rank's values and messages."""
     stages, micro_batches, chunks = size(schedule)
     layers = [rng.integers(0, 2) for _ in range(stages * chunks)]
@@ -73,22 +73,22 @@ def trains_as_one(run, rng, schedule: list, tied=False, accumulate=False, pipeli
     if tied:
         state["head"] = state["embedding"].clone()
     batches, lr = draw_batches(rng, state, micro_batches), 0.0 if accumulate else rng.uniform(0.2, 0.5)
-    rest = tied, accumulate, state, batches, lr
-    ranks = asked(
-        run, probes.train, schedule, [*pipelines], layers, *rest, world=world or stages, parts=["steps"]
+    args = tied, accumulate, state, batches, lr
+    ranks = traced(
+        run, probes.train, schedule, [*pipelines], layers, *args, world=world or stages, parts=["steps"]
     )  # fmt: skip
-    want, plain = (whole(sum(layers), *rest, dtype) for dtype in ("float64", "float32"))
+    want, plain = (one_process(sum(layers), *args, dtype) for dtype in ("float64", "float32"))
     stage_of = {rank: stage for ranks_of in pipelines or [range(stages)] for stage, rank in enumerate(ranks_of)}
 
-    def who(rank: int) -> str:
+    def where(rank: int) -> str:
         return f"rank {rank}, stage {stage_of[rank]} of {stages}, {micro_batches} micro-batches, layers {layers}"
 
     def judge_loss(rank: int, step: int) -> None:
         loss = ranks[rank]["losses"][step]
         if stage_of[rank] < stages - 1:
-            assert loss is None, f"{who(rank)}: execute returned {loss}, expected None: the loss is the last rank's"
+            assert loss is None, f"{where(rank)}: execute returned {loss}, expected None: the loss is the last rank's"
         else:
-            close(loss, want["losses"][step], plain["losses"][step], f"{who(rank)}: loss of step {step}", factor=15,
+            close(loss, want["losses"][step], plain["losses"][step], f"{where(rank)}: loss of step {step}", factor=15,
                   cause="the mean over all micro-batches")  # fmt: skip
 
     # First the loss of the first step, then step by step on all ranks: what comes later tells less of where it began.
@@ -97,10 +97,10 @@ def trains_as_one(run, rng, schedule: list, tied=False, accumulate=False, pipeli
     for step, rank in itertools.product(range(len(batches)), stage_of):
         for name, gradient in ranks[rank]["gradients"][step].items():
             key = "embedding" if tied and name == "head" else name
-            assert gradient is not None, f"{who(rank)}, step {step}: {name} has no gradient"
+            assert gradient is not None, f"{where(rank)}, step {step}: {name} has no gradient"
             close(
                 gradient, want["gradients"][step][key], plain["gradients"][step][key],
-                f"{who(rank)}, step {step}: gradient of {name}", factor=15,
+                f"{where(rank)}, step {step}: gradient of {name}", factor=15,
                 cause="tied: the sum of the first and the last rank's" if tied and key == "embedding"
                 else "expected the gradient of the mean over micro-batches",
             )  # fmt: skip
@@ -113,27 +113,27 @@ def trains_as_one(run, rng, schedule: list, tied=False, accumulate=False, pipeli
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
 def test_losses_and_gradients_are_those_of_one_process(run, rng, stages, kind):
     micro_batches = 1 if (stages, kind) == (3, "gpipe") else rng.integers(2, 6)
-    trains_as_one(run, rng, KINDS[kind](stages, micro_batches))
+    check_training(run, rng, KINDS[kind](stages, micro_batches))
 
 
 @exercise(EXECUTE, kind="numerics")
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_several_chunks_a_rank(run, rng, stages):
     schedule = one_forward_one_backward(stages, stages * rng.integers(1, 2), rng.integers(2, 3))
-    trains_as_one(run, rng, schedule, accumulate=stages == 2)
+    check_training(run, rng, schedule, accumulate=stages == 2)
 
 
 @exercise(EXECUTE, kind="numerics")
 @pytest.mark.parametrize("stages", [2, 3])
 def test_any_schedule_that_is_one(run, rng, stages):
     micro_batches, chunks = rng.integers(3, 5), rng.integers(1, 2)
-    trains_as_one(run, rng, draw_any(rng, stages, micro_batches, chunks))
+    check_training(run, rng, draw_any(rng, stages, micro_batches, chunks))
 
 
 @exercise(EXECUTE, kind="numerics")
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_an_embedding_tied_to_the_head_stays_one_weight(run, rng, stages):
-    ranks = trains_as_one(run, rng, one_forward_one_backward(stages, rng.integers(2, 4)), tied=True)
+    ranks = check_training(run, rng, one_forward_one_backward(stages, rng.integers(2, 4)), tied=True)
     if stages > 1:
         first, last = (r["gradients"][-1][name] for r, name in ((ranks[0], "embedding"), (ranks[-1], "head")))
         assert torch.equal(first, last), "the tied weight's gradients differ in some bits: its copies drift apart"
@@ -141,7 +141,7 @@ def test_an_embedding_tied_to_the_head_stays_one_weight(run, rng, stages):
 
 @exercise(EXECUTE, kind="numerics")
 def test_pipelines_in_a_larger_mesh_with_collectives_in_their_chunks(run, rng):
-    trains_as_one(
+    check_training(
         run, rng, one_forward_one_backward(2, rng.integers(2, 4)), tied=True, pipelines=([0, 2], [1, 3]), world=4
     )
 
@@ -149,7 +149,7 @@ def test_pipelines_in_a_larger_mesh_with_collectives_in_their_chunks(run, rng):
 @exercise(EXECUTE, kind="numerics")
 def test_a_pipeline_of_some_ranks(run, rng):
     members, micro_batches = sorted(rng.shuffled(range(1, 5))[:3]), rng.integers(2, 4)
-    trains_as_one(run, rng, one_forward_one_backward(3, micro_batches), tied=True, pipelines=[members], world=5)
+    check_training(run, rng, one_forward_one_backward(3, micro_batches), tied=True, pipelines=[members], world=5)
 
 
 def draw_pipeline(rng, kind: str) -> list:
@@ -166,18 +166,18 @@ def judge_gated(ranks: list, numbers: dict, micro_batches: int, chunks: int) -> 
     stages, loss = len(ranks), 0.0
     weights = [0.0] * (stages * chunks)
     for i in range(micro_batches):
-        there = back = 1 / micro_batches
+        forward = backward = 1 / micro_batches
         for stage in range(stages * chunks):
-            there *= numbers[f"forward {i} {stage}"][0]
+            forward *= numbers[f"forward {i} {stage}"][0]
         for stage in reversed(range(stages * chunks)):
-            back *= numbers[f"backward {i} {stage}"][0]
-            weights[stage] += back
-        loss += there
+            backward *= numbers[f"backward {i} {stage}"][0]
+            weights[stage] += backward
+        loss += forward
     for rank, got in enumerate(ranks):
         want = [*weights[rank::stages], loss if rank == stages - 1 else 0.0]
-        have = [*got["weights"], got["loss"] or 0.0]
-        assert all(abs(a - b) <= 1e-9 * abs(b) for a, b in zip(have, want, strict=True)), (
-            f"rank {rank} of {stages}: gradients and loss {have}, expected {want}, the mean over {micro_batches} "
+        actual = [*got["weights"], got["loss"] or 0.0]
+        assert all(abs(a - b) <= 1e-9 * abs(b) for a, b in zip(actual, want, strict=True)), (
+            f"rank {rank} of {stages}: gradients and loss {actual}, expected {want}, the mean over {micro_batches} "
             "micro-batches"
         )
 
@@ -195,8 +195,8 @@ def gated(run, rng, kind: str, sends_held: bool = False) -> tuple:
     schedule = draw_pipeline(rng, kind)
     rows, (stages, micro_batches, chunks) = rng.integers(1, 4), size(schedule)
     numbers = draw_numbers(rng, micro_batches, stages * chunks)
-    names = [[f"{kind} {i} {c * stages + rank}" for kind, i, c in own] for rank, own in enumerate(schedule)]
-    hold = [(*pair, "send") for own in names for pair in itertools.pairwise(own)] if sends_held else ()
+    names = [[f"{kind} {i} {c * stages + rank}" for kind, i, c in sequence] for rank, sequence in enumerate(schedule)]
+    hold = [(*pair, "send") for sequence in names for pair in itertools.pairwise(sequence)] if sends_held else ()
     traces = run.trace(probes.gated, schedule, micro_batches, chunks, rows, world=stages, gates=numbers, hold=hold)
     judge_gated([trace.values for trace in traces], numbers, micro_batches, chunks)
     return schedule, traces, rows
@@ -208,29 +208,29 @@ def test_each_action_begins_when_the_schedule_says(run, rng, kind):
     """And so ranks are idle no longer than in the schedule."""
     schedule, traces, _ = gated(run, rng, kind)
     stages, micro_batches, chunks = size(schedule)
-    ranks = played_back(traces, stages * chunks - 1)
-    simulation, actions = played(schedule, micro_batches, chunks), []
+    ranks = replayed(traces, stages * chunks - 1)
+    simulation, actions = simulated(schedule, micro_batches, chunks), []
     for rank, events in enumerate(ranks):
         planned = list(zip(simulation.ranks[rank], simulation.starts[rank], strict=True))
         assert len(events) == len(planned), f"rank {rank}: {len(events)} actions, expected {len(planned)}"
-        for place, (did, (a, start)) in enumerate(zip(events, planned, strict=True)):
-            actions.append((start, rank, place, did, [a.kind, a.micro_batch, a.chunk, start]))
-    for _, rank, place, did, should in sorted(actions):  # what comes first first: others wait for it
-        assert did == should, (
-            f"{kind}, rank {rank} of {stages}, action {place}: {did[0]} of micro-batch {did[1]}, chunk "
-            f"{did[2]} at {did[3]:g}, expected {should[0]} of {should[1]}, chunk {should[2]} at {should[3]:g} "
-            f"(a forward takes 1, a backward 2): {order(did, should)}"
+        for index, (got, (a, start)) in enumerate(zip(events, planned, strict=True)):
+            actions.append((start, rank, index, got, [a.kind, a.micro_batch, a.chunk, start]))
+    for _, rank, index, got, want in sorted(actions):  # what comes first first: others wait for it
+        assert got == want, (
+            f"{kind}, rank {rank} of {stages}, action {index}: {got[0]} of micro-batch {got[1]}, chunk "
+            f"{got[2]} at {got[3]:g}, expected {want[0]} of {want[1]}, chunk {want[2]} at {want[3]:g} "
+            f"(a forward takes 1, a backward 2): {order(got, want)}"
         )
     end = max(events[-1][3] + 2 for events in ranks)
     bubble = f"{kind}, {stages} stages, {micro_batches} micro-batches: idle over busy time"
     measured(bubble, (end - simulation.busy) / simulation.busy, simulation.bubble)
 
 
-def order(did: list, should: list) -> str:
+def order(got: list, want: list) -> str:
     """How an action differs from the schedule's."""
-    if did[:3] != should[:3]:
+    if got[:3] != want[:3]:
         return "follow the schedule that is given"
-    if did[3] < should[3]:
+    if got[3] < want[3]:
         return "the right action, too early: it cannot have what it needs"
     return (
         "the right action, too late, though nothing that begins before it was late on any rank. So what it waits for "
@@ -255,13 +255,13 @@ def test_nobody_waits_for_what_it_sends(run, rng):
 def test_no_more_is_kept_than_the_schedule_keeps(run, rng, chunks, large):
     few, many, stages = 4, 16, 2
     rows, elements = 2, rng.integers(900_000, 999_000)
-    bytes = 4 * elements
+    nbytes = 4 * elements
     if large == "messages":
         rows, elements = elements // 6, 1
     gates = draw_numbers(rng, many, stages * chunks)
     schedules = {n: one_forward_one_backward(stages, n, chunks) for n in (few, many)}
     sizes = (few, 2, 1), (few, rows, elements), (many, rows, elements)
-    cases = [(stages, [schedules[n], n, chunks, *of]) for n, *of in sizes]
+    cases = [(stages, [schedules[n], n, chunks, *shape]) for n, *shape in sizes]
     what = (
         f"the {large} of {many - few} more micro-batches on {chunks} chunks (1F1B keeps as many of 16 as of 4: "
         "drop input, output and graph of a micro-batch when its backward has run, once, and what was sent when it has "
@@ -269,7 +269,7 @@ def test_no_more_is_kept_than_the_schedule_keeps(run, rng, chunks, large):
     )
     does_not_grow(
         run, probes.gated, cases, lambda ranks, _, n, *rest: judge_gated(ranks, gates, n, chunks), what,
-        (many - few) * chunks * bytes, 30 * chunks * bytes, gates=gates,
+        (many - few) * chunks * nbytes, 30 * chunks * nbytes, gates=gates,
     )  # fmt: skip
 
 
@@ -295,7 +295,7 @@ def test_one_message_between_neighbours_for_each_action(run, rng, kind):
 
 @exercise(EXECUTE, kind="property")
 def test_a_tied_weight_costs_one_exchange_of_its_gradient(run, rng):
-    ranks = trains_as_one(run, rng, gpipe(3, 2), tied=True)
+    ranks = check_training(run, rng, gpipe(3, 2), tied=True)
     size, steps = ranks[0]["gradients"][0]["embedding"].numel(), len(ranks[0]["losses"])
     for rank, peer in ((0, 2), (2, 0)):
         rows = [(r["op"], r["elements"]) for r in ranks[rank]["sent"]["steps"] if r["peer"] == peer]

@@ -13,7 +13,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
 from .carried import BOTH, all_send
-from .tensor_oracles import draw_state, keeps_its_share, layer_is_as_whole
+from .tensor_oracles import check_layer, draw_state, keeps_its_share
 
 EXPERT_TENSOR = "mesh.expert_tensor"
 NEEDS = ["mesh.conjugates", "mesh.parallel_linear"]
@@ -32,21 +32,21 @@ def draw(rng, size: int) -> tuple:
 @exercise(EXPERT_TENSOR, kind="numerics")
 @pytest.mark.parametrize(("size", "grouped"), [(1, False), (2, True), (3, False)])
 def test_the_parts_together_are_the_whole_experts(run, rng, expect, size, grouped):
-    layer_is_as_whole(run, rng, expect, "experts", draw(rng, size), size, grouped, needs=NEEDS)
+    check_layer(run, rng, expect, "experts", draw(rng, size), size, grouped, needs=NEEDS)
 
 
 @exercise(EXPERT_TENSOR, kind="numerics")
 def test_hidden_units_that_ranks_do_not_divide_are_refused(run, rng):
     sizes, *_ = draw(rng, 3)
     sizes["config"]["hidden"] += 1
-    for (told,) in run(probes.refused, [["experts", sizes]], world=3, replace=NEEDS):
-        assert told.startswith("ValueError"), f"{sizes} on 3 ranks: expected ValueError, got {told}"
+    for (error,) in run(probes.refused, [["experts", sizes]], world=3, replace=NEEDS):
+        assert error.startswith("ValueError"), f"{sizes} on 3 ranks: expected ValueError, got {error}"
 
 
 @exercise(EXPERT_TENSOR, kind="property")
 def test_one_all_reduce_forward_and_one_backward_for_all_experts(run, rng, expect):
     drawn = sizes, _, x, _ = draw(rng, 2)
-    ranks = layer_is_as_whole(run, rng, expect, "experts", drawn, 2, needs=NEEDS)
+    ranks = check_layer(run, rng, expect, "experts", drawn, 2, needs=NEEDS)
     all_send(
         ranks, {part: [["all_reduce", x.numel(), "float32"]] for part in BOTH}, f"{len(sizes['numbers'])} experts, ",
         "experts share one entrance and one exit, and weights stay where they are", ("op", "elements", "dtype"),

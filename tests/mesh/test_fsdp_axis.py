@@ -16,7 +16,7 @@ from lab.harness.pytest_plugin import exercise
 from lab.model.transformer import Config, Transformer
 
 from . import probes_fsdp as probes
-from .carried import asked
+from .carried import traced
 from .compose import bare, coordinate, members, train
 
 FSDP_AXIS = "mesh.fsdp_axis"
@@ -49,40 +49,40 @@ def draw(rng, degrees: dict, micro_batches: int = 2) -> tuple:
     return sizes, states, batches
 
 
-def whole(sizes: dict, states: list, batches: list, degrees: dict, dtype: str) -> list:
+def one_process(sizes: dict, states: list, batches: list, degrees: dict, dtype: str) -> list:
     """Each rank's gradients, summed over the right axes in one process."""
-    own = [
+    local = [
         train(bare({"sizes": sizes}, state, dtype), [micro_batches])["gradients"][0]
         for state, micro_batches in zip(states, batches, strict=True)
     ]
     shares = degrees.get("data", 1) * degrees.get("expert", 1)
     return [
-        {name: sum(own[r][name] for r in members(degrees, rank, axes_of(name))) / shares for name in own[rank]}
-        for rank in range(len(own))
+        {name: sum(local[r][name] for r in members(degrees, rank, axes_of(name))) / shares for name in local[rank]}
+        for rank in range(len(local))
     ]
 
 
 def judged(run, rng, expect, degrees: dict, small: int, micro_batches: int = 2, layers: list | None = None) -> tuple:
     """Judge gradients against the whole batch's; return a state per rank, and each rank's values and messages."""
     sizes, states, batches = draw(rng, degrees, micro_batches)
-    ranks = asked(
+    ranks = traced(
         run, probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, small, layers,
         world=len(states), replace=NEEDS, parts=["micro-batches", "finish"],
     )  # fmt: skip
-    want, plain = (expect(whole, sizes, states, batches, degrees, dtype) for dtype in ("float64", "float32"))
+    want, plain = (expect(one_process, sizes, states, batches, degrees, dtype) for dtype in ("float64", "float32"))
     for rank, got in enumerate(ranks):
         where = f"rank {rank} at {coordinate(degrees, rank)}"
         for part, names in got["units"]:
-            least = -(-sum(states[rank][name].numel() for name in names) // degrees.get("data", 1))
-            assert part >= least, (
-                f"{where}: of the unit of {', '.join(names)} it has {part} numbers, expected {least}: cut units over "
+            minimum = -(-sum(states[rank][name].numel() for name in names) // degrees.get("data", 1))
+            assert part >= minimum, (
+                f"{where}: of the unit of {', '.join(names)} it has {part} numbers, expected {minimum}: cut units over "
                 "data alone"
             )
-        for name, start, own in got["gradients"]:
-            true, yardstick = (t[rank][name].flatten()[start : start + len(own)] for t in (want, plain))
-            roles = " and ".join(role for role, of in (("experts", EXPERTS), ("partial", PARTIAL)) if name in of)
+        for name, start, piece in got["gradients"]:
+            true, yardstick = (t[rank][name].flatten()[start : start + len(piece)] for t in (want, plain))
+            roles = " and ".join(role for role, group in (("experts", EXPERTS), ("partial", PARTIAL)) if name in group)
             close(
-                own, true, yardstick, f"{where}: gradient of {name}, in {roles or 'neither list'}, from {start}",
+                piece, true, yardstick, f"{where}: gradient of {name}, in {roles or 'neither list'}, from {start}",
                 factor=12, cause=f"the sum over {' × '.join(axes_of(name))}, divided by data · expert",
             )  # fmt: skip
     return states, ranks
@@ -119,17 +119,17 @@ def test_what_is_sent_over_which_axis(run, rng, expect, degrees, small):
             f"{where}: {len(scattered)} reduce-scatters, expected one for each of {len(units)} units and "
             f"{micro_batches} micro-batches"
         )
-        early, beyond = (
+        early, late = (
             [row for row in rows if row["op"] == "all_reduce" and len(row["group"]) > 1] for rows in (before, after)
         )
         assert not early, (
             f"{where}: {len(early)} all-reduces before finish_gradient_synchronization(). Expected one of each unit, "
             "in it, of the part that the reduce-scatter left"
         )
-        left = [(names[0], part) for part, names in units] + got["whole"]
-        sums = ([list(members(degrees, rank, axes_of(name)[1:])), count * 4] for name, count in left)
+        remaining = [(names[0], part) for part, names in units] + got["whole"]
+        sums = ([list(members(degrees, rank, axes_of(name)[1:])), count * 4] for name, count in remaining)
         want = sorted(each for each in sums if len(each[0]) > 1)
-        found = sorted([row["group"], row["bytes"]] for row in beyond if row["group"] != data)
+        found = sorted([row["group"], row["bytes"]] for row in late if row["group"] != data)
         assert found == want, (
             f"{where}, small={small}: all-reduces beyond data (group, bytes) {found}, expected {want}: once a step one "
             "for the part of each unit that is left, and one for each parameter that stays whole, over all other axes "
@@ -152,11 +152,11 @@ def test_layers_are_cut_unless_they_are_small(run, rng, expect):
 def test_a_layer_of_two_kinds_is_refused(run, rng):
     sizes, _, _ = draw(rng, {"data": 1})
     meshes, experts = [{"data": 2}, {"expert": 2}], ["blocks.0.mlp.up_proj.weight"]
-    for told in run(probes.refused, sizes, experts, meshes, world=2, replace=NEEDS):
-        refused = [said.startswith("ValueError: ") for said in told]
+    for errors in run(probes.refused, sizes, experts, meshes, world=2, replace=NEEDS):
+        refused = [error.startswith("ValueError: ") for error in errors]
         because = "axes of degree 1 count, too" if any(refused) else "kinds within a layer are to be compared"
-        for degrees, said, fine in zip(meshes, told, refused, strict=True):
+        for degrees, error, fine in zip(meshes, errors, refused, strict=True):
             assert fine, (
-                f"FSDPAxis on {degrees} with layers=[a block], one of whose weights is an expert's, raised {said}; "
+                f"FSDPAxis on {degrees} with layers=[a block], one of whose weights is an expert's, raised {error}; "
                 f"expected ValueError, since they are summed over different axes: {because}"
             )

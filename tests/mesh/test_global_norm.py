@@ -16,7 +16,7 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_norm as probes
-from .carried import asked
+from .carried import traced
 from .placed import draw_layout, draw_values
 
 NORM = "mesh.global_norm"
@@ -39,27 +39,27 @@ def judged(run, layout: dict, gradients: dict, shares: list, what: str, silent: 
 
     shares: the limits, as shares of the norm. silent: the ranks of the last of two stages, if they have no gradients.
     """
-    there = {n: g for n, g in gradients.items() if not silent or n.startswith(("embedding", "blocks.0"))}
-    norm = math.sqrt(math.fsum(float(x) ** 2 for g in there.values() for x in g.double().flatten()))
+    present = {n: g for n, g in gradients.items() if not silent or n.startswith(("embedding", "blocks.0"))}
+    norm = math.sqrt(math.fsum(float(x) ** 2 for g in present.values() for x in g.double().flatten()))
     limits, world = [share * norm for share in shares], math.prod(layout["degrees"].values())
-    ranks = asked(
+    ranks = traced(
         run, probes.clipped, layout, gradients, limits, [*silent], world=world, replace=NEEDS, parts=["clip"]
     )  # fmt: skip
-    for rank, told in enumerate(ranks):
-        for got, limit in zip(told, limits, strict=True):
-            who = f"{what}, rank {rank}, max_norm {limit:.4g}"
-            assert got["returned"] == "torch.float64 ()", f"{who}: returned {got['returned']}, expected float64, ()"
+    for rank, results in enumerate(ranks):
+        for got, limit in zip(results, limits, strict=True):
+            where = f"{what}, rank {rank}, max_norm {limit:.4g}"
+            assert got["returned"] == "torch.float64 ()", f"{where}: returned {got['returned']}, expected float64, ()"
             assert abs(got["norm"] - norm) <= 1e-6 * norm, (
-                f"{who}: the norm is {norm:.7g}, got {got['norm']:.7g}, {got['norm'] / norm:.4g} times as much: "
+                f"{where}: the norm is {norm:.7g}, got {got['norm']:.7g}, {got['norm'] / norm:.4g} times as much: "
                 "each number of the model's gradient counts once, on one rank of those that hold it, and is squared in "
                 "float64"
             )
             scale = min(1.0, limit / norm)
             for name, before, after in zip(got["names"], got["before"], got["after"], strict=True):
-                assert (before is None) == (after is None), f"{who}: {name} had a gradient, or none, and not now"
+                assert (before is None) == (after is None), f"{where}: {name} had a gradient, or none, and not now"
                 if before is not None:
                     want = before.double() * scale
-                    close(after, want, want.to(before.dtype), f"{who}, {name}", cause=f"times {scale:.4g}")
+                    close(after, want, want.to(before.dtype), f"{where}, {name}", cause=f"times {scale:.4g}")
     return ranks
 
 
@@ -104,8 +104,8 @@ def test_zeros_and_limits_that_are_not_above_0(run, rng):
         assert got[0]["norm"] == 0, f"the norm of zeros is {got[0]['norm']}"
         assert not any(bool(g.any()) for g in got[0]["after"]), "zeros have become something"
     limits = [0.0, -1.0, math.nan]
-    for rank, told in enumerate(run(probes.refused, layout, gradients, limits, world=2, replace=NEEDS)):
-        assert told == ["ValueError"] * 3, f"rank {rank}: max_norm of {limits}: expected ValueError, got {told}"
+    for rank, errors in enumerate(run(probes.refused, layout, gradients, limits, world=2, replace=NEEDS)):
+        assert errors == ["ValueError"] * 3, f"rank {rank}: max_norm of {limits}: expected ValueError, got {errors}"
 
 
 @exercise(NORM, kind="property")

@@ -19,7 +19,7 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
 
 from . import probes_mesh as probes
-from .carried import asked
+from .carried import traced
 
 MESH = "mesh.mesh"
 AXES = ["data", "pipe", "expert", "tensor"]
@@ -54,13 +54,13 @@ def paper(run, rng):
     return list(zip(cases, run(probes.on_paper, cases), strict=True))
 
 
-def placed(degrees, rank) -> dict:
+def coord_of(degrees, rank) -> dict:
     return {a: int(p) for a, p in zip(AXES, numpy.unravel_index(rank, degrees), strict=True)}
 
 
-def rank_at(degrees, places: dict, **moved: int) -> int:
-    """The rank at these places, some of them moved."""
-    return int(numpy.ravel_multi_index(list({**places, **moved}.values()), degrees))
+def rank_at(degrees, coord: dict, **changes: int) -> int:
+    """The rank at this coordinate, with these changes."""
+    return int(numpy.ravel_multi_index(list({**coord, **changes}.values()), degrees))
 
 
 @exercise(MESH, kind="numerics")
@@ -71,8 +71,8 @@ def test_a_rank_is_a_place_in_an_array_of_all_ranks(paper):
         assert got["sizes"] == [list(pair) for pair in zip(AXES, degrees, strict=True)], f"{what}: {got['sizes']}"
         assert got["world"] == math.prod(degrees), f"{what}: world {got['world']}"
         for rank, coordinate, back in zip([here, *case["ranks"]], got["coordinates"], got["ranks_back"], strict=True):
-            want = placed(degrees, rank)
-            assert coordinate == [list(place) for place in want.items()], (
+            want = coord_of(degrees, rank)
+            assert coordinate == [list(pair) for pair in want.items()], (
                 f"{what}: rank {rank} is at {coordinate}, expected {want}: tensor changes fastest, data slowest"
             )
             assert back == rank, f"{what}: the rank at {coordinate} is {rank}, got {back}"
@@ -81,11 +81,11 @@ def test_a_rank_is_a_place_in_an_array_of_all_ranks(paper):
 @exercise(MESH, kind="numerics")
 def test_axes_that_are_not_named_are_where_this_rank_is(paper):
     for case, got in paper:
-        degrees, here = case["degrees"], case["here"]
-        places, ends = placed(degrees, here), [(a, p) for a, n in zip(AXES, degrees, strict=True) for p in (0, n - 1)]
-        want = [rank_at(degrees, places, **{axis: place}) for axis, place in ends]
+        degrees, rank = case["degrees"], case["here"]
+        coord, edges = coord_of(degrees, rank), [(a, p) for a, n in zip(AXES, degrees, strict=True) for p in (0, n - 1)]
+        want = [rank_at(degrees, coord, **{axis: index}) for axis, index in edges]
         assert got["counterparts"] == want, (
-            f"rank {here} of {degrees}: the first and last rank along each axis in turn are {want}, got "
+            f"rank {rank} of {degrees}: the first and last rank along each axis in turn are {want}, got "
             f"{got['counterparts']}: of axes that are not named, this rank's own coordinates, and not 0"
         )
 
@@ -100,7 +100,7 @@ def brief(ranks: list[int] | None) -> str:
 @exercise(MESH, kind="numerics")
 def test_groups_on_paper(paper):
     for case, got in paper:
-        for axes, size, groups, own in zip(case["axes"], got["size"], got["partition"], got["own"], strict=True):
+        for axes, size, groups, group in zip(case["axes"], got["size"], got["partition"], got["own"], strict=True):
             want = partition(case["degrees"], axes)
             what = f"a mesh of {case['degrees']}, groups along {axes or 'no axis'}"
             assert size == len(want[0]), f"{what}: their size is {len(want[0])}, got {size}"
@@ -109,27 +109,27 @@ def test_groups_on_paper(paper):
                 f"{what}: got {brief(wrong[0])} where {brief(wrong[1])} is expected: a group is all ranks that agree "
                 "in every axis but its own; ranks, and first ranks, ascend"
             )
-            mine = next(g for g in want if case["here"] in g)
-            assert own == mine, f"{what}: ranks() of rank {case['here']} is {brief(own)}, expected {brief(mine)}"
+            true = next(g for g in want if case["here"] in g)
+            assert group == true, f"{what}: ranks() of rank {case['here']} is {brief(group)}, expected {brief(true)}"
 
 
 @exercise(MESH, kind="numerics")
 def test_neighbours_end_at_the_ends_unless_the_axis_is_a_ring(paper):
     for case, got in paper:
-        degrees, places = case["degrees"], placed(case["degrees"], case["here"])
+        degrees, coord = case["degrees"], coord_of(case["degrees"], case["here"])
         for (axis, offset, wrap), neighbour in zip(case["moves"], got["neighbours"], strict=True):
-            n, place = degrees[AXES.index(axis)], places[axis] + offset
-            want = rank_at(degrees, places, **{axis: place % n}) if wrap or 0 <= place < n else None
+            n, index = degrees[AXES.index(axis)], coord[axis] + offset
+            want = rank_at(degrees, coord, **{axis: index % n}) if wrap or 0 <= index < n else None
             assert neighbour == want, (
-                f"rank {case['here']} of {degrees}, at {places}: {offset:+} along {axis}, wrap={wrap}: expected {want},"
+                f"rank {case['here']} of {degrees}, at {coord}: {offset:+} along {axis}, wrap={wrap}: expected {want},"
                 f" got {neighbour}: with wrap both ends are neighbours, without it nobody is beyond an end"
             )
 
 
 @exercise(MESH, kind="numerics")
 def test_what_is_not_there_is_refused(run, rng):
-    told = run(probes.refused, [rng.integers(1, 3) for _ in AXES])
-    for what, error in told.items():
+    errors = run(probes.refused, [rng.integers(1, 3) for _ in AXES])
+    for what, error in errors.items():
         want = "RuntimeError" if what.endswith("on paper") else "ValueError"
         assert error == want, f"{what}: expected {want}, got {error}"
 
@@ -146,36 +146,36 @@ def test_degrees_that_do_not_fit_are_told_what_would(run, rng):
         if product == world:
             continue
         given = set(zip(AXES, case, strict=True))
-        mends = {(a, world * n // product) for a, n in given if world * n % product == 0}
-        told = {(a, int(n)) for a, n in re.findall(r"([a-z]+)=(\d+)", message) if a in AXES}
-        assert mends <= told, (
-            f"{case} on {world} ranks: {sorted(mends)} would fit, changed alone, and the message does not say so: "
+        fixes = {(a, world * n // product) for a, n in given if world * n % product == 0}
+        suggested = {(a, int(n)) for a, n in re.findall(r"([a-z]+)=(\d+)", message) if a in AXES}
+        assert fixes <= suggested, (
+            f"{case} on {world} ranks: {sorted(fixes)} would fit, changed alone, and the message does not say so: "
             f"{message!r}"
         )
-        assert told <= mends | given, (
-            f"{case} on {world} ranks: {sorted(told - mends - given)} does not fit: {message!r}"
+        assert suggested <= fixes | given, (
+            f"{case} on {world} ranks: {sorted(suggested - fixes - given)} does not fit: {message!r}"
         )
 
 
 @pytest.fixture(params=["2 axes", "3 axes", "16 ranks"])
 def ranks(request, run, rng):
-    """(degrees, axes, what each rank told and sent)"""
+    """(degrees, axes, what each rank returned and sent)"""
     degrees = rng.shuffled({"2 axes": [1, 1, 2, 3], "3 axes": [1, 2, 2, 2], "16 ranks": [2, 2, 2, 2]}[request.param])
     several = rng.shuffled(SUBSETS[4:])[: 3 if len(set(degrees)) == 1 else 6]
     axes = [[a] for a in AXES] + [rng.shuffled(s) for s in several]
-    return degrees, axes, asked(run, probes.groups, degrees, axes, world=math.prod(degrees), parts=["mesh", "sums"])
+    return degrees, axes, traced(run, probes.groups, degrees, axes, world=math.prod(degrees), parts=["mesh", "sums"])
 
 
 @exercise(MESH, kind="property")
 def test_groups_partition_the_ranks_along_their_axes(ranks):
-    degrees, axes, told = ranks
-    for rank, got in enumerate(told):
+    degrees, axes, results = ranks
+    for rank, got in enumerate(results):
         assert got["here"] == got["rank"] == rank, f"rank {rank} takes itself for {got['here']}"
         for names, total in zip(axes, got["sums"], strict=True):
             want = next(g for g in partition(degrees, names) if rank in g)
-            have = [r for r in range(math.prod(degrees)) if total >> r & 1]
-            assert have == want, (
-                f"rank {rank} of {degrees}: its group along {names} reaches ranks {have}, expected {want}"
+            reached = [r for r in range(math.prod(degrees)) if total >> r & 1]
+            assert reached == want, (
+                f"rank {rank} of {degrees}: its group along {names} reaches ranks {reached}, expected {want}"
             )
         sends(got["sent"]["mesh"], [], f"rank {rank}, to make groups")
         want = [[next(g for g in partition(degrees, names) if rank in g)] for names in axes]
@@ -184,10 +184,10 @@ def test_groups_partition_the_ranks_along_their_axes(ranks):
 
 @exercise(MESH, kind="property")
 def test_a_group_is_made_once(ranks):
-    degrees, axes, told = ranks
+    degrees, axes, results = ranks
     wide = {tuple(a for a in AXES if a in names and degrees[AXES.index(a)] > 1) for names in axes}
     split = [axis for axis, n in zip(AXES, degrees, strict=True) if n > 1]
-    for rank, got in enumerate(told):
+    for rank, got in enumerate(results):
         assert got["made"] >= len(split), (
             f"rank {rank} of {degrees}: {got['made']} groups exist when the mesh has been made, expected those of "
             f"{', '.join(split)}: members alone can ask for them later, and all ranks must make a group"

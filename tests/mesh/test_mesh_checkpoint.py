@@ -21,13 +21,13 @@ from lab.harness.judge import close, never_holds
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_checkpoint as probes
-from .carried import asked
-from .placed import alone, draw_layout, draw_values, sizes_of
+from .carried import traced
+from .placed import draw_layout, draw_values, one_process, shapes_of
 from .probes_placed import part_of
 
 CHECKPOINT = "mesh.mesh_checkpoint"
 NEEDS = ["mesh.mesh"]
-ASKED = {"replace": NEEDS, "folder": {}}  # and a folder that all ranks have
+OPTIONS = {"replace": NEEDS, "folder": {}}  # and a folder that all ranks have
 ADAMW = {"lr": 0.05, "betas": [0.8, 0.9], "weight_decay": 0.1}
 SGD = {"lr": 0.05, "momentum": 0.9}
 
@@ -46,59 +46,61 @@ CHAINS = {  # what the model has; then meshes, with FSDP where "small" is a numb
 def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str) -> None:
     """Assert that each rank has the saved tensors when load() returns. want, plain: by key, by name."""
     for rank, got in enumerate(ranks):
-        who, there = f"{what}, rank {rank}, when load() returns", {(name, key) for name, _, _, key, _ in got["loaded"]}
-        gone = [(n, key) for key, saved in want.items() for n in saved if (n, "") in there and (n, key) not in there]
-        assert not gone, f"{who}: the optimizer has no {' of '.join(gone[0][::-1])}: a state is its parameter's"
+        where, keys = f"{what}, rank {rank}, when load() returns", {(name, key) for name, _, _, key, _ in got["loaded"]}
+        lost = [(n, key) for key, saved in want.items() for n in saved if (n, "") in keys and (n, key) not in keys]
+        assert not lost, f"{where}: the optimizer has no {' of '.join(lost[0][::-1])}: a state is its parameter's"
         for piece in got["loaded"]:
             if piece[0] in want.get(piece[3], {}):
-                is_close(piece, layout, want, plain, who, "are all files read, and does each piece go to its `start`?")
+                is_close(
+                    piece, layout, want, plain, where, "are all files read, and does each piece go to its `start`?"
+                )
 
 
 def is_close(piece: list, layout: dict, want: dict, plain: dict, what: str, cause: str) -> None:
-    """Assert that a piece of a rank, as `probes.held` has it, has the numbers of the whole tensors."""
-    name, place, start, key, own = piece
+    """Assert that a piece of a rank, as `probes.copied_pieces` has it, has the numbers of the whole tensors."""
+    name, index, start, key, got = piece
     true, yardstick = (
-        part_of(name, whole[key][name], place, layout["degrees"].get("tensor", 1)).flatten()[start : start + len(own)]
-        for whole in (want, plain)
+        part_of(name, full[key][name], index, layout["degrees"].get("tensor", 1)).flatten()[start : start + len(got)]
+        for full in (want, plain)
     )
-    close(own, true, yardstick, f"{what}: {f'{key} of ' if key else ''}{name} from {start} on", cause=cause)
+    close(got, true, yardstick, f"{what}: {f'{key} of ' if key else ''}{name} from {start} on", cause=cause)
 
 
 def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
     """Run one session on each mesh; return (layout, each rank's values and messages) of each."""
     layout = draw_layout(rng, {}, **model)
     values, files, trained = draw_values(rng, layout), dict[str, bytes](), []
-    taken, sessions = [], []
-    other = {k: [0.5, 0.6] if k == "betas" else 0.7 for k in options}
+    applied, sessions = [], []
+    changed = {k: [0.5, 0.6] if k == "betas" else 0.7 for k in options}
     for number, (degrees, small) in enumerate(meshes):
-        here = {**layout, "degrees": degrees, "small": small}
+        mesh = {**layout, "degrees": degrees, "small": small}
         gradients = [draw_values(rng, layout) for _ in range(rng.integers(1, 2))]
-        for whole in gradients:
-            del whole["norm.weight"]  # one that is never trained: it has no state
+        for grads in gradients:
+            del grads["norm.weight"]  # one that is never trained: it has no state
         initial = {n: torch.full_like(v, probes.BEFORE) for n, v in values.items()} if number else values
-        taken += gradients
-        ranks = asked(
-            run, probes.session, here, name, other if number else options, initial, gradients,
+        applied += gradients
+        ranks = traced(
+            run, probes.session, mesh, name, changed if number else options, initial, gradients,
             {"session": number, "é": [0.5, None]}, world=math.prod(degrees.values()), folder=files, replace=NEEDS,
             parts=["load", "steps", "save", "saved"],
         )  # fmt: skip
         files = ranks[0]["files"]
-        sessions.append((here, ranks))
-        told = " → ".join(f"{d or 'one rank'}{'' if s is None else ' sharded'}" for d, s in meshes[: number + 1])
+        sessions.append((mesh, ranks))
+        path = " → ".join(f"{d or 'one rank'}{'' if s is None else ' sharded'}" for d, s in meshes[: number + 1])
         if number:
-            check_loaded(ranks, here, *trained, f"{name}, {told}")
+            check_loaded(ranks, mesh, *trained, f"{name}, {path}")
         for got in ranks:
-            assert not got.get("stopped"), f"{name}, {told}: the first step after load() raised {got['stopped']}"
-        trained = [alone(name, options, values, taken, dtype) for dtype in (torch.float64, torch.float32)]
+            assert not got.get("stopped"), f"{name}, {path}: the first step after load() raised {got['stopped']}"
+        trained = [one_process(name, options, values, applied, dtype) for dtype in (torch.float64, torch.float32)]
         for rank, got in enumerate(ranks):
             for piece in got["parameters"]:
-                is_close(piece, here, *trained, f"{name}, {told}, rank {rank}", "not as if it had not been interrupted")
+                is_close(piece, mesh, *trained, f"{name}, {path}, rank {rank}", "not as if it had not been interrupted")
             before = {"session": number - 1, "é": [0.5, None]} if number else None
-            assert got["extra"] == before, f"{told}, rank {rank}: extra came back as {got['extra']}, was {before}"
-            assert got["group"] == options, f"{told}, rank {rank}: hyperparameters {got['group']}, were {options}"
+            assert got["extra"] == before, f"{path}, rank {rank}: extra came back as {got['extra']}, was {before}"
+            assert got["group"] == options, f"{path}, rank {rank}: hyperparameters {got['group']}, were {options}"
             if name == "AdamW":
-                assert "betas" in got["tuples"], f"{told}, rank {rank}: betas came back as no tuple, as JSON has none"
-                assert got["steps"] == [len(taken)], f"{told}, rank {rank}: steps {got['steps']}, not {len(taken)}"
+                assert "betas" in got["tuples"], f"{path}, rank {rank}: betas came back as no tuple, as JSON has none"
+                assert got["steps"] == [len(applied)], f"{path}, rank {rank}: steps {got['steps']}, not {len(applied)}"
     return sessions
 
 
@@ -122,14 +124,14 @@ def test_what_does_not_fit_is_refused(run, rng):
             "groups, save": "ValueError", "groups, load": "ValueError", "refused saves, files": "[]"}  # fmt: skip
     for name in [*layouts][1:]:
         want |= {name: "ValueError", f"{name}, left alone": "True"}
-    for rank, got in enumerate(run(probes.refused, layouts, values, world=2, **ASKED)):
+    for rank, got in enumerate(run(probes.refused, layouts, values, world=2, **OPTIONS)):
         wrong = {name: got.get(name) for name in want if got.get(name) != want[name]}
         assert not wrong, f"rank {rank}: {wrong}, expected { {name: want[name] for name in wrong} }"
 
 
 def numbers_of(layout: dict) -> int:
     """How many numbers are saved, of the mesh's padded vocabulary and with momentum."""
-    shapes = {n: [*s] for n, s in sizes_of(layout).items()}
+    shapes = {n: [*s] for n, s in shapes_of(layout).items()}
     shapes["embedding.weight"][0] += -shapes["embedding.weight"][0] % layout["degrees"].get("tensor", 1)
     return sum(math.prod(s) * (1 if n == "norm.weight" else 2) for n, s in shapes.items())
 
@@ -181,9 +183,9 @@ def test_loading_takes_two_tensors_at_most(run, rng, small):
     """Moments, which are the rank's own, do not count."""
     layout = {**draw_layout(rng, {}), "layers": 24}
     values = draw_values(rng, layout)
-    (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, [values], {}, world=1, **ASKED)
-    after, there = {**layout, "degrees": {"data": 2}, "small": small}, {**ASKED, "folder": first.files}
-    ranks = run(probes.session, after, "AdamW", ADAMW, values, [], {}, world=2, **there)
+    (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, [values], {}, world=1, **OPTIONS)
+    sharded, options = {**layout, "degrees": {"data": 2}, "small": small}, {**OPTIONS, "folder": first.files}
+    ranks = run(probes.session, sharded, "AdamW", ADAMW, values, [], {}, world=2, **options)
     largest = max(4 * v.numel() for v in values.values())
     total = 3 * sum(4 * v.numel() for v in values.values())
     for rank, got in enumerate(ranks):
@@ -203,25 +205,25 @@ def test_no_rank_holds_the_whole_checkpoint(run, rng):
         layout = draw_layout(rng, {}, small=0)
         layout |= {"layers": layers, "config": {**layout["config"], "width": width, "hidden": hidden}}
         values, gradients = draw_values(rng, layout), [draw_values(rng, layout)]
-        (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, gradients, {}, world=1, **ASKED)
+        (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, gradients, {}, world=1, **OPTIONS)
         traces.append(run.trace(
-            probes.weighed, {**layout, "degrees": {"data": world}}, sizes_of(layout), world=world, private=True,
+            probes.weighed, {**layout, "degrees": {"data": world}}, shapes_of(layout), world=world, private=True,
             folder=first.files, replace=NEEDS,
         ))  # fmt: skip
-    want = alone("AdamW", ADAMW, values, gradients, torch.float32)
-    own, whole = (4 * 3 * sum(v.numel() for v in values.values()) // n for n in (world, 1))
+    want = one_process("AdamW", ADAMW, values, gradients, torch.float32)
+    part, full = (4 * 3 * sum(v.numel() for v in values.values()) // n for n in (world, 1))
     saved = sum(map(len, first.files.values()))
-    assert saved <= 1.1 * whole, f"{saved:,} bytes on the disk for {whole:,} of tensors: save each number once"
+    assert saved <= 1.1 * full, f"{saved:,} bytes on the disk for {full:,} of tensors: save each number once"
     for rank, trace in enumerate(traces[1]):
-        who = f"rank {rank} of {world}"
+        where = f"rank {rank} of {world}"
         for name, _, start, key, count, total in trace.values:
             true = want[key][name].flatten()[start : start + count].double()
             assert abs(total - true.sum()) <= 1e-5 * true.abs().sum(), (
-                f"{who}: {f'{key} of ' if key else ''}{name}, from {start} on, sums up to {total:.7g}, expected "
+                f"{where}: {f'{key} of ' if key else ''}{name}, from {start} on, sums up to {total:.7g}, expected "
                 f"{float(true.sum()):.7g}"
             )
-        what = f"{who}: all that was saved: put one tensor together, take your part, forget it;"
-        never_holds(trace, traces[0][rank], what, whole - own, own)
+        what = f"{where}: all that was saved: put one tensor together, take your part, forget it;"
+        never_holds(trace, traces[0][rank], what, full - part, part)
 
 
 @exercise(CHECKPOINT, kind="property")
@@ -229,13 +231,13 @@ def test_no_rank_holds_the_whole_checkpoint(run, rng):
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, late):
     layout = draw_layout(rng, {"data": 2}, small=0)
     values, gradients = draw_values(rng, layout), [draw_values(rng, layout) for _ in range(2)]
-    for rank, told in enumerate(run(probes.killed, layout, values, gradients, late, world=2, **ASKED)):
-        for who, event, loaded in told:
+    for rank, outcomes in enumerate(run(probes.killed, layout, values, gradients, late, world=2, **OPTIONS)):
+        for saver, event, loaded in outcomes:
             assert loaded in ("old", "new"), (
-                f"killed before rank {who}'s '{event}' in the second save: on rank {rank} loading gave {loaded}"
+                f"killed before rank {saver}'s '{event}' in the second save: on rank {rank} loading gave {loaded}"
             )
-        for who, event, loaded in told:
+        for saver, event, loaded in outcomes:
             assert event not in ("return", "at the end") or loaded == "new", (
-                f"after the second save has returned on rank {who} ({event}), loading on rank {rank} gave {loaded}: "
+                f"after the second save has returned on rank {saver} ({event}), loading on rank {rank} gave {loaded}: "
                 "nobody may go on before the index is there"
             )

@@ -13,7 +13,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
 from .carried import all_send
-from .tensor_oracles import draw_block, draw_sizes, draw_state, keeps_its_share, layer_is_as_whole
+from .tensor_oracles import check_layer, draw_block, draw_sizes, draw_state, keeps_its_share
 
 LINEAR = "mesh.parallel_linear"
 NEEDS = ["mesh.conjugates"]
@@ -34,13 +34,13 @@ def draw(rng, kind: str, size: int, bias: bool = True) -> tuple:
 @pytest.mark.parametrize(("world", "bias"), [(1, True), (2, False), (3, True), ("groups", True)])
 def test_the_parts_together_are_the_whole_layer(run, rng, expect, kind, world, bias):
     size = 2 if world == "groups" else world
-    layer_is_as_whole(run, rng, expect, kind, draw(rng, kind, size, bias), size, world == "groups", needs=NEEDS)
+    check_layer(run, rng, expect, kind, draw(rng, kind, size, bias), size, world == "groups", needs=NEEDS)
 
 
 @exercise(LINEAR, kind="numerics")
 def test_parts_keep_dtype_and_whether_they_are_trained(run):
     for rank, got in enumerate(run(probes.frozen, world=2, replace=NEEDS)):
-        odd = {name: told for name, told in got.items() if told != ["torch.bfloat16", False]}
+        odd = {name: traits for name, traits in got.items() if traits != ["torch.bfloat16", False]}
         assert not odd, f"rank {rank}: of a frozen layer in bfloat16, (dtype, requires_grad) of parts are {odd}"
 
 
@@ -52,17 +52,17 @@ def test_what_ranks_do_not_divide_is_refused(run, rng):
         ["mlp", {**draw_sizes(rng, 3), "hidden": 7}],
         ["column", {"rows": 6, "columns": 4}],
     ]
-    for (kind, sizes), told in zip(cases, run(probes.refused, cases, world=3, replace=NEEDS)[0], strict=True):
+    for (kind, sizes), error in zip(cases, run(probes.refused, cases, world=3, replace=NEEDS)[0], strict=True):
         want = "nothing" if sizes.get("rows") == 6 and kind == "column" else "ValueError"
-        assert told.startswith(want), f"{kind} of {sizes} on 3 ranks: expected {want} to be raised, got {told}"
+        assert error.startswith(want), f"{kind} of {sizes} on 3 ranks: expected {want} to be raised, got {error}"
 
 
 @exercise(LINEAR, kind="property")
 @pytest.mark.parametrize("kind", ["column", "row", "mlp"])
 def test_each_rank_keeps_its_share_of_the_weights(run, rng, kind):
     if kind == "mlp":
-        like, hidden, width = draw_sizes(rng, 4) | {"heads": 8, "kv_heads": 4, "width": 1024}, 1310, 1024
-        sizes, small = (like | {"hidden": 4 * n} for n in (hidden, 1))
+        base, hidden, width = draw_sizes(rng, 4) | {"heads": 8, "kv_heads": 4, "width": 1024}, 1310, 1024
+        sizes, small = (base | {"hidden": 4 * n} for n in (hidden, 1))
         shapes = {"gate_proj.weight": [hidden, width], "up_proj.weight": [hidden, width],
                   "down_proj.weight": [width, hidden]}  # fmt: skip
     else:
@@ -78,7 +78,7 @@ def test_each_rank_keeps_its_share_of_the_weights(run, rng, kind):
 def test_a_column_sends_backward_a_row_forward_and_an_mlp_both(run, rng, expect, kind, forward, backward):
     drawn = _, _, x, dy = draw(rng, kind, 2)
     one = [["all_reduce", (dy if kind == "row" else x).numel()]]
-    ranks = layer_is_as_whole(run, rng, expect, kind, drawn, 2, needs=NEEDS)
+    ranks = check_layer(run, rng, expect, kind, drawn, 2, needs=NEEDS)
     all_send(
         ranks, {"forward": one * forward, "backward": one * backward}, f"{kind}, ", "gate and up share one entrance"
     )

@@ -25,8 +25,8 @@ PLANNER = "mesh.planner"
 RELATIVE = 1e-9
 
 
-def draw(rng, most: int = 64) -> dict:
-    gpus = rng.choice([n for n in (2, 4, 8, 16, 24, 32, 64) if n <= most])
+def draw(rng, max_gpus: int = 64) -> dict:
+    gpus = rng.choice([n for n in (2, 4, 8, 16, 24, 32, 64) if n <= max_gpus])
     heads = 2 ** rng.integers(2, 5) * rng.choice([1, 3])
     gated = rng.choice([True, False])
     return {
@@ -42,7 +42,7 @@ def draw(rng, most: int = 64) -> dict:
     }  # fmt: skip
 
 
-def every(case: dict) -> list[Plan]:
+def all_plans(case: dict) -> list[Plan]:
     """All valid plans, found by trying every combination."""
     job = probes.job_of(case)
     gpus = [n for n in range(1, case["gpus"] + 1) if case["gpus"] % n == 0]
@@ -50,48 +50,48 @@ def every(case: dict) -> list[Plan]:
               if d * p * t == case["gpus"]]  # fmt: skip
     batches = [(mesh, m) for mesh in meshes for m in range(1, 17) if job.sequences % (mesh[0] * m) == 0]
     options = itertools.product(batches, range(1, 9), RECOMPUTE, range(4))
-    plans = (Plan(*mesh, micro_batch, chunks, again, zero) for (mesh, micro_batch), chunks, again, zero in options)
+    plans = (Plan(*mesh, m, chunks, recompute, zero) for (mesh, m), chunks, recompute, zero in options)
     return [plan for plan in plans if not (probes.unfit if case["drawn"] else unfit)(job, plan)]
 
 
-def known(case: dict, job: Job, plan: Plan) -> tuple[float, float, float]:
+def costs_of(case: dict, job: Job, plan: Plan) -> tuple[float, float, float]:
     """(floor, price, memory) of a plan."""
     if case["drawn"]:
         return probes.drawn(case["seed"], job, plan)
     return steps.floor_s(job, plan), steps.price(job, plan).step_s, steps.memory(job, plan)["total"]
 
 
-def room(case: dict, job: Job) -> float:
+def capacity(case: dict, job: Job) -> float:
     return (case["room"] if case["drawn"] else 1 - steps.RESERVED) * job.cluster.device.hbm_bytes
 
 
 def fastest(case: dict, job: Job | None = None) -> list[tuple[float, Plan, float]]:
     """(seconds, plan, memory) of all plans that fit, fastest first."""
     job = job or probes.job_of(case)
-    sized, most = [(plan, *known(case, job, plan)) for plan in every(case)], room(case, job)
-    return sorted((price, plan, size) for plan, _, price, size in sized if size <= most)
+    priced, limit = [(plan, *costs_of(case, job, plan)) for plan in all_plans(case)], capacity(case, job)
+    return sorted((price, plan, size) for plan, _, price, size in priced if size <= limit)
 
 
-def draw_several(rng, count: int, most: int = 64, **given) -> list[dict]:
+def draw_several(rng, count: int, max_gpus: int = 64, **changes) -> list[dict]:
     """Draw as many cases; return those in which some plan fits."""
-    cases = [draw(rng, most) | given for _ in range(count)]
+    cases = [draw(rng, max_gpus) | changes for _ in range(count)]
     return [case for case in cases if fastest(case)]
 
 
 @exercise(PLANNER, kind="numerics")
 def test_candidates_are_all_plans_and_each_once(run, rng):
-    cases = [draw(rng, most=32) for _ in range(5)]
+    cases = [draw(rng, max_gpus=32) for _ in range(5)]
     wide = {**draw(rng), "gpus": 32, "sequences": 96}  # tensor may be 16 and 32, micro-batches 3
     wide["model"] = wide["model"] | {"heads": 32, "kv_heads": 32, "width": 2048}
     cases.append(wide)
     for case, got in zip(cases, run(probes.listed, cases), strict=True):
         plans = [Plan(*plan) for plan in got]
-        double = {plan for plan in plans if plans.count(plan) > 1} if len(set(plans)) < len(plans) else None
-        assert not double, f"more than once: {min(double)}{inputs(case)}"
-        want = set(every(case))
-        missing, more = want - set(plans), set(plans) - want
-        assert not missing | more, (
-            f"{len(missing)} plans are missing and {len(more)} too many, as {min(missing | more)}{inputs(case)}"
+        duplicates = {plan for plan in plans if plans.count(plan) > 1} if len(set(plans)) < len(plans) else None
+        assert not duplicates, f"more than once: {min(duplicates)}{inputs(case)}"
+        want = set(all_plans(case))
+        missing, extra = want - set(plans), set(plans) - want
+        assert not missing | extra, (
+            f"{len(missing)} plans are missing and {len(extra)} too many, as {min(missing | extra)}{inputs(case)}"
         )
 
 
@@ -106,13 +106,13 @@ def test_no_plan_that_fits_is_faster(run, rng, keep):
             f"{len(want)} plans fit into tools.room(job) and were asked for, got {len(got)}: a floor above the best "
             f"price is no reason to stop before as many are found as are to be kept{inputs(case)}"
         )
-        for place, ((plan, step_s, size), (price, best, need)) in enumerate(zip(got, want, strict=True)):
-            told = f"choice {place}: expected {best} with {price:.6g} s, got {Plan(*plan)} with {step_s:.6g} s"
+        for index, ((plan, step_s, size), (price, best, need)) in enumerate(zip(got, want, strict=True)):
+            what = f"choice {index}: expected {best} with {price:.6g} s, got {Plan(*plan)} with {step_s:.6g} s"
             assert Plan(*plan) == best, (
-                f"{told}: a faster plan that fits was left out, or one that does not fit was taken (floors are no "
+                f"{what}: a faster plan that fits was left out, or one that does not fit was taken (floors are no "
                 f"order of prices){inputs(case)}"
             )
-            assert abs(step_s - price) <= RELATIVE * price, f"{told}{inputs(case)}"
+            assert abs(step_s - price) <= RELATIVE * price, f"{what}{inputs(case)}"
             assert abs(size - need) <= RELATIVE * need, (
                 f"memory of {best}: expected {need:.6g}, got {size:.6g}{inputs(case)}"
             )
@@ -136,14 +136,14 @@ def test_a_real_job_gets_its_fastest_plan(run, rng):
 
 @exercise(PLANNER, kind="numerics")
 def test_what_binds_is_what_saves_most_when_doubled(run, rng):
-    room = 3.5e8 / 8e10  # one in seven plans fits: with twice as much one in two
-    cases = draw_several(rng, 4, most=32, cluster="dgx-a100", room=room)
+    share = 3.5e8 / 8e10  # one in seven plans fits: with twice as much one in two
+    cases = draw_several(rng, 4, max_gpus=32, cluster="dgx-a100", room=share)
     for case, got in zip(cases, run(probes.bound, cases), strict=True):
         job, (now, plan, _) = probes.job_of(case), fastest(case)[0]
         assert set(got) == set(RESOURCES), f"expected {', '.join(RESOURCES)}, got {', '.join(got)}"
         for resource in RESOURCES:
-            other = replace(job, cluster=job.cluster.faster(resource))
-            then = fastest(case, other)[0][0] if resource == "memory" else known(case, other, plan)[1]
+            faster = replace(job, cluster=job.cluster.faster(resource))
+            then = fastest(case, faster)[0][0] if resource == "memory" else costs_of(case, faster, plan)[1]
             want = max(0.0, 1 - then / now)
             assert abs(got[resource] - want) <= 1e-9, (
                 f"twice as much of {resource} saves {want:.4g} of the step, got {got[resource]:.4g}"
@@ -154,13 +154,13 @@ def test_what_binds_is_what_saves_most_when_doubled(run, rng):
 
 @exercise(PLANNER, kind="numerics")
 def test_what_cannot_be_is_refused_in_one_line(run, rng):
-    small = draw(rng, most=16) | {"room": 1e8 / 8e10}
-    none = draw(rng) | {"gpus": 64, "sequences": 1}
-    none["model"] = none["model"] | {"layers": 1, "heads": 4, "kv_heads": 4, "width": 256, "hidden": 256}
-    cases, job = [small, none, draw(rng) | {"keep": 0}], probes.job_of(small)
-    least, leanest = min((known(small, job, plan)[2], plan) for plan in every(small))
+    small = draw(rng, max_gpus=16) | {"room": 1e8 / 8e10}
+    idle = draw(rng) | {"gpus": 64, "sequences": 1}
+    idle["model"] = idle["model"] | {"layers": 1, "heads": 4, "kv_heads": 4, "width": 256, "hidden": 256}
+    cases, job = [small, idle, draw(rng) | {"keep": 0}], probes.job_of(small)
+    minimum, leanest = min((costs_of(small, job, plan)[2], plan) for plan in all_plans(small))
     why = [
-        f"nothing fits: the least that a plan needs is {least:.4g} bytes, with room for {room(small, job):.4g}",
+        f"nothing fits: the least that a plan needs is {minimum:.4g} bytes, with room for {capacity(small, job):.4g}",
         "no plan has that many GPUs busy", "keep is 0",
     ]  # fmt: skip
     for case, cause, got in zip(cases, why, run(probes.refused, cases), strict=True):
@@ -168,9 +168,9 @@ def test_what_cannot_be_is_refused_in_one_line(run, rng):
         assert "\n" not in got, f"expected one line, got {got!r}"
         if case is small:
             assert str(leanest) in got, f"expected the plan that needs least, {leanest}, named in {got!r}"
-            numbers = [f"{x / 1e9:.1f}" for x in (least, room(small, job))]
+            numbers = [f"{x / 1e9:.1f}" for x in (minimum, capacity(small, job))]
             assert all(n in got for n in numbers), f"expected {' and '.join(numbers)} GB named in {got!r}"
-        assert case is not none or "no" in got.lower().split(), f"{cause}: expected that there is no plan, got {got!r}"
+        assert case is not idle or "no" in got.lower().split(), f"{cause}: expected that there is no plan, got {got!r}"
 
 
 @exercise(PLANNER, kind="property")
@@ -183,8 +183,8 @@ def test_no_price_is_asked_for_that_could_not_matter(run, rng):
         measured("plans that are priced a second time", len(plans) - len(set(plans)), 0)
         assert len(plans) == len(set(plans)), f"{len(plans) - len(set(plans))} plans were priced twice{inputs(case)}"
         for plan in plans:
-            floor, _, size = known(case, job, plan)
-            assert size <= room(case, job), f"{plan} does not fit, and its price was asked for{inputs(case)}"
+            floor, _, size = costs_of(case, job, plan)
+            assert size <= capacity(case, job), f"{plan} does not fit, and its price was asked for{inputs(case)}"
             assert floor <= last, (
                 f"{plan} takes at least {floor:.6g} s, and the last that is returned {last:.6g}: its price "
                 f"could not matter ({len(plans)} prices were asked for)"

@@ -13,7 +13,7 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_experts as probes
-from .carried import asked
+from .carried import traced
 from .experts import draw_layer, one_process
 
 REDUCE = "mesh.reduce_gradients"
@@ -24,10 +24,10 @@ def draw(rng, data: int, expert: int, dtype=torch.float32) -> list:
     """Draw gradients per rank, with the same shapes on all ranks. Some are None on all ranks that share them."""
     shapes = {name: [[rng.integers(1, 4) for _ in range(rng.integers(1, 2))] for _ in range(3)]
               for name in ("dense", "experts")}  # fmt: skip
-    there = {name: rng.shuffled([True, True, False]) for name in shapes}
+    present = {name: rng.shuffled([True, True, False]) for name in shapes}
     return [
         {name: [rng.normal(*s).clamp(-1, 1).to(dtype) for s in shapes[name]] for name in shapes}
-        | {f"{name}_there": there[name] for name in shapes}
+        | {f"{name}_there": present[name] for name in shapes}
         for _ in range(data * expert)
     ]
 
@@ -35,12 +35,12 @@ def draw(rng, data: int, expert: int, dtype=torch.float32) -> list:
 def judged(run, cases: list, expert: int) -> list:
     """Judge over which ranks each gradient is summed; return each rank's values and messages."""
     world = len(cases)
-    ranks = asked(run, probes.reduce, cases, expert, world=world, parts=["reduce"])
+    ranks = traced(run, probes.reduce, cases, expert, world=world, parts=["reduce"])
     for rank, got in enumerate(ranks):
         for name, members in (("dense", range(world)), ("experts", range(rank % expert, world, expert))):
-            for i, there in enumerate(cases[rank][f"{name}_there"]):
+            for i, present in enumerate(cases[rank][f"{name}_there"]):
                 what = f"rank {rank} of {world}, expert={expert}, {name} gradient {i}"
-                if not there:
+                if not present:
                     assert got[name][i] is None, f"{what}: was None and is not now"
                     continue
                 assert torch.isfinite(got[name][i]).all(), f"{what}: overflows: divide before the sum"
@@ -82,8 +82,8 @@ def test_a_layer_of_experts_learns_as_one_process_does(run, rng, expect, data, e
         what = f"rank {rank}, data={data}, expert={expert}"
         close(got["y"], want["ranks"][rank]["y"], plain["ranks"][rank]["y"], f"{what}, result", factor=10)
         close(got["balance"], want["balance"], plain["balance"], f"{what}, balancing loss", factor=10)
-        mine = len(state) // 3 // expert
-        assert len(got["gradients"]) == 1 + 3 * mine, f"{what}: holds {sorted(got['gradients'])}"
+        local_experts = len(state) // 3 // expert
+        assert len(got["gradients"]) == 1 + 3 * local_experts, f"{what}: holds {sorted(got['gradients'])}"
         for name, gradient in got["gradients"].items():
             cause = "summed over data" if name.startswith("experts") else "summed over data×expert"
             close(

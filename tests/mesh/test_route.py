@@ -17,15 +17,15 @@ from lab.harness.trace import sends
 
 from . import probes_experts as probes
 from .carried import BOTH
-from .experts import each, in_group
+from .experts import each_case, in_group
 
 ROUTE = "mesh.route"
 
 
 def draw(rng, k: int, n: int, tokens: int, dtype=torch.float32, skew: float = 1.0, averaged_over=None) -> dict:
     logits = (rng.normal(tokens, n) + skew * rng.normal(n)).to(dtype)
-    given, lie = layouts.draw(rng, logits=logits, weights=rng.normal(tokens, k))
-    return {**given, "k": k, "averaged_over": averaged_over, "layouts": lie}
+    operands, layout = layouts.draw(rng, logits=logits, weights=rng.normal(tokens, k))
+    return {**operands, "k": k, "averaged_over": averaged_over, "layouts": layout}
 
 
 def oracle(cases: list, dtype=torch.float64) -> list:
@@ -39,16 +39,16 @@ def oracle(cases: list, dtype=torch.float64) -> list:
     (by_gates,) = torch.autograd.grad((gates * weights.to(dtype)).sum(), x, retain_graph=True)
     (by_balance,) = torch.autograd.grad(balance, x)
     by_balance *= cases[0]["averaged_over"] or len(cases)
-    whole = {"experts": experts, "gates": gates.detach(), "by_gates": by_gates, "by_balance": by_balance}
-    parts = {name: t.split([len(c["logits"]) for c in cases]) for name, t in whole.items()}
+    batch = {"experts": experts, "gates": gates.detach(), "by_gates": by_gates, "by_balance": by_balance}
+    parts = {name: t.split([len(c["logits"]) for c in cases]) for name, t in batch.items()}
     return [{name: t[r] for name, t in parts.items()} | {"balance": balance.detach()} for r in range(len(cases))]
 
 
-def check(got: dict, together: list, place: int, what: str) -> None:
+def check(got: dict, cases: list, rank: int, what: str) -> None:
     """Judge one rank's answers. together: the cases of all ranks."""
-    want, plain = (oracle(together, dtype)[place] for dtype in (torch.float64, torch.float32))
-    logits = together[place]["logits"]
-    what += f", logits {tuple(logits.shape)}, k={together[0]['k']}"
+    want, plain = (oracle(cases, dtype)[rank] for dtype in (torch.float64, torch.float32))
+    logits = cases[rank]["logits"]
+    what += f", logits {tuple(logits.shape)}, k={cases[0]['k']}"
     assert got["gates"].dtype == torch.promote_types(logits.dtype, torch.float32), (
         f"{what}: gates are {got['gates'].dtype}, expected float32, float64 for float64 logits"
     )
@@ -57,9 +57,9 @@ def check(got: dict, together: list, place: int, what: str) -> None:
         "largest first, the lower number where they are equal"
     )
     for name, cause in CAUSES.items():
-        value, wanted, plainly = (t[name].reshape(-1) for t in (got, want, plain))
+        value, wanted, yardstick = (t[name].reshape(-1) for t in (got, want, plain))
         # Gradients of a 16-bit tensor are rounded to it, once.
-        close(value, wanted, plainly.to(value.dtype), f"{what}, {name}", factor=8, cause=cause)
+        close(value, wanted, yardstick.to(value.dtype), f"{what}, {name}", factor=8, cause=cause)
 
 
 CAUSES = {
@@ -70,25 +70,25 @@ CAUSES = {
 }
 
 
-def judge(run, cases: list, members: list = (), alone: bool = False) -> list:
-    """Judge choices, gates and loss; return all values and messages, [case][place]. cases: [place][case]."""
-    answers = in_group(run, probes.route, cases, members, alone)
-    for together, told in zip(zip(*cases, strict=True), answers, strict=True):
-        for place, got in enumerate(told):
-            check(got, together, place, f"rank {place} of {len(told)}")
+def judge(run, cases: list, members: list = (), no_group: bool = False) -> list:
+    """Judge choices, gates and loss; return all values and messages, [case][rank]. cases: [rank][case]."""
+    answers = in_group(run, probes.route, cases, members, no_group)
+    for rank_cases, results in zip(zip(*cases, strict=True), answers, strict=True):
+        for rank, got in enumerate(results):
+            check(got, rank_cases, rank, f"rank {rank} of {len(results)}")
     return answers
 
 
 @exercise(ROUTE, kind="numerics")
 def test_the_most_probable_experts_and_their_gates(run, rng):
     sizes = [(1, 1), (1, 4), (2, 4), (2, rng.integers(5, 9)), (2, 2)]
-    judge(run, [[draw(rng, k, n, rng.integers(2, 9)) for k, n in sizes]], alone=True)
+    judge(run, [[draw(rng, k, n, rng.integers(2, 9)) for k, n in sizes]], no_group=True)
 
 
 @exercise(ROUTE, kind="numerics")
 def test_probabilities_are_of_32_bits_at_least(run, rng):
     dtypes = (torch.float16, torch.bfloat16, torch.float64)
-    judge(run, [[draw(rng, 2, rng.integers(3, 8), 6, dtype, skew=3.0) for dtype in dtypes]], alone=True)
+    judge(run, [[draw(rng, 2, rng.integers(3, 8), 6, dtype, skew=3.0) for dtype in dtypes]], no_group=True)
 
 
 @exercise(ROUTE, kind="numerics")
@@ -99,7 +99,7 @@ def test_ties_go_to_the_lower_number(run, rng):
         case["logits"] = case["logits"].round().clamp(-1, 1)
         cases.append(case)
         cases.append(draw(rng, 2, n, 12, skew=300.0))  # most probabilities are 0 in float32, and yet no ties
-    judge(run, [cases], alone=True)
+    judge(run, [cases], no_group=True)
 
 
 @exercise(ROUTE, kind="numerics")
@@ -129,8 +129,8 @@ def test_statistics_are_those_of_the_group(run, rng):
 @exercise(ROUTE, kind="numerics")
 def test_a_k_that_no_token_can_have_is_refused(run, rng):
     n = rng.integers(2, 5)
-    told = run(probes.refused, "route", [[torch.zeros(3, n), k] for k in (0, -1, n + 1)])
-    assert told == ["ValueError"] * 3, f"k of 0, -1 and {n + 1} with {n} experts: expected ValueError, got {told}"
+    errors = run(probes.refused, "route", [[torch.zeros(3, n), k] for k in (0, -1, n + 1)])
+    assert errors == ["ValueError"] * 3, f"k of 0, -1 and {n + 1} with {n} experts: expected ValueError, got {errors}"
 
 
 @exercise(ROUTE, kind="property")
@@ -139,7 +139,7 @@ def test_statistics_are_all_that_is_sent(run, rng):
     n, tokens = rng.integers(3, 8), rng.integers(40, 60)
     counts = [tokens, 4 * tokens]
     cases = [[draw(rng, 2, n, count) for count in counts] for _ in range(2)]
-    for count, _, rank, _, got in each(counts, cases, judge(run, cases)):
+    for count, _, rank, _, got in each_case(counts, cases, judge(run, cases)):
         what = f"rank {rank}, {count} tokens, {n} experts"
         forward, backward = (got["sent"][part] for part in BOTH)
         sends(forward, [["all_reduce"]], f"{what}, forward", "join what is summed in one tensor", ["op"])
@@ -155,8 +155,8 @@ def test_statistics_are_all_that_is_sent(run, rng):
 @exercise(ROUTE, kind="property")
 def test_without_a_group_nothing_is_sent(run, rng):
     cases = [[draw(rng, 2, 4, 3)] for _ in range(2)]
-    (told,) = in_group(run, probes.route, cases, alone=True, world=2)
-    for rank, got in enumerate(told):
+    (results,) = in_group(run, probes.route, cases, no_group=True, world=2)
+    for rank, got in enumerate(results):
         check(got, cases[rank], 0, f"rank {rank}, group=None")
         for part in BOTH:
             sends(got["sent"][part], [], f"rank {rank}, {part}", "group=None means no communication")

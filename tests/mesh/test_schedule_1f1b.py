@@ -15,12 +15,12 @@ ONE = "mesh.schedule_1f1b"
 
 @exercise(ONE, kind="numerics")
 def test_every_action_is_there_once_and_none_waits_for_ever(run, rng):
-    schedules.all_run(run, ONE, schedules.draw_cases(rng))
+    schedules.check_all(run, ONE, schedules.draw_cases(rng))
 
 
 @exercise(ONE, kind="numerics")
 def test_what_is_no_pipeline_is_refused(run):
-    schedules.refuses(run, ONE)
+    schedules.check_refused(run, ONE)
 
 
 @exercise(ONE, kind="numerics")
@@ -39,5 +39,5 @@ def test_idle_no_longer_than_gpipe_with_no_more_alive_than_stages_are_left(run, 
     """One test for both: GPipe has the short idle time, a pipeline without warm-up the few activations, 1F1B both."""
     for case, ranks in schedules.listed(run, ONE, schedules.draw_cases(rng)):
         warm_up = "min(m, p − r) forwards come before rank r's first backward, then a backward and a forward alternate"
-        schedules.holds_the_bubble(ranks, case, warm_up)
-        schedules.keeps_few(ranks, case, "activations", warm_up)
+        schedules.check_bubble(ranks, case, warm_up)
+        schedules.check_alive(ranks, case, "activations", warm_up)

@@ -8,25 +8,25 @@ moves); micro-batches one after the other (the bubble is p − 1).
 
 from lab.harness.pytest_plugin import exercise
 
-from .schedules import all_run, draw_cases, holds_the_bubble, listed, refuses, title
+from .schedules import check_all, check_bubble, check_refused, draw_cases, listed, title
 
 GPIPE = "mesh.schedule_gpipe"
 
 
 @exercise(GPIPE, kind="numerics")
 def test_every_action_is_there_once_and_none_waits_for_ever(run, rng):
-    all_run(run, GPIPE, draw_cases(rng))
+    check_all(run, GPIPE, draw_cases(rng))
 
 
 @exercise(GPIPE, kind="numerics")
 def test_what_is_no_pipeline_is_refused(run):
-    refuses(run, GPIPE)
+    check_refused(run, GPIPE)
 
 
 @exercise(GPIPE, kind="property")
 def test_idle_time_is_that_of_filling_and_emptying_once(run, rng):
     for case, ranks in listed(run, GPIPE, draw_cases(rng)):
-        holds_the_bubble(ranks, case, "all forwards, then all backwards, both in the same order on all ranks")
+        check_bubble(ranks, case, "all forwards, then all backwards, both in the same order on all ranks")
 
 
 @exercise(GPIPE, kind="property")

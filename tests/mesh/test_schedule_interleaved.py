@@ -15,25 +15,25 @@ INTERLEAVED = "mesh.schedule_interleaved"
 
 @exercise(INTERLEAVED, kind="numerics")
 def test_every_action_is_there_once_and_none_waits_for_ever(run, rng):
-    schedules.all_run(run, INTERLEAVED, schedules.draw_cases(rng, chunks=2))
+    schedules.check_all(run, INTERLEAVED, schedules.draw_cases(rng, chunks=2))
 
 
 @exercise(INTERLEAVED, kind="numerics")
 def test_with_one_chunk_any_number_of_micro_batches_will_do(run, rng):
-    schedules.all_run(run, INTERLEAVED, [[*case, 1] for case in schedules.draw_cases(rng)])
+    schedules.check_all(run, INTERLEAVED, [[*case, 1] for case in schedules.draw_cases(rng)])
 
 
 @exercise(INTERLEAVED, kind="numerics")
 def test_what_is_no_pipeline_is_refused(run, rng):
-    also = ([0, 2, 4, 0], [1, 2, 2, -1], [0, 3, 4, 2], [2, 4, 6, rng.integers(2, 3)], [0, 2, 1, 2])
-    schedules.refuses(run, INTERLEAVED, (rng.integers(1, 3),), also)
+    invalid = ([0, 2, 4, 0], [1, 2, 2, -1], [0, 3, 4, 2], [2, 4, 6, rng.integers(2, 3)], [0, 2, 1, 2])
+    schedules.check_refused(run, INTERLEAVED, (rng.integers(1, 3),), invalid)
 
 
 @exercise(INTERLEAVED, kind="property")
 def test_more_chunks_make_the_bubble_smaller(run, rng):
     cases = [*schedules.draw_cases(rng, chunks=2), [*schedules.draw_cases(rng, count=1)[-1], 1]]
     for case, ranks in schedules.listed(run, INTERLEAVED, cases):
-        schedules.holds_the_bubble(
+        schedules.check_bubble(
             ranks, case,
             "go round in groups of p micro-batches, and warm up for a round for each further chunk, longer on earlier "
             "ranks",
@@ -45,7 +45,7 @@ def test_activations_do_not_grow_with_micro_batches(run, rng):
     p, v = rng.integers(2, 4), rng.integers(2, 3)
     cases, cause = schedules.draw_cases(rng, chunks=2), "warm up no longer than until the first backward can come"
     for case, ranks in schedules.listed(run, INTERLEAVED, [*cases, [p, 4 * p, v], [p, 4 * p, 1]]):
-        schedules.keeps_few(ranks, case, "activations of a chunk", cause)
+        schedules.check_alive(ranks, case, "activations of a chunk", cause)
 
 
 @exercise(INTERLEAVED, kind="property")
@@ -54,11 +54,11 @@ def test_micro_batches_go_round_in_groups(run, rng):
         p, m, v = case
         want = [[i, c] for first in range(0, m, p) for c in range(v) for i in range(first, first + p)]
         for rank, actions in enumerate(ranks):
-            for way, wanted in (("forward", want), ("backward", [[i, v - 1 - c] for i, c in want])):
-                did = [[i, c] for kind, i, c in actions if kind == way]
-                place = next((n for n, (x, y) in enumerate(zip(did, wanted, strict=False)) if x != y), None)
-                assert place is None, (
-                    f"{schedules.title(case)}, rank {rank}: {way} {place} is of micro-batch {did[place][0]}, chunk "
-                    f"{did[place][1]}, expected {wanted[place][0]}, chunk {wanted[place][1]}: p micro-batches through "
+            for phase, wanted in (("forward", want), ("backward", [[i, v - 1 - c] for i, c in want])):
+                got = [[i, c] for kind, i, c in actions if kind == phase]
+                index = next((n for n, (x, y) in enumerate(zip(got, wanted, strict=False)) if x != y), None)
+                assert index is None, (
+                    f"{schedules.title(case)}, rank {rank}: {phase} {index} is of micro-batch {got[index][0]}, chunk "
+                    f"{got[index][1]}, expected {wanted[index][0]}, chunk {wanted[index][1]}: p micro-batches through "
                     "a chunk, then the same through the next, backward from the last chunk to the first"
                 )

@@ -15,8 +15,8 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
 
 from . import probes_tensor as probes
-from .carried import BOTH, asked
-from .tensor_oracles import conjugate_is_right, conjugate_sends_once, draw_block, keeps_nothing, layer_is_as_whole
+from .carried import BOTH, traced
+from .tensor_oracles import check_layer, conjugate_is_right, conjugate_sends_once, draw_block, keeps_nothing
 
 SEQUENCE = "mesh.sequence_parallel"
 NEEDS = ["mesh.conjugates", "mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel"]
@@ -30,25 +30,25 @@ def test_one_direction_gathers_tokens_and_the_other_sums_and_cuts(run, rng, name
     conjugate_is_right(run, rng, name, 2 if world == "groups" else world, world == "groups")
 
 
-def block_is_as_whole(run, rng, expect, size: int, grouped: bool = False) -> tuple:
+def check_block(run, rng, expect, size: int, grouped: bool = False) -> tuple:
     """Judge a block of which each rank has its tokens; return x, and each rank's values and messages."""
     drawn = _, _, x, _ = draw_block(rng, "block", size)
-    return x, layer_is_as_whole(run, rng, expect, "block", drawn, size, grouped, sequence=True, needs=NEEDS)
+    return x, check_layer(run, rng, expect, "block", drawn, size, grouped, sequence=True, needs=NEEDS)
 
 
 @exercise(SEQUENCE, kind="numerics")
 @pytest.mark.parametrize(("size", "grouped"), [(1, False), (3, False), (2, True)])
 def test_a_block_on_its_share_of_the_tokens(run, rng, expect, size, grouped):
-    block_is_as_whole(run, rng, expect, size, grouped)
+    check_block(run, rng, expect, size, grouped)
 
 
 @exercise(SEQUENCE, kind="numerics")
 def test_tokens_that_do_not_divide_are_refused(run):
-    told = run(probes.scatter_refused, [4, 2, 6], world=3)[0]
+    errors = run(probes.scatter_refused, [4, 2, 6], world=3)[0]
     # The group itself refuses parts that are no third, once they are sent.
-    names = ["too late" if "reduce_scatter: expected" in said else said.partition(":")[0] for said in told]
+    names = ["too late" if "reduce_scatter: expected" in error else error.partition(":")[0] for error in errors]
     assert names == ["ValueError", "ValueError", "nothing"], (
-        f"4, 2 and 6 tokens over 3 ranks: raised {told}, expected ValueError twice and nothing: check the number of "
+        f"4, 2 and 6 tokens over 3 ranks: raised {errors}, expected ValueError twice and nothing: check the number of "
         "tokens before you send any"
     )
 
@@ -64,14 +64,14 @@ def test_one_message_in_each_direction_and_nothing_kept(run, rng, name):
 def test_partial_gradients_are_summed_in_place_by_dtype(run, rng):
     dtypes = (torch.float32, torch.float32, torch.float64)
     shapes = [[rng.integers(2, 4) for _ in range(n)] for n in (1, 2, 1)]
-    given = [[*(rng.normal(*s, dtype=d) for s, d in zip(shapes, dtypes, strict=True)), None] for _ in range(2)]
+    gradients = [[*(rng.normal(*s, dtype=d) for s, d in zip(shapes, dtypes, strict=True)), None] for _ in range(2)]
     counts = [torch.Size(s).numel() for s in shapes]
     want = [["all_reduce", counts[0] + counts[1], "float32"], ["all_reduce", counts[2], "float64"]]
-    for rank, got in enumerate(asked(run, probes.partial, given, world=2, parts=["finish"])):
-        for place, (g, one, other) in enumerate(zip(got["gradients"], *given, strict=True)):
+    for rank, got in enumerate(traced(run, probes.partial, gradients, world=2, parts=["finish"])):
+        for index, (g, one, other) in enumerate(zip(got["gradients"], *gradients, strict=True)):
             right = g is None if one is None else g is not None and torch.equal(g, one + other)
             total = None if one is None else (one + other).tolist()
-            assert right, f"rank {rank}, gradient {place}: expected {total}, got {g if g is None else g.tolist()}"
+            assert right, f"rank {rank}, gradient {index}: expected {total}, got {g if g is None else g.tolist()}"
         assert got["in_place"], f"rank {rank}: .grad has become another tensor: sum in place, whoever has it sees it"
         sends(got["sent"]["finish"], want, f"rank {rank}", "one message per dtype", ("op", "elements", "dtype"))
 
@@ -79,7 +79,7 @@ def test_partial_gradients_are_summed_in_place_by_dtype(run, rng):
 @exercise(SEQUENCE, kind="property")
 def test_as_many_bytes_as_with_all_reduces_and_a_share_of_the_activations(run, rng, expect):
     size = rng.integers(2, 3)
-    x, ranks = block_is_as_whole(run, rng, expect, size)
+    x, ranks = check_block(run, rng, expect, size)
     share = [len(x), x.shape[1] // size, x.shape[2]]
     part_bytes = 4 * x.numel() // size  # by a ring, one of each sends as many bytes as an all-reduce of x
     want = [["all_gather", part_bytes]] * 2 + [["reduce_scatter", part_bytes]] * 2

@@ -17,8 +17,8 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
 
 from . import probes_tensor as probes
-from .carried import BOTH, all_send, asked, does_not_grow
-from .tensor_oracles import draw_groups, draw_state, keeps_its_share, layer_is_as_whole, seats
+from .carried import BOTH, all_send, does_not_grow, traced
+from .tensor_oracles import check_layer, draw_groups, draw_state, keeps_its_share, memberships
 
 VOCAB = "mesh.vocab_parallel"
 NEEDS = ["mesh.conjugates"]
@@ -29,17 +29,17 @@ def draw(rng, size: int, missing: int) -> tuple:
     """Draw (vocabulary, tokens that include both ends of every rank's rows)."""
     rows = 2 if missing == 3 else rng.integers(2, 4)  # five tokens over four ranks: the last has padding alone
     vocabulary = rows * size - missing
-    ends = [t for r in range(size) for t in (r * rows, r * rows + rows - 1) if t < vocabulary]
-    more = rng.tokens(len(ends) % 2 + 2 * rng.integers(2, 3), vocabulary=vocabulary).tolist()
-    return vocabulary, torch.tensor(rng.shuffled([*ends, *more])).view(2, -1)
+    edges = [t for r in range(size) for t in (r * rows, r * rows + rows - 1) if t < vocabulary]
+    extra = rng.tokens(len(edges) % 2 + 2 * rng.integers(2, 3), vocabulary=vocabulary).tolist()
+    return vocabulary, torch.tensor(rng.shuffled([*edges, *extra])).view(2, -1)
 
 
-def embeds_as_whole(run, rng, expect, size: int, missing: int, grouped: bool) -> tuple:
+def check_embedding(run, rng, expect, size: int, missing: int, grouped: bool) -> tuple:
     """Judge rows and their gradients; return a tensor of the result's shape, and each rank's values and messages."""
     vocabulary, tokens = draw(rng, size, missing)
     sizes, dy = {"rows": vocabulary, "columns": 3}, rng.normal(*tokens.shape, 3)
     drawn = sizes, draw_state(rng, "embedding", sizes), tokens, dy
-    ranks = layer_is_as_whole(run, rng, expect, "embedding", drawn, size, grouped, needs=NEEDS)
+    ranks = check_layer(run, rng, expect, "embedding", drawn, size, grouped, needs=NEEDS)
     filled = sum(int(got["parameters"]["weight"].any(1).sum()) for got in ranks)
     assert filled == vocabulary * (1 + grouped), (
         f"{filled} rows of all ranks are not zeros, and the vocabulary has {vocabulary}: rows beyond it are zeros"
@@ -50,10 +50,10 @@ def embeds_as_whole(run, rng, expect, size: int, missing: int, grouped: bool) ->
 @exercise(VOCAB, kind="numerics")
 @pytest.mark.parametrize(("size", "missing", "grouped"), CASES)
 def test_each_token_gets_its_row_and_each_row_its_gradient(run, rng, expect, size, missing, grouped):
-    embeds_as_whole(run, rng, expect, size, missing, grouped)
+    check_embedding(run, rng, expect, size, missing, grouped)
 
 
-def whole_loss(logits: torch.Tensor, targets: torch.Tensor, scale: float, dtype: str) -> dict:
+def full_loss(logits: torch.Tensor, targets: torch.Tensor, scale: float, dtype: str) -> dict:
     """The mean cross entropy of whole logits, and the gradient of scale · loss."""
     x = logits.to(getattr(torch, dtype)).requires_grad_()
     loss = F.cross_entropy(x.flatten(0, 1), targets.flatten())
@@ -61,31 +61,33 @@ def whole_loss(logits: torch.Tensor, targets: torch.Tensor, scale: float, dtype:
     return {"loss": loss.detach(), "dlogits": x.grad}
 
 
-def loss_is_as_whole(run, rng, expect, logits: torch.Tensor, targets: torch.Tensor, size: int, missing: int = 0,
-                     grouped: bool = False) -> list:  # fmt: skip
+def check_loss(run, rng, expect, logits: torch.Tensor, targets: torch.Tensor, size: int, missing: int = 0,
+               grouped: bool = False) -> list:  # fmt: skip
     """Judge the loss of whole logits and its gradient; return each rank's values and messages."""
     (world, groups), vocabulary = draw_groups(rng, size, grouped), logits.shape[-1]
     scale, height = rng.uniform(0.5, 2.0), float(logits.abs().max())
-    want, plain = (expect(whole_loss, logits, targets, scale, dtype) for dtype in ("float64", "float32"))
+    want, plain = (expect(full_loss, logits, targets, scale, dtype) for dtype in ("float64", "float32"))
     parts = F.pad(logits, (0, missing), value=height).chunk(size, -1)  # counting padding changes the loss
-    place = {rank: place for rank, place, _ in seats(world, groups)}
-    given = [parts[place[r]] for r in range(world)]
-    lie = layouts.draw(rng, logits=given[0], targets=targets)[1]
-    told = asked(run, probes.cross_entropy, given, targets, vocabulary, scale, groups, lie, world=world, replace=NEEDS)
-    for rank, got in enumerate(told):
-        what = f"rank {rank}, place {place[rank]} of {size}, logits of up to {height:.3g}, {logits.dtype}, in memory: "
-        what += layouts.told(lie)
+    index = {rank: index for rank, index, _ in memberships(world, groups)}
+    inputs = [parts[index[r]] for r in range(world)]
+    layout = layouts.draw(rng, logits=inputs[0], targets=targets)[1]
+    ranks = traced(
+        run, probes.cross_entropy, inputs, targets, vocabulary, scale, groups, layout, world=world, replace=NEEDS
+    )
+    for rank, got in enumerate(ranks):
+        what = f"rank {rank}, place {index[rank]} of {size}, logits of up to {height:.3g}, {logits.dtype}, in memory: "
+        what += layouts.told(layout)
         assert got["loss"].dtype == torch.float32, f"{what}: the loss is {got['loss'].dtype}, expected float32"
         close(
             got["loss"], want["loss"], plain["loss"], f"{what}, loss", factor=10,
             cause=f"softmax in float32 of {vocabulary} columns; the {missing} that pad them take no part",
         )  # fmt: skip
-        mine, yardstick = (F.pad(t["dlogits"], (0, missing)).chunk(size, -1)[place[rank]] for t in (want, plain))
+        true, yardstick = (F.pad(t["dlogits"], (0, missing)).chunk(size, -1)[index[rank]] for t in (want, plain))
         close(
-            got["dlogits"], mine, yardstick.to(logits.dtype), f"{what}, gradient of its logits", factor=10,
+            got["dlogits"], true, yardstick.to(logits.dtype), f"{what}, gradient of its logits", factor=10,
             dims="batch, token, column", cause="softmax − one-hot over the tokens' number; padding has none",
         )  # fmt: skip
-    return told
+    return ranks
 
 
 @exercise(VOCAB, kind="numerics")
@@ -95,7 +97,7 @@ def test_the_loss_is_that_of_the_whole_logits(run, rng, expect, size, missing, g
     """e^150 overflows float32."""
     vocabulary, targets = draw(rng, size, missing)
     logits = rng.normal(*targets.shape, vocabulary) * height
-    loss_is_as_whole(run, rng, expect, logits, targets, size, missing, grouped)
+    check_loss(run, rng, expect, logits, targets, size, missing, grouped)
 
 
 @exercise(VOCAB, kind="numerics")
@@ -103,7 +105,7 @@ def test_float16_logits_are_summed_in_float32(run, rng, expect):
     """With small logits of a large vocabulary, the sum of exponentials is too large for float16 to add 1 to it."""
     vocabulary = 2 * 4100
     logits, targets = (rng.normal(1, 2, vocabulary) * 0.01).half(), rng.tokens(1, 2, vocabulary=vocabulary)
-    loss_is_as_whole(run, rng, expect, logits, targets, 2)
+    check_loss(run, rng, expect, logits, targets, 2)
 
 
 @exercise(VOCAB, kind="property")
@@ -115,7 +117,7 @@ def test_each_rank_keeps_its_share_of_the_rows(run, rng):
 
 @exercise(VOCAB, kind="property")
 def test_an_embedding_is_one_all_reduce_forward(run, rng, expect):
-    y, ranks = embeds_as_whole(run, rng, expect, 2, 0, grouped=False)
+    y, ranks = check_embedding(run, rng, expect, 2, 0, grouped=False)
     all_send(ranks, {"forward": [["all_reduce", y.numel()]], "backward": []}, cause="one number for each of y")
 
 
@@ -123,7 +125,7 @@ def test_an_embedding_is_one_all_reduce_forward(run, rng, expect):
 def test_three_numbers_a_token_are_sent_and_no_logits_gathered(run, rng, expect):
     vocabulary, targets = draw(rng, size := rng.integers(2, 4), 0)
     logits = rng.normal(*targets.shape, vocabulary)
-    for rank, got in enumerate(loss_is_as_whole(run, rng, expect, logits, targets, size)):
+    for rank, got in enumerate(check_loss(run, rng, expect, logits, targets, size)):
         forward, backward = (got["sent"][part] for part in BOTH)
         ops, elements = {row["op"] for row in forward}, sum(row["elements"] for row in forward)
         sends(backward, [], f"rank {rank}, backward", "the gradient of its columns needs nobody")
@@ -140,13 +142,13 @@ def test_no_rank_holds_the_whole_logits(run, rng):
 
     def judge(ranks: list, *_) -> None:
         world = len(ranks)
-        whole = torch.cat([probes.logits_of(tokens, columns, seed, r) for r in range(world)], -1)
-        want = whole_loss(whole, probes.targets_of(tokens, columns * world, seed), 1.0, "float32")
+        full = torch.cat([probes.logits_of(tokens, columns, seed, r) for r in range(world)], -1)
+        want = full_loss(full, probes.targets_of(tokens, columns * world, seed), 1.0, "float32")
         sums = want["dlogits"].unflatten(-1, (world, columns)).sum(-1)
         for rank, got in enumerate(ranks):
             for name, true in (("loss", want["loss"]), ("sums", sums[..., rank])):
-                off = float((got[name] - true).abs().max())
-                assert off <= 1e-5, f"rank {rank} of {world}, {columns} columns each, {name}: off by {off:.3g}"
+                error = float((got[name] - true).abs().max())
+                assert error <= 1e-5, f"rank {rank} of {world}, {columns} columns each, {name}: off by {error:.3g}"
 
     part, cases = 4 * tokens * columns, [(2, [8, 8, seed]), (2, [tokens, columns, seed]), (8, [tokens, columns, seed])]
     does_not_grow(
