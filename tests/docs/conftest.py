@@ -20,5 +20,5 @@ def reader(chromium):
     """In a window of 1,400 pixels."""
     with chromium.new_page() as page:
         reader = Reader(page)
-        reader.look(1400)
+        reader.set_window(1400)
         yield reader

@@ -43,17 +43,17 @@ def steps(page: Path) -> list[File | Command]:
     for token in MarkdownIt().parse(page.read_text(encoding="utf-8")):
         if token.type != "fence" or token.info.startswith("{"):  # a directive of the site's
             continue
-        language, _, more = token.info.strip().partition(" ")
+        language, _, argument = token.info.strip().partition(" ")
         line = (token.map or [0])[0] + 1
-        needs = more.removeprefix("needs=") if more.startswith("needs=") else ""
+        needs = argument.removeprefix("needs=") if argument.startswith("needs=") else ""
         if language == "sh":
             found += [Command(text, "", needs, line) for text in _lines(token.content)]
         elif language == "console":
-            for said in re.split(r"(?m)^\$ ", token.content)[1:]:
-                command, *rest = re.sub(r"\\\n> ", "", said).split("\n", 1)
+            for entry in re.split(r"(?m)^\$ ", token.content)[1:]:
+                command, *rest = re.sub(r"\\\n> ", "", entry).split("\n", 1)
                 found.append(Command(command, "".join(rest).strip("\n"), needs, line))
-        elif more and not needs:
-            found.append(File(more, token.content))
+        elif argument and not needs:
+            found.append(File(argument, token.content))
     return found
 
 
@@ -68,7 +68,7 @@ def mark_of_each_block(page: Path) -> list[tuple[int, str, str]]:
     return [((t.map or [0])[0] + 1, t.info.strip(), t.content.partition("\n")[0]) for t in tokens]
 
 
-def copied(folder: Path) -> Path:
+def copy_kit(folder: Path) -> Path:
     """The kit's files without what is made from them, and a `.venv` that is ready: a fresh clone after `make env`."""
     kit = folder / "kit"
     shutil.copytree(ROOT, kit, ignore=shutil.ignore_patterns(*_LEFT_OUT))
@@ -97,14 +97,14 @@ def run(kit: Path, command: Command, timeout_s: float = 600) -> str:
         "PYTHONPATH": str(kit), "COLUMNS": "120", "NO_COLOR": "1",
     }  # fmt: skip
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    said = subprocess.run(
+    done = subprocess.run(
         ["bash", "-c", command.text], cwd=kit, env=environment, timeout=timeout_s, check=False, **pipes
     )
     if not command.prints:
-        return f"{command.text}: ended with {said.returncode}:\n{said.stdout[-2000:]}" if said.returncode else ""
-    if matches(command.prints, said.stdout):
+        return f"{command.text}: ended with {done.returncode}:\n{done.stdout[-2000:]}" if done.returncode else ""
+    if matches(command.prints, done.stdout):
         return ""
-    return f"{command.text}: expected\n{command.prints}\n\ngot\n{said.stdout[-4000:]}"
+    return f"{command.text}: expected\n{command.prints}\n\ngot\n{done.stdout[-4000:]}"
 
 
 def matches(expected: str, got: str) -> bool:

@@ -1,4 +1,4 @@
-"""A reader of the site in headless Chromium: opens pages from disk, and hears what their consoles say."""
+"""A reader of the site in headless Chromium: opens pages from disk, and records what their consoles report."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """reader.turn_to(page); reader.ask_page("document.title"); reader.complaints"""
+    """reader.open_page(page); reader.ask_page("document.title"); reader.complaints"""
 
     def __init__(self, page: Page):
         self.page = page
         self.complaints: list[str] = []
-        page.on("console", lambda said: said.type in ("error", "assert", "warning") and self._hear(said.text))
-        page.on("pageerror", self._hear)
-        page.on("requestfailed", lambda request: self._hear(f"{request.url}: {request.failure}"))
+        page.on(
+            "console", lambda message: message.type in ("error", "assert", "warning") and self._record(message.text)
+        )
+        page.on("pageerror", self._record)
+        page.on("requestfailed", lambda request: self._record(f"{request.url}: {request.failure}"))
 
-    def look(self, width: int, dark: bool = False, less_motion: bool = False) -> None:
+    def set_window(self, width: int, dark: bool = False, less_motion: bool = False) -> None:
         """From now on: a window of `width` pixels, in the dark scheme or the light one."""
         self.page.set_viewport_size({"width": width, "height": 900})
         motion = "reduce" if less_motion else "no-preference"
         self.page.emulate_media(color_scheme="dark" if dark else "light", reduced_motion=motion)
 
-    def turn_to(self, page: Path, query: str = "") -> None:
+    def open_page(self, page: Path, query: str = "") -> None:
         """Open a page and wait until it is loaded and drawn."""
         self.complaints.clear()
         self.page.goto(page.resolve().as_uri() + query)
@@ -35,5 +37,5 @@ class Reader:
         """The value of a JavaScript expression in the page; promises are waited for."""
         return self.page.evaluate(expression)
 
-    def _hear(self, said: object) -> None:
-        self.complaints.append(str(said))
+    def _record(self, message: object) -> None:
+        self.complaints.append(str(message))

@@ -27,49 +27,49 @@ from . import pages
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "handout").glob("*.md"))]
 BLOCKS = [(page, step) for page in PAGES for step in pages.steps(page) if isinstance(step, pages.Command)]
 FOLLOWED = [p for p in PAGES if pages.steps(p) and p.stem != "CONTRIBUTING"]  # that by tests/kit/test_contributing.py
-APART = [(page, c) for page, c in BLOCKS if c.needs]
-OURS = re.compile(
+WITH_NEEDS = [(page, c) for page, c in BLOCKS if c.needs]
+KIT_COMMAND = re.compile(
     r"(?:lab|grader|pytest|make|torchrun|python -m (?:lab|grader|benchmarks|examples|notebooks|pytest)\S*)(?: |$)"
 )
 
 
-def named(pages_: list[Path] = PAGES) -> Iterator[tuple[Path, str]]:
+def named_commands(pages_: list[Path] = PAGES) -> Iterator[tuple[Path, str]]:
     """Commands of ours in the middle of sentences, as typed."""
     for page in pages_:
         prose = re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
         for text in re.findall(r"`([^`]+)`", prose):
             text = " ".join(text.split())
-            if OURS.match(text) and not text.endswith(("lab.train`", ".py")):
+            if KIT_COMMAND.match(text) and not text.endswith(("lab.train`", ".py")):
                 yield page, text
 
 
 @pytest.mark.parametrize("page", FOLLOWED, ids=lambda p: p.name)
 def test_its_commands_print_what_it_says(page, tmp_path):
-    kit = pages.copied(tmp_path)
+    kit = pages.copy_kit(tmp_path)
     wrong = []
     for step in pages.steps(page):
         if isinstance(step, pages.File):
             pages.write(kit, step)
         elif not step.needs:
-            asked = pages.Command(re.sub(r"^make\b", "make -n", step.text), step.prints, "", step.line)
-            wrong += filter(None, [pages.run(kit, asked)])
+            dry_run = pages.Command(re.sub(r"^make\b", "make -n", step.text), step.prints, "", step.line)
+            wrong += filter(None, [pages.run(kit, dry_run)])
     assert not wrong, "\n\n".join(wrong)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_what_looks_like_a_command_is_marked_as_one(page):
     for line, mark, first in pages.mark_of_each_block(page):
-        if OURS.match(first.removeprefix("$ ")) or first.startswith("$ "):
+        if KIT_COMMAND.match(first.removeprefix("$ ")) or first.startswith("$ "):
             assert mark.split()[:1] in (["sh"], ["console"]), f"{page.name}:{line}: mark this block sh or console"
 
 
-@pytest.mark.parametrize(("page", "command"), APART, ids=lambda v: getattr(v, "name", getattr(v, "text", "")[:50]))
+@pytest.mark.parametrize(("page", "command"), WITH_NEEDS, ids=lambda v: getattr(v, "name", getattr(v, "text", "")[:50]))
 def test_it_is_at_least_spelled_right(page, command):
-    for one in re.split(r"&&|;", command.text):
-        check(page, one.strip())
+    for part in re.split(r"&&|;", command.text):
+        check(page, part.strip())
 
 
-NAMED = list(dict.fromkeys(named()))
+NAMED = list(dict.fromkeys(named_commands()))
 
 
 @pytest.mark.parametrize(("page", "text"), NAMED, ids=[f"{p.name}: {t}" for p, t in NAMED])
@@ -86,11 +86,11 @@ def check(page: Path, text: str) -> None:
     module = words[words.index("-m") + 1] if "-m" in words else ""
     program, rest = (module, words[words.index("-m") + 2 :]) if module else (words[0], words[1:])
     if program in _COMMANDS:
-        said = CliRunner().invoke(_COMMANDS[program], [*rest, "--help"])  # after it has read all words before
-        assert said.exit_code == 0, f"{page.name}: {text}: {said.output}"
+        done = CliRunner().invoke(_COMMANDS[program], [*rest, "--help"])  # after it has read all words before
+        assert done.exit_code == 0, f"{page.name}: {text}: {done.output}"
     elif program == "make":
-        said = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
-        assert said.returncode == 0, f"{page.name}: {text}: {said.stderr}"
+        done = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, f"{page.name}: {text}: {done.stderr}"
     elif program == "pytest":
         for option in (w.partition("=")[0] for w in rest if w.startswith("-") and len(w) > 2):
             assert option in options_of_pytest(), f"{page.name}: {text}: pytest has no {option}"
@@ -112,8 +112,8 @@ def check(page: Path, text: str) -> None:
 
 @functools.cache
 def options_of_pytest() -> set[str]:
-    said = subprocess.run([sys.executable, "-m", "pytest", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
-    return set(re.findall(r"--?[a-z][\w-]*", said))
+    output = subprocess.run([sys.executable, "-m", "pytest", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
+    return set(re.findall(r"--?[a-z][\w-]*", output))
 
 
 LINKED = {t.link for t in terms() if t.depth == "runs" and not is_call(t.link)} - default().exercises.keys()
@@ -122,7 +122,7 @@ LINKED = {t.link for t in terms() if t.depth == "runs" and not is_call(t.link)} 
 @pytest.mark.parametrize("script", sorted(LINKED))
 def test_each_script_that_is_linked_ends_well(script):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(ROOT / script)]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert said.returncode == 0, said.stderr[-2000:]
-    assert "wrong:" not in said.stdout
-    assert "ranks [0, 1]" in said.stdout
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "wrong:" not in done.stdout
+    assert "ranks [0, 1]" in done.stdout

@@ -24,9 +24,9 @@ def kit(tmp_path_factory) -> Path:
     kit = toy.build(tmp_path_factory.mktemp("day"), 0)
     (kit / "student" / "toys").mkdir(parents=True)
     (kit / "lab" / "explanations" / "toys.md").write_text("## toys.add\nOne more.\n\nSource: Peano 1889.\n")
-    told = "\n\n@exercise(NAME, kind='property')\ndef test_told(run):\n    measured('sum', 2, 3, at_most=True)\n"
+    extra_test = "\n\n@exercise(NAME, kind='property')\ndef test_told(run):\n    measured('sum', 2, 3, at_most=True)\n"
     text = (kit / "tests" / "toys" / "test_add.py").read_text()
-    (kit / "tests" / "toys" / "test_add.py").write_text(f"from lab.harness.judge import measured\n{text}{told}")
+    (kit / "tests" / "toys" / "test_add.py").write_text(f"from lab.harness.judge import measured\n{text}{extra_test}")
     return kit
 
 
@@ -84,17 +84,17 @@ def test_watching_tests_what_is_saved_and_ends_when_told(kit):
         env={**os.environ, "PYTHONPATH": str(kit), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
     )  # fmt: skip
-    impatience = threading.Timer(3 * WAIT_S, process.kill)
-    impatience.start()
+    timer = threading.Timer(3 * WAIT_S, process.kill)
+    timer.start()
 
     def until(words: str) -> str:
-        """What was said from where the last one ended."""
-        said = ""
+        """What was printed since the last one ended."""
+        output = ""
         for line in process.stdout:
-            said += line
+            output += line
             if words in line:
-                return said
-        raise AssertionError(f"no {words!r} in {said}")
+                return output
+        raise AssertionError(f"no {words!r} in {output}")
 
     try:
         until("toys.add passes")
@@ -110,7 +110,7 @@ def test_watching_tests_what_is_saved_and_ends_when_told(kit):
         assert process.wait() == 0
         assert not toy.outlived(children), "the zygote outlived it"
     finally:
-        impatience.cancel()
+        timer.cancel()
         process.kill()
         process.communicate()
 
@@ -126,8 +126,8 @@ def test_a_run_that_is_interrupted_is_not_remembered_as_passed(kit):
     try:
         code, _ = lab(kit, "check", "toys.apart")
         assert code == 2
-        kept = kit / ".cache" / "progress.json"
-        assert not kept.exists() or "toys.apart" not in json.loads(kept.read_text())["rests"]
+        saved = kit / ".cache" / "progress.json"
+        assert not saved.exists() or "toys.apart" not in json.loads(saved.read_text())["rests"]
     finally:
         slow.unlink()
 
@@ -136,7 +136,7 @@ SMALL = ["--steps", "4", "--warm-up", "1", "--context", "16", "--sequences", "8"
 
 
 def test_stand_ins_train_as_the_reference_does(tmp_path):
-    """On stubs: all is replaced, and told; the losses are those of the solutions."""
+    """On stubs: all is replaced, and reported; the losses are those of the solutions."""
     stubs = tmp_path / "stubs"
     stubs.symlink_to(ROOT / "student")
     command = [sys.executable, "-m", "lab", "train", *SMALL, "--folder", str(tmp_path / "out"), "--impl", str(stubs)]
@@ -148,12 +148,12 @@ def test_stand_ins_train_as_the_reference_does(tmp_path):
     assert done.returncode == 0, text
     assert "own: nothing yet; a stand-in trains for each" in " ".join(text.split())
     assert "all 6 pieces are its own" in text
-    ours, theirs = (json.loads((tmp_path / "out" / n / "losses.json").read_text()) for n in ("yours", "other"))
-    assert len(ours) == 4
-    assert ours == pytest.approx(theirs, rel=1e-4)
-    told = json.loads((tmp_path / "out" / "other" / "run.json").read_text())
-    assert 0 < told["mfu"] < 1
-    assert told["state_bytes"] > 0
+    got, want = (json.loads((tmp_path / "out" / n / "losses.json").read_text()) for n in ("yours", "other"))
+    assert len(got) == 4
+    assert got == pytest.approx(want, rel=1e-4)
+    report = json.loads((tmp_path / "out" / "other" / "run.json").read_text())
+    assert 0 < report["mfu"] < 1
+    assert report["state_bytes"] > 0
     assert (tmp_path / "out" / "compare.png").stat().st_size > 1000
     for column in ("tokens/s", "MFU", "peak memory"):
         assert column in text

@@ -17,11 +17,11 @@ TABLE = (ROOT / "handout" / "mesh.md").read_text(encoding="utf-8").partition("| 
 @pytest.mark.parametrize("devices", [8, 64, 512, 4096])
 def test_the_best_mesh_is_what_the_planner_finds(model, devices):
     cells = re.search(rf"(?m)^\| {devices:,} \| (.+) \|$", TABLE)[1].split(" | ")
-    said = dict(zip(SIZES, cells, strict=True))[model]
+    want = dict(zip(SIZES, cells, strict=True))[model]
     job = Job(MODELS[model], 1024, 8192, cluster("dgx-h100", devices))
-    if said == "nothing fits":
-        with pytest.raises(ValueError, match=said):
+    if want == "nothing fits":
+        with pytest.raises(ValueError, match=want):
             planner(job, 1)
     else:
         plan = planner(job, 1)[0].plan
-        assert said == f"{plan.data:,} · {plan.pipe} · {plan.tensor}, ZeRO {plan.zero}"
+        assert want == f"{plan.data:,} · {plan.pipe} · {plan.tensor}, ZeRO {plan.zero}"

@@ -43,7 +43,7 @@ class Figure:
 
     def __init__(self, reader: Reader, site: Path, name: str):
         self.reader, self.box = reader, f"document.querySelector('.moving[data-moving={name}]')"
-        reader.turn_to(site / f"{PAGE_OF[name]}.html")
+        reader.open_page(site / f"{PAGE_OF[name]}.html")
 
     def press(self, label: str, key: str, times: int = 1) -> Self:
         """Go to the control of that label with Tab, as a reader without a mouse does, and press a key there."""
@@ -58,7 +58,7 @@ class Figure:
             self.reader.page.keyboard.press(key)
         return self
 
-    def says(self) -> str:
+    def text(self) -> str:
         assert not self.reader.complaints
         return self.reader.ask_page(f"{self.box}.querySelector('.moving-words').textContent")
 
@@ -67,7 +67,7 @@ def numbers(words: str) -> list[float]:
     return [float(n.replace(",", "").replace("−", "-")) for n in re.findall(r"−?\d[\d,]*(?:\.\d+)?", words)]
 
 
-def near(*expected: float, digits: int = 2) -> list[object]:
+def approx(*expected: float, digits: int = 2) -> list[object]:
     return [pytest.approx(n, abs=0.51 * 10**-digits) for n in expected]
 
 
@@ -79,18 +79,18 @@ def test_every_figure_with_numbers_is_on_a_page(site):
 
 def test_ring_says_what_the_cost_model_says(reader, site):
     figure = Figure(reader, site, "ring").press("Collective", "ArrowDown").press("Ranks W", "ArrowRight")
-    said = numbers(figure.press("Step", "ArrowRight", 2).says())
-    whole_ms = 1e3 * ring_cost("reduce_scatter", 1e6 / 5, 5, 100e-6, 1e-9)
+    got = numbers(figure.press("Step", "ArrowRight", 2).text())
+    total_ms = 1e3 * ring_cost("reduce_scatter", 1e6 / 5, 5, 100e-6, 1e-9)
     sent = sent_bytes("reduce_scatter", 1e6 / 5, 5) / 1e3
-    assert said[:4] == [2, 4, *near(whole_ms / 2, whole_ms)]
-    assert said[-1] == pytest.approx(sent / 2, abs=0.1)
+    assert got[:4] == [2, 4, *approx(total_ms / 2, total_ms)]
+    assert got[-1] == pytest.approx(sent / 2, abs=0.1)
     first = reader.ask_page(f"[...{figure.box}.querySelectorAll('svg text.in')].map(t => t.textContent)")
     # Rank 3 has the sum of three: chunk c of rank r begins as (c + 1) · 10^r, and chunk 1 set out from rank 1.
     assert first[3 * 5 + 1] == str(2 * (10 + 100 + 1000))
 
 
 def test_tiles_end_with_what_plain_attention_computes(reader, site):
-    words = Figure(reader, site, "tiles").press("Visited tiles", "End").says()
+    words = Figure(reader, site, "tiles").press("Visited tiles", "End").text()
     scores, values = torch.tensor(SCORES, dtype=torch.float64), torch.tensor(VALUES, dtype=torch.float64)
     row, keys = scores[6, :7], values[:7]
     m = row.max()
@@ -98,9 +98,9 @@ def test_tiles_end_with_what_plain_attention_computes(reader, site):
     expected = (m, weights.sum(), weights @ keys, torch.softmax(row, 0) @ keys)
     assert words.startswith("Tile 10 of 10")
     assert words.endswith("its output.")
-    assert numbers(words)[2:] == [6, *near(*map(float, expected), digits=3)]
+    assert numbers(words)[2:] == [6, *approx(*map(float, expected), digits=3)]
     figure = Figure(reader, site, "tiles").press("Mask", "ArrowDown").press("Tile", "Home")
-    words = figure.press("Visited tiles", "End").says()
+    words = figure.press("Visited tiles", "End").text()
     assert words.startswith("Tile 64 of 64")
     out = torch.softmax(scores, -1) @ values
     assert numbers(words)[-1] == pytest.approx(float(out[7]), abs=1e-3)
@@ -108,25 +108,25 @@ def test_tiles_end_with_what_plain_attention_computes(reader, site):
 
 def test_buckets_take_as_long_as_the_model_says(reader, site):
     figure = Figure(reader, site, "buckets").press("Latency α", "ArrowRight").press("Bandwidth 1/β", "ArrowLeft")
-    words = figure.press("Bucket", "ArrowRight", 3).says()
+    words = figure.press("Bucket", "ArrowRight", 3).text()
     sizes, link = [500_000] * 8, Link(300e-6, 0.5e9)
     step = accounting(sizes, 4, link, variant="bucketed", backward_s=8e-3, bucket_bytes=2_000_000)
     best = best_bucket_bytes(sizes, 4, link, backward_s=8e-3)
-    least = accounting(sizes, 4, link, variant="bucketed", backward_s=8e-3, bucket_bytes=best)
-    expected = near(1e3 * step.step_s, step.all_reduces, 1e3 * step.exposed_s, best / 1e6, 1e3 * least.step_s)
+    optimum = accounting(sizes, 4, link, variant="bucketed", backward_s=8e-3, bucket_bytes=best)
+    expected = approx(1e3 * step.step_s, step.all_reduces, 1e3 * step.exposed_s, best / 1e6, 1e3 * optimum.step_s)
     assert numbers(words) == expected
 
 
 def test_schedules_say_what_the_checker_says(reader, site):
     figure = Figure(reader, site, "schedules").press("Schedule", "ArrowDown", 2).press("Ranks p", "ArrowLeft")
-    words = figure.press("Micro-batches m", "Home").press("Chunks v", "ArrowRight").says()
+    words = figure.press("Micro-batches m", "Home").press("Chunks v", "ArrowRight").text()
     run = check([schedule_interleaved(rank, 3, 3, 3) for rank in range(3)], 3, 3, 1 / 3, 2 / 3)
-    assert numbers(words) == [*near(run.length), 9, *near(100 * run.bubble, digits=1), 0, run.live[0]]
+    assert numbers(words) == [*approx(run.length), 9, *approx(100 * run.bubble, digits=1), 0, run.live[0]]
 
 
 def test_growth_counts_as_the_reference_does(reader, site):
     figure = Figure(reader, site, "growth").press("Model", "End").press("Ranks W", "ArrowRight", 4)
-    words = figure.press("Precision", "ArrowDown").says()
+    words = figure.press("Precision", "ArrowDown").text()
     assert "On each of 128 ranks" in words
     found = [float(n) * {"G": 1e9, "T": 1e12}[unit] for n, unit in re.findall(r"([\d.]+) ([GT])B", words)]
     methods = ("none", "p_os", "zero2", "zero3")
@@ -141,13 +141,13 @@ def test_layers_has_the_roofline_of_the_kit(reader, site, lefts, typed):
     figure.press("n", "ArrowRight")
     for wrong in ("", "0", "2.5", "1000001"):
         reader.page.keyboard.type(wrong) if wrong else figure.press("k, any number", "Delete")
-        assert "whole numbers from 1" in figure.says(), wrong
+        assert "whole numbers from 1" in figure.text(), wrong
         reader.page.keyboard.press("Control+a")
     reader.page.keyboard.type("4096")
     if typed:
         figure.press("n, any number", "Control+a")
         reader.page.keyboard.type(str(typed))
-    words = figure.says()
+    words = figure.text()
     h100 = cluster("dgx-h100", 8).device
     device = Device(
         flops_per_s=dict.fromkeys((torch.bfloat16, torch.float32), h100.peak_flops), bytes_per_s=h100.hbm_bytes_per_s
@@ -155,47 +155,47 @@ def test_layers_has_the_roofline_of_the_kit(reader, site, lefts, typed):
     m, k, n = 4096 >> lefts, 4096, typed or 8192
     flops, moved = 2 * m * k * n, 2 * (m * k + k * n + m * n)
     seconds = operator_seconds(device, flops, moved, torch.bfloat16)
-    took = re.search(r"At least ([\d.]+) (m|µ)s, bound by (\w+), at ([\d.]+) %", words)
-    assert took, words
-    assert float(took[1]) * {"m": 1e-3, "µ": 1e-6}[took[2]] == pytest.approx(seconds, rel=0.01)
-    assert took[3] == ("memory" if flops / h100.peak_flops < moved / h100.hbm_bytes_per_s else "arithmetic")
-    assert float(took[4]) == pytest.approx(100 * flops / seconds / h100.peak_flops, abs=0.06)
+    match = re.search(r"At least ([\d.]+) (m|µ)s, bound by (\w+), at ([\d.]+) %", words)
+    assert match, words
+    assert float(match[1]) * {"m": 1e-3, "µ": 1e-6}[match[2]] == pytest.approx(seconds, rel=0.01)
+    assert match[3] == ("memory" if flops / h100.peak_flops < moved / h100.hbm_bytes_per_s else "arithmetic")
+    assert float(match[4]) == pytest.approx(100 * flops / seconds / h100.peak_flops, abs=0.06)
     assert f"{round(flops / moved, 1):,g} FLOPs a byte" in words
 
 
 def test_grid_names_the_groups_of_the_rank_that_is_chosen(reader, site):
-    words = Figure(reader, site, "grid").press("rank 5", "Enter").says()
+    words = Figure(reader, site, "grid").press("rank 5", "Enter").text()
     mesh = Mesh(data=2, pipe=2, tensor=2, rank=5)
-    place = ", ".join(f"{axis} {at}" for axis, at in mesh.coordinate().items())
+    position = ", ".join(f"{axis} {index}" for axis, index in mesh.coordinate().items())
     groups = [f"{axis}: {', '.join(map(str, mesh.ranks(axis)))}" for axis in ("data", "pipe", "tensor")]
-    assert words.startswith(f"Rank 5 is at {place}.")
+    assert words.startswith(f"Rank 5 is at {position}.")
     assert all(group in words for group in groups)
     assert "expert: alone" in words
 
 
 def test_the_journey_says_what_the_planner_says(reader, site):
-    reader.look(1400, less_motion=True)  # it stands still until it is asked
+    reader.set_window(1400, less_motion=True)  # it stands still until it is asked
     figure = Figure(reader, site, "journey")
     for i, stop in enumerate(stops()):
-        words = figure.press("Step of the way", "ArrowRight", int(i > 0)).says()
+        words = figure.press("Step of the way", "ArrowRight", int(i > 0)).text()
         step_s, total_gb = sum(stop.seconds.values()), sum(stop.gb.values())
         assert words.startswith(f"{stop.name}: ")
         assert words.endswith("which fits." if total_gb <= CARD_GB else "which does not fit.")
-        assert numbers(words.removeprefix(stop.name)) == [*near(step_s), *near(total_gb, digits=0)]
+        assert numbers(words.removeprefix(stop.name)) == [*approx(step_s), *approx(total_gb, digits=0)]
         alternative = reader.ask_page("document.querySelector('figure img').alt")
-        told = alternative.replace("takes ", "").replace(" and ", ", ")
-        assert f"{step_s:.2f} s, {total_gb:.0f} GB" in told
+        text = alternative.replace("takes ", "").replace(" and ", ", ")
+        assert f"{step_s:.2f} s, {total_gb:.0f} GB" in text
 
 
 def test_play_plays_to_the_end_and_is_not_there_for_who_wants_less_motion(reader, site):
     figure = Figure(reader, site, "ring").press("Play", "Enter")
     end = f"{figure.box}.querySelector('button').textContent === 'Play'"
     reader.ask_page(f"new Promise(done => {{ const look = () => {end} ? done() : setTimeout(look, 100); look(); }})")
-    assert figure.says().startswith("Step 6 of 6")
-    reader.look(1400, less_motion=True)
+    assert figure.text().startswith("Step 6 of 6")
+    reader.set_window(1400, less_motion=True)
     figure = Figure(reader, site, "ring")
     assert reader.ask_page(f"{figure.box}.querySelector('button')") is None
-    assert figure.press("Step", "ArrowRight").says().startswith("Step 1 of 6")
+    assert figure.press("Step", "ArrowRight").text().startswith("Step 1 of 6")
 
 
 def test_without_scripts_the_picture_stands_alone(chromium, site):
@@ -212,7 +212,7 @@ def test_axe_finds_nothing(reader, site, page, width, dark):
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe is not here: pip install -e .[browser]"
     )
-    reader.look(width, dark)
-    reader.turn_to(site / f"{page}.html")
+    reader.set_window(width, dark)
+    reader.open_page(site / f"{page}.html")
     found = axe.Axe().run(reader.page)
     assert not found.violations_count, found.generate_report()

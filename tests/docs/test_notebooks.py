@@ -23,10 +23,10 @@ def unpacked(tmp_path_factory):
     return folder / release.NAME
 
 
-def executed(path, where):
-    """A notebook run from the folder `where`; what its cells printed."""
+def run_notebook(path, folder):
+    """A notebook run from `folder`; what its cells printed."""
     book = nbformat.read(path, as_version=4)
-    NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(where)}}).execute()
+    NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
     cells = [c for c in book.cells if c.cell_type == "code"]
     assert all(c.execution_count for c in cells)
     outputs = [o for c in cells for o in c.outputs]
@@ -37,7 +37,7 @@ def executed(path, where):
 @pytest.mark.parametrize("name", BOOKS)
 def test_a_notebook_runs_as_it_is(unpacked, name):
     path = unpacked / "notebooks" / f"{name}.ipynb"
-    assert executed(path, path.parent).count("not written yet") == 1
+    assert run_notebook(path, path.parent).count("not written yet") == 1
 
 
 def test_in_colab_the_kit_lies_beside_the_notebook_or_is_cloned(unpacked, tmp_path):
@@ -47,13 +47,13 @@ def test_in_colab_the_kit_lies_beside_the_notebook_or_is_cloned(unpacked, tmp_pa
     for folder in (content, cloned, alone):
         folder.mkdir()
     (content / "kit").symlink_to(unpacked)
-    executed(path, content)
+    run_notebook(path, content)
     with pytest.raises(CellExecutionError, match="no kit in"):
-        executed(path, alone)
+        run_notebook(path, alone)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
         subprocess.run([*git, *command], cwd=unpacked, check=True, timeout=300)
     text = path.read_text(encoding="utf-8").replace(r"ADDRESS = \"\"", rf"ADDRESS = \"{unpacked.as_uri()}\"")
     (addressed := tmp_path / "addressed.ipynb").write_text(text, encoding="utf-8")
-    executed(addressed, cloned)
+    run_notebook(addressed, cloned)
     assert (cloned / "kit" / "assignment.toml").is_file()

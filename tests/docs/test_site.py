@@ -28,15 +28,15 @@ from handout.site.book import as_one_page, write_pdf  # noqa: E402, needs the th
 
 CHAPTERS = [s.name for s in default().stages]
 BOOKS = sorted(f"notebooks/{p.stem}" for p in (ROOT / "notebooks").glob("*.ipynb"))
-BESIDE = ["index", "conventions", "cluster", "glossary", "search"]
+OTHER_PAGES = ["index", "conventions", "cluster", "glossary", "search"]
 SOLVED = [e.file for e in list(default().exercises.values())[::2]]  # of the student whose archive it is
 
 
 def build(kit: Path, edition: str, out: Path, profile: str = "full") -> Path:
     command = [sys.executable, "-m", "handout.site", "--edition", edition, "--profile", profile, "--out", str(out)]
-    said = subprocess.run(command, cwd=kit, capture_output=True, text=True, timeout=900)
-    assert said.returncode == 0, said.stdout + said.stderr
-    assert "WARNING" not in said.stdout + said.stderr
+    done = subprocess.run(command, cwd=kit, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
     return out / (edition if profile == "full" else f"{edition}-{profile}") / "html"
 
 
@@ -109,8 +109,8 @@ def test_an_edition_of_a_profile_has_its_exercises_and_no_other(core, students):
     for site, exercises in ((core, default().of_profile("core").exercises), (students, default().exercises)):
         for chapter in CHAPTERS:
             text = (site / f"{chapter}.html").read_text(encoding="utf-8")
-            shown = re.findall(r'<section class="exercise" id="exercise-([\w-]+)">', text)
-            assert shown == [id.replace(".", "-").replace("_", "-") for id in exercises if id.startswith(f"{chapter}.")]
+            ids = re.findall(r'<section class="exercise" id="exercise-([\w-]+)">', text)
+            assert ids == [id.replace(".", "-").replace("_", "-") for id in exercises if id.startswith(f"{chapter}.")]
 
 
 def test_the_book_has_every_page_and_its_links_stay_in_it(site):
@@ -145,12 +145,12 @@ def test_nothing_is_fetched_from_elsewhere(site):
 def test_every_link_and_anchor_leads_somewhere(site):
     for path in site.rglob("*.html"):
         for link in page(path).links:
-            where, _, anchor = unquote(link).partition("#")
-            if re.match(r"\w+:", link) or where in ("genindex.html",):
+            target, _, anchor = unquote(link).partition("#")
+            if re.match(r"\w+:", link) or target in ("genindex.html",):
                 continue
-            there = (path.parent / where).resolve() if where else path
-            assert there.is_file(), f"{path.name}: {link}"
-            assert not anchor or anchor in page(there).ids, f"{path.name}: {link}"
+            file = (path.parent / target).resolve() if target else path
+            assert file.is_file(), f"{path.name}: {link}"
+            assert not anchor or anchor in page(file).ids, f"{path.name}: {link}"
 
 
 def test_no_markdown_is_left_in_the_text(site):
@@ -159,20 +159,20 @@ def test_no_markdown_is_left_in_the_text(site):
         assert not re.search(r"`|\*\*|\]\(|\$\$|\|--", text), f"{path.name}: {re.search('.{40}[`*$|].{40}', text)}"
 
 
-@pytest.mark.parametrize("name", [*CHAPTERS, *BOOKS, *BESIDE])
+@pytest.mark.parametrize("name", [*CHAPTERS, *BOOKS, *OTHER_PAGES])
 @pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)], ids=["desk", "phone, dark"])
 def test_a_page_is_drawn_without_complaint_and_nothing_scrolls_sideways(students, reader, name, width, dark):
-    reader.look(width, dark)
-    reader.turn_to(students / f"{name}.html")
+    reader.set_window(width, dark)
+    reader.open_page(students / f"{name}.html")
     assert not reader.complaints
-    wide = reader.ask_page("[document.documentElement.scrollWidth, window.innerWidth]")
-    assert wide[0] <= width >= wide[1], f"{wide[0]} pixels wide in a window of {width}"
+    widths = reader.ask_page("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert widths[0] <= width >= widths[1], f"{widths[0]} pixels wide in a window of {width}"
     pictures = reader.ask_page("[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)")
     assert not pictures, f"not drawn: {pictures}"
-    cut = reader.ask_page(
+    too_wide = reader.ask_page(
         "[...document.images].filter(i => i.getBoundingClientRect().width > innerWidth).map(i => i.src)"
     )
-    assert not cut, f"wider than the window: {cut}"
+    assert not too_wide, f"wider than the window: {too_wide}"
     turned = """[...new Set([...document.querySelectorAll('article img[src$=".svg"]')]
         .map(i => getComputedStyle(i).colorScheme))]"""
     for theme in ("light", "dark"):  # as a reader turns it by hand
@@ -180,10 +180,10 @@ def test_a_page_is_drawn_without_complaint_and_nothing_scrolls_sideways(students
         assert reader.ask_page(turned) in ([], [theme]), f"pictures do not turn {theme} with the page"
     reader.ask_page("document.body.dataset.theme = 'auto'")
     # What is read must stand out from its paper: WCAG's contrast of 4.5.
-    light = """(colour => { const [r, g, b] = colour.match(/[\\d.]+/g).map(v => v / 255)
+    luminance = """(colour => { const [r, g, b] = colour.match(/[\\d.]+/g).map(v => v / 255)
         .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126*r + 0.7152*g + 0.0722*b })"""
-    ink = reader.ask_page(f"{light}(getComputedStyle(document.querySelector('article')).color)")
-    paper = reader.ask_page(f"{light}(getComputedStyle(document.body).backgroundColor)")
+    ink = reader.ask_page(f"{luminance}(getComputedStyle(document.querySelector('article')).color)")
+    paper = reader.ask_page(f"{luminance}(getComputedStyle(document.body).backgroundColor)")
     assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > 4.5
     assert (ink > paper) == dark
 
@@ -191,13 +191,13 @@ def test_a_page_is_drawn_without_complaint_and_nothing_scrolls_sideways(students
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_chapters_mathematics_is_drawn(students, reader, chapter):
     """By the browser: an equation is wider than its number, higher than a dot, and no error of a renderer's."""
-    reader.turn_to(students / f"{chapter}.html")
+    reader.open_page(students / f"{chapter}.html")
     boxes = reader.ask_page(
         "[...document.querySelectorAll('.equation math')].map(m => { const r = m.firstElementChild"
         ".getBoundingClientRect(); return [r.width, r.height, m.getAttribute('alttext')] })"
     )
-    asked = (ROOT / "handout" / f"{chapter}.md").read_text(encoding="utf-8").count("```math\n")
-    assert len(boxes) == asked > 0
+    count = (ROOT / "handout" / f"{chapter}.md").read_text(encoding="utf-8").count("```math\n")
+    assert len(boxes) == count > 0
     for width, height, latex in boxes:
         assert width > 20, latex
         assert height > 8, latex
@@ -206,7 +206,7 @@ def test_a_chapters_mathematics_is_drawn(students, reader, chapter):
 
 @pytest.mark.parametrize(("asked", "found"), [("bubble", "mesh"), ("synchronize", "benchmarking"), ("zero2", "zero")])
 def test_a_search_finds_the_chapter(students, reader, asked, found):
-    reader.turn_to(students / "search.html", f"?q={asked}")
+    reader.open_page(students / "search.html", f"?q={asked}")
     links = reader.ask_page(
         """new Promise(done => { const started = Date.now(); const look = () => {
             const links = [...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'));

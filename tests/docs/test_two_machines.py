@@ -50,5 +50,5 @@ def test_a_run_survives_the_loss_of_a_machine_and_takes_it_back_as_the_guide_typ
     assert len(saved) == 2, "the run ended before the second machine was back: more --steps"
     alone = [sys.executable, "-m", "lab.train", *TRAIN, "--folder", str(tmp_path / "alone")]
     subprocess.run(alone, cwd=ROOT, check=True, capture_output=True)
-    got, want = (json.loads((at / "losses.json").read_text()) for at in (folder, tmp_path / "alone"))
+    got, want = (json.loads((path / "losses.json").read_text()) for path in (folder, tmp_path / "alone"))
     assert got == pytest.approx(want, rel=1e-4), "the losses are not those of a run on one machine"

@@ -1,4 +1,4 @@
-"""A kit with everything an instructor has lying around, and boxes in which a submission's code runs."""
+"""A kit with every file that an instructor may have, and boxes in which a submission's code runs."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ SECRET = "the-expected-value-41.97"
 
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A kit with everything an instructor has lying around; every hidden file holds SECRET."""
+    """A kit with every file that an instructor may have; every hidden file holds SECRET."""
     root = tmp_path_factory.mktemp("kit")
     for name in ("lab/__init__.py", "tests/__init__.py", "tests/ddp/__init__.py", "tests/ddp/probes.py",
                  "tests/ddp/probes_more.py"):  # fmt: skip
@@ -67,13 +67,13 @@ def started(box: Sandbox, code: str, *arguments: str) -> tuple[subprocess.Popen[
 
 def in_a_box(kit: Path, code: str, isolation: str = "bubblewrap", **limits: int):
     """What `code` prints as JSON, run as a student's would be."""
-    with box(kit, isolation, **limits) as opened:
-        process = opened.open(["-c", "import json, os, sys, time\n" + code], {"GIVEN": "yes"})
+    with box(kit, isolation, **limits) as sandbox:
+        process = sandbox.open(["-c", "import json, os, sys, time\n" + code], {"GIVEN": "yes"})
         out, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, opened.said(process)
+        assert process.returncode == 0, sandbox.said(process)
         return json.loads(out)
 
 
 @pytest.fixture
 def boxed(kit: Path):
-    return lambda code, **more: in_a_box(kit, code, **more)
+    return lambda code, **options: in_a_box(kit, code, **options)

@@ -15,9 +15,9 @@ from lab.harness.verdicts import Lent
 
 def session(runner: Runner, *arguments: str) -> tuple[int, str]:
     """A session of pytest in this process, which needs no start: its exit code and what it prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         code = pytest.main([*arguments, "-c", "pyproject.toml", "-p", "no:cacheprovider"], plugins=[Lent(runner)])
-    return int(code), said.getvalue()
+    return int(code), output.getvalue()
 
 
 @functools.cache

@@ -13,12 +13,12 @@ from grader.graded import Graded, Run
 from lab.course.scoring import Result
 
 RUN = {"seed": "5ec2e75eed", "profile": "tour", "isolation": "process", "assignment": "f" * 64}
-ABOUT = Run(1, started="2026-01-31 23:59:59", versions={"torch": "2.13.0"}, commit="c0ffee", **RUN)
+A_RUN = Run(1, started="2026-01-31 23:59:59", versions={"torch": "2.13.0"}, commit="c0ffee", **RUN)
 
 
-def result(id: str = "ddp.naive", outcome: str = "passed", kind: str = "numerics", test: str = "a", **more) -> Result:
-    more = {"case": "", "reason": "assertion" if outcome == "failed" else "", **more}
-    return Result(id, kind, f"tests/x/test_x.py::test_{test}", more.pop("case"), outcome, **more)
+def result(id: str = "ddp.naive", outcome: str = "passed", kind: str = "numerics", test: str = "a", **fields) -> Result:
+    fields = {"case": "", "reason": "assertion" if outcome == "failed" else "", **fields}
+    return Result(id, kind, f"tests/x/test_x.py::test_{test}", fields.pop("case"), outcome, **fields)
 
 
 def passed(ids: Iterable[str]) -> list[Result]:
@@ -44,7 +44,7 @@ def latest(out: Path) -> dict[str, Graded]:
         return book.graded(run.id) if run else {}
 
 
-def say(out: Path, *arguments: object) -> str:
+def invoke(out: Path, *arguments: object) -> str:
     """What a command prints; what it raises for `grader` to print goes on."""
     done = CliRunner().invoke(app, [*(str(a).format(out=out) for a in arguments), "--out", str(out)])
     if done.exception and not isinstance(done.exception, SystemExit):

@@ -51,17 +51,17 @@ def broadcast_from(impl, rank: int) -> None:
 
 def wait_twice(impl) -> float | None:
     """Rank 1 receives a message, and waits for it twice."""
-    there = torch.ones(4)
+    message = torch.ones(4)
     if dist.get_rank() == 0:
-        dist.send(there, dst=1)
+        dist.send(message, dst=1)
         return None
-    work = dist.irecv(there.zero_(), src=0)
+    work = dist.irecv(message.zero_(), src=0)
     work.wait()
     work.wait()
-    return there[0].item()
+    return message[0].item()
 
 
-def who(impl) -> list[int]:
+def rank_and_world(impl) -> list[int]:
     return [dist.get_rank(), dist.get_world_size()]
 
 
@@ -105,7 +105,7 @@ def work(impl, core: int, seconds: float) -> float:
     return time.monotonic() - start
 
 
-def say(impl, what: str):
+def print_text(impl, what: str):
     """Print the text; if it is empty, print this rank's number."""
     print(what or f"this is {dist.get_rank()}")
 
@@ -160,15 +160,15 @@ def futures(impl) -> dict[str, list]:
         "wait_all": lambda f: torch.futures.wait_all([f]),
         "collect_all": lambda f: torch.futures.collect_all([f.then(lambda done: done.value())]).wait(),
     }
-    told = {}
+    results = {}
     for name, wait in ways.items():
         x = torch.ones(3)
         future = dist.all_reduce(x, async_op=True).get_future()
         row = ledger.rows[-1]
         before = row.waited_s
         wait(future)
-        told[name] = [x.tolist(), before, row.issued_s < row.waited_s]
-    return told
+        results[name] = [x.tolist(), before, row.issued_s < row.waited_s]
+    return results
 
 
 def litter(impl) -> list[str]:
@@ -182,7 +182,7 @@ def litter(impl) -> list[str]:
     return found
 
 
-def claim(impl, reason: str, knowing: bool = True) -> None:
+def forge_reply(impl, reason: str, knowing: bool = True) -> None:
     """Forge an answer on the reply pipe, with a reason of the solution's choice; with or without the secret."""
     frame = sys._getframe()
     while "secret" not in frame.f_locals:
@@ -206,6 +206,6 @@ def pipelined(impl, schedule, micro_batches, elements):
     """The mean loss of micro-batches of ones that rank 0 doubles, rank 1 triples, and so on."""
     rank, x = dist.get_rank(), torch.ones(elements)
     actions = [Action(*action) for action in schedule[rank]]
-    chunks, given = [Scale(2.0 + rank)], [x] * micro_batches
-    loss = impl.mesh.execute.execute(actions, chunks, given, given, lambda output, _: output.mean(), x)
+    chunks, inputs = [Scale(2.0 + rank)], [x] * micro_batches
+    loss = impl.mesh.execute.execute(actions, chunks, inputs, inputs, lambda output, _: output.mean(), x)
     return None if loss is None else float(loss)

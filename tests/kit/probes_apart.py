@@ -21,28 +21,28 @@ from lab.solution.wire import PerRank
 
 WORD = b"a word from rank 0"
 NAME = "shardlings-mail"
-KEPT: list = []  # what must stay open
+KEPT_OPEN: list = []  # what must stay open
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def meet(impl, way: str) -> str:
+def meet(impl, channel: str) -> str:
     """Whether rank 1 found the word of rank 0: "found", or the reason why not."""
-    leave, look = WAYS[way]
-    rank, told = dist.get_rank(), ["", ""]
+    leave, look = CHANNELS[channel]
+    rank, message = dist.get_rank(), ["", ""]
     if rank == 0:
         try:
-            told[0] = str(leave())
+            message[0] = str(leave())
         except OSError as error:
-            told = ["", f"rank 0: {error}"]
-    dist.broadcast_object_list(told, src=0)
-    found = told[1]
+            message = ["", f"rank 0: {error}"]
+    dist.broadcast_object_list(message, src=0)
+    found = message[1]
     if rank == 1 and not found:
         try:
-            found = "found" if look(told[0]) else "nothing there"
+            found = "found" if look(message[0]) else "nothing there"
         except OSError as error:
             found = f"rank 1: {error}"
     dist.barrier()
-    KEPT.clear()
+    KEPT_OPEN.clear()
     return found
 
 
@@ -50,52 +50,52 @@ def _has_word(path: str) -> bool:
     return WORD in Path(path).read_bytes()
 
 
-def _written(folder: str) -> Path:
+def _write(folder: str) -> Path:
     path = Path(folder, NAME)
     path.write_bytes(WORD)
     return path
 
 
-def _written_anywhere() -> Path:
+def _write_anywhere() -> Path:
     for folder, _, _ in os.walk("/"):
         if not folder.startswith(("/proc/", "/sys/", "/tmp", "/dev/shm")) and os.access(folder, os.W_OK):
             with contextlib.suppress(OSError):
-                return _written(folder)
+                return _write(folder)
     raise OSError("no folder")
 
 
-def _anonymous() -> str:
+def _write_memfd() -> str:
     fd = os.memfd_create(NAME)
     os.write(fd, WORD)
     return f"/proc/{os.readlink('/proc/self')}/fd/{fd}"  # by its id in the namespace of the visible /proc
 
 
-def _made(result: int) -> bool:
+def _checked(result: int) -> bool:
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return True
 
 
-def _of_system_v(get: Callable[..., int], *key: int) -> tuple[Callable, Callable]:
-    return lambda: _made(get(*key, 0o1600)), lambda _: get(*key, 0o600) >= 0
+def _system_v(get: Callable[..., int], *key: int) -> tuple[Callable, Callable]:
+    return lambda: _checked(get(*key, 0o1600)), lambda _: get(*key, 0o600) >= 0
 
 
-def _listens(family: int, address: object) -> socket.socket:
-    KEPT.append(mine := socket.socket(family))
-    mine.bind(address)
-    mine.listen()
-    return mine
+def _listen(family: int, address: object) -> socket.socket:
+    KEPT_OPEN.append(server := socket.socket(family))
+    server.bind(address)
+    server.listen()
+    return server
 
 
-def _connects(family: int, address: object) -> bool:
-    with socket.socket(family) as mine:
-        mine.settimeout(2)
-        mine.connect(address)
+def _connect(family: int, address: object) -> bool:
+    with socket.socket(family) as client:
+        client.settimeout(2)
+        client.connect(address)
         return True
 
 
 def _this_file() -> BinaryIO:
-    KEPT.append(stream := open(__file__, "rb"))  # noqa: SIM115
+    KEPT_OPEN.append(stream := open(__file__, "rb"))  # noqa: SIM115
     return stream
 
 
@@ -112,25 +112,25 @@ def _record(kind: int) -> bytes:
 
 
 def _has_a_record_lock(_: str) -> bool:
-    there = fcntl.fcntl(_this_file(), fcntl.F_GETLK, _record(fcntl.F_WRLCK))
-    return struct.unpack_from("h", there)[0] == fcntl.F_RDLCK
+    lock = fcntl.fcntl(_this_file(), fcntl.F_GETLK, _record(fcntl.F_WRLCK))
+    return struct.unpack_from("h", lock)[0] == fcntl.F_RDLCK
 
 
-def _hears_signals() -> int:
+def _handle_signals() -> int:
     signal.signal(signal.SIGURG, lambda *_: None)
     return os.getpid()
 
 
-def _is_sent_a_signal(pid: str) -> bool:
+def _send_signal(pid: str) -> bool:
     os.kill(int(pid), signal.SIGURG)
     return pid != str(os.getpid())
 
 
-def _terminal() -> str:
-    mine, theirs = os.openpty()
-    KEPT.append(mine)
-    os.write(mine, WORD + b"\n")
-    return os.ttyname(theirs)
+def _open_terminal() -> str:
+    controller, terminal = os.openpty()
+    KEPT_OPEN.append(controller)
+    os.write(controller, WORD + b"\n")
+    return os.ttyname(terminal)
 
 
 def _can_be_read(path: str) -> bool:
@@ -138,29 +138,29 @@ def _can_be_read(path: str) -> bool:
         return bool(select.select([stream], [], [], 1.0)[0])
 
 
-WAYS: dict[str, tuple[Callable[[], object], Callable[[str], bool]]] = {  # what rank 0 leaves, and how rank 1 looks
-    "a file in /tmp": (lambda: _written("/tmp"), _has_word),
-    "a file in /dev/shm": (lambda: _written("/dev/shm"), _has_word),
-    "a file in the working folder": (lambda: _written(os.getcwd()), _has_word),
-    "a file in any folder that can be written": (_written_anywhere, _has_word),
-    "anonymous memory by proc": (_anonymous, _has_word),
-    "a segment of shared memory": _of_system_v(_libc.shmget, 4711, 64),
-    "a queue of messages": _of_system_v(_libc.msgget, 4712),
-    "a set of semaphores": _of_system_v(_libc.semget, 4713, 1),
+CHANNELS: dict[str, tuple[Callable[[], object], Callable[[str], bool]]] = {  # what rank 0 leaves, and how rank 1 looks
+    "a file in /tmp": (lambda: _write("/tmp"), _has_word),
+    "a file in /dev/shm": (lambda: _write("/dev/shm"), _has_word),
+    "a file in the working folder": (lambda: _write(os.getcwd()), _has_word),
+    "a file in any folder that can be written": (_write_anywhere, _has_word),
+    "anonymous memory by proc": (_write_memfd, _has_word),
+    "a segment of shared memory": _system_v(_libc.shmget, 4711, 64),
+    "a queue of messages": _system_v(_libc.msgget, 4712),
+    "a set of semaphores": _system_v(_libc.semget, 4713, 1),
     "a socket on this machine": (
-        lambda: _listens(socket.AF_INET, ("127.0.0.1", 0)).getsockname()[1],
-        lambda port: _connects(socket.AF_INET, ("127.0.0.1", int(port))),
+        lambda: _listen(socket.AF_INET, ("127.0.0.1", 0)).getsockname()[1],
+        lambda port: _connect(socket.AF_INET, ("127.0.0.1", int(port))),
     ),
     "an abstract socket": (
-        lambda: _listens(socket.AF_UNIX, "\0" + NAME),
-        lambda _: _connects(socket.AF_UNIX, "\0" + NAME),
+        lambda: _listen(socket.AF_UNIX, "\0" + NAME),
+        lambda _: _connect(socket.AF_UNIX, "\0" + NAME),
     ),
     "a lock on a file that both read": (lambda: fcntl.flock(_this_file(), fcntl.LOCK_EX), _is_locked),
     "a record lock on a file that both read": (
         lambda: fcntl.fcntl(_this_file(), fcntl.F_SETLK, _record(fcntl.F_RDLCK)), _has_a_record_lock,
     ),
-    "a signal": (_hears_signals, _is_sent_a_signal),
-    "a terminal": (_terminal, _can_be_read),
+    "a signal": (_handle_signals, _send_signal),
+    "a terminal": (_open_terminal, _can_be_read),
 }  # fmt: skip
 
 
@@ -169,9 +169,9 @@ def descriptors(impl) -> list:
     found = []
     for fd in range(3, 256):
         with contextlib.suppress(OSError):
-            told = os.fstat(fd)
-            if not os.path.samestat(told, os.stat("/dev/null")):
-                found.append([told.st_dev, told.st_ino])
+            status = os.fstat(fd)
+            if not os.path.samestat(status, os.stat("/dev/null")):
+                found.append([status.st_dev, status.st_ino])
     return found
 
 
@@ -195,23 +195,23 @@ def litter(impl) -> None:
     (folder / "closed").mkdir(mode=0)
 
 
-def can(impl) -> dict:
+def try_escapes(impl) -> dict:
     """Try calls that would weaken the sandbox, and return the error of each."""
     return {
-        "unshare": raised(lambda: _made(_libc.unshare(0x10000000))),
-        "mount": raised(lambda: _made(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None))),
+        "unshare": raised(lambda: _checked(_libc.unshare(0x10000000))),
+        "mount": raised(lambda: _checked(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None))),
         "chroot": raised(lambda: os.chroot("/tmp")),
         "setuid": raised(lambda: os.setuid(0)),
     }
 
 
-def kept(impl, secrets: PerRank, prefix: str) -> tuple:
+def search_memory(impl, secrets: PerRank, prefix: str) -> tuple:
     """Return this rank's argument, and each text that follows `prefix` in its process's memory."""
     marker, found = prefix.encode(), set()
     with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
         for line in maps:
             span, access, *_ = line.split()
-            start, end = (int(at, 16) for at in span.split("-"))
+            start, end = (int(address, 16) for address in span.split("-"))
             if not access.startswith("rw") or "[v" in line:
                 continue
             with contextlib.suppress(OSError, ValueError):

@@ -19,7 +19,7 @@ PAIRS = [[0, 2], [1, 3]]  # groups of two whose ranks are no neighbours
 UNEVEN = [[(r + 2 * s) % 3 for r in range(WORLD)] for s in range(WORLD)]  # rows from s to r, some of them none
 
 
-def given(rank: int, rows: int = 8, dtype: torch.dtype = torch.float32) -> Tensor:
+def rank_input(rank: int, rows: int = 8, dtype: torch.dtype = torch.float32) -> Tensor:
     """(rows, 2) of small whole numbers, exact in every dtype; of bool some are True."""
     x = (torch.arange(2 * rows).view(rows, 2) * (rank + 1)) % 3
     return ((x > 0) if dtype is torch.bool else x + 1).to(dtype)
@@ -27,28 +27,28 @@ def given(rank: int, rows: int = 8, dtype: torch.dtype = torch.float32) -> Tenso
 
 def cases(impl: Any, names: list[str], dtypes: list[str]) -> dict[str, Any]:
     """Results of these rows of the table on this rank, by dtype; as bytes if the wire does not support the dtype."""
-    made = {d: given(dist.get_rank(), dtype=getattr(torch, d)) for d in dtypes}
-    return {f"{name}, {d}": crossing(CASES[name][0](x)) for d, x in made.items() for name in names}
+    inputs = {d: rank_input(dist.get_rank(), dtype=getattr(torch, d)) for d in dtypes}
+    return {f"{name}, {d}": wire_value(CASES[name][0](x)) for d, x in inputs.items() for name in names}
 
 
-def crossing(value: Any) -> Any:
+def wire_value(value: Any) -> Any:
     """Tensors of complex numbers and of 8 bits as bytes."""
     if isinstance(value, Tensor) and (value.is_complex() or "float8" in str(value.dtype)):
         return value.contiguous().view(torch.uint8)
-    return [*map(crossing, value)] if isinstance(value, list) else value
+    return [*map(wire_value, value)] if isinstance(value, list) else value
 
 
 def reduced(impl: Any, how: str, dtypes: list[str]) -> dict[str, list[Tensor]]:
     """An all_reduce, a reduce to the last rank, and a reduce_scatter."""
-    op, told = dist._make_nccl_premul_sum(2.0) if how == "PREMUL_SUM" else getattr(dist.ReduceOp, how), {}
+    op, results = dist._make_nccl_premul_sum(2.0) if how == "PREMUL_SUM" else getattr(dist.ReduceOp, how), {}
     for dtype in dtypes:
-        x = given(dist.get_rank(), dtype=getattr(torch, dtype))
+        x = rank_input(dist.get_rank(), dtype=getattr(torch, dtype))
         every, last, share = x.clone(), x.clone(), _share(x)
         dist.all_reduce(every, op)
         dist.reduce(last, WORLD - 1, op)
         dist.reduce_scatter_tensor(share, x, op)
-        told[dtype] = crossing([every, last, share])
-    return told
+        results[dtype] = wire_value([every, last, share])
+    return results
 
 
 def impossible(impl: Any) -> str:
@@ -79,10 +79,10 @@ def _reduce_scattered(x: Tensor) -> list[Tensor]:
 
 
 def _from_one(x: Tensor) -> list[Tensor]:
-    every, mine, at_root = x.clone(), _share(x), dist.get_rank() == 3
+    every, part, at_root = x.clone(), _share(x), dist.get_rank() == 3
     dist.broadcast(every, 2)
-    dist.scatter(mine, list(x.chunk(WORLD)) if at_root else None, src=3)
-    return [every, mine]
+    dist.scatter(part, list(x.chunk(WORLD)) if at_root else None, src=3)
+    return [every, part]
 
 
 def _to_one(x: Tensor) -> list[Tensor]:
@@ -121,17 +121,17 @@ def _coalesced(x: Tensor) -> list[Tensor]:
 
 def _functional(x: Tensor) -> list[Tensor]:
     world = dist.group.WORLD
-    more = [
+    coalesced = [
         *functional.all_reduce_coalesced([x, x[:3]], "sum", world),
         *functional.all_gather_into_tensor_coalesced([x, x[:3].clone()], world),
         *functional.reduce_scatter_tensor_coalesced([x, x], "sum", [0, 0], world),
     ]
-    one = [
+    single = [
         functional.all_reduce(x, "max", world), functional.all_gather_tensor(x, 1, world),
         functional.reduce_scatter_tensor(x, "sum", 0, world), functional.broadcast(x, 1, world),
         functional.permute_tensor(x.flatten(), [1, 2, 3, 0], world),
     ]  # fmt: skip
-    return [t.clone() for t in (*more, *one)]
+    return [t.clone() for t in (*coalesced, *single)]
 
 
 def _subgroups(x: Tensor) -> list[Tensor]:

@@ -16,11 +16,11 @@ def double(x, y, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def add_up(x, total, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
-    mine = tl.sum(tl.load(x + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)), 0)
+    partial = tl.sum(tl.load(x + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)), 0)
     if ATOMIC:
-        tl.atomic_add(total, mine)
+        tl.atomic_add(total, partial)
     else:
-        tl.store(total, tl.load(total) + mine)
+        tl.store(total, tl.load(total) + partial)
 
 
 def watched(impl, n: int) -> dict:

@@ -27,14 +27,14 @@ def boxed():
     assert not [note for note in notes if "ranks" in note], notes
 
 
-@pytest.mark.parametrize("way", probes.WAYS)
+@pytest.mark.parametrize("way", probes.CHANNELS)
 def test_in_a_box_a_rank_finds_nothing_of_another(boxed, way):
     _, found = boxed.run(probes.meet, way, world=2)
     assert found, f"{way}: it was not looked for"
     assert found != "found", f"{way}: expected nothing to be found"
 
 
-@pytest.mark.parametrize("way", sorted(probes.WAYS.keys() - MAY_FAIL))
+@pytest.mark.parametrize("way", sorted(probes.CHANNELS.keys() - MAY_FAIL))
 def test_the_spies_find_each_other_without_a_box(runner, way):
     """Check the probes themselves: without a sandbox they must find the word."""
     try:
@@ -52,20 +52,22 @@ def test_what_a_probe_leaves_behind_is_not_there_for_the_next(boxed):
 
 def test_ranks_share_no_descriptor(boxed):
     first, second = boxed.run(probes.descriptors, world=2)
-    assert not [place for place in first if place in second], (first, second)
+    assert not [file for file in first if file in second], (first, second)
 
 
 def test_no_rank_holds_the_arguments_of_another(runner):
     """Other ranks' arguments are nowhere in memory: the zygote, from which ranks are forked, never had them."""
-    prefix, ends = secrets.token_hex(8), [secrets.token_hex(8) for _ in range(3)]
-    for rank, (given, found) in enumerate(runner.run(probes.kept, [prefix + end for end in ends], prefix, world=3)):
-        assert given == [prefix + ends[rank] if r == rank else None for r in range(3)]
-        assert found == [ends[rank]], f"rank {rank}: expected its own alone, {found} of {ends}"
+    prefix, suffixes = secrets.token_hex(8), [secrets.token_hex(8) for _ in range(3)]
+    for rank, (given, found) in enumerate(
+        runner.run(probes.search_memory, [prefix + suffix for suffix in suffixes], prefix, world=3)
+    ):
+        assert given == [prefix + suffixes[rank] if r == rank else None for r in range(3)]
+        assert found == [suffixes[rank]], f"rank {rank}: expected its own alone, {found} of {suffixes}"
 
 
 def test_a_rank_cannot_widen_its_box(boxed):
-    for told in boxed.run(probes.can, world=2):
-        assert "nothing" not in told.values(), told
+    for errors in boxed.run(probes.try_escapes, world=2):
+        assert "nothing" not in errors.values(), errors
 
 
 def test_a_probe_that_asks_for_it_has_one_folder_in_common(boxed, runner):

@@ -43,7 +43,7 @@ def test_no_file_and_no_toml_are_one_line_each(tmp_path):
         load(tmp_path / "a.toml")
 
 
-def of(kind, outcome, test="t", case="", exercise="ddp.naive"):
+def result(kind, outcome, test="t", case="", exercise="ddp.naive"):
     return Result(exercise, kind, test, case, outcome)
 
 
@@ -53,30 +53,30 @@ def points(*results, exercise="ddp.naive", a=None):
 
 
 def test_kinds_share_the_points_60_30_10_rescaled():
-    assert points(of("numerics", "passed"), of("property", "failed", "p")) == (round(10 * 60 / 90, 6), 10, 0)
-    everything = [of(k, "passed", k) for k in KINDS]
+    assert points(result("numerics", "passed"), result("property", "failed", "p")) == (round(10 * 60 / 90, 6), 10, 0)
+    everything = [result(k, "passed", k) for k in KINDS]
     assert points(*everything) == (10, 10, 0)
-    assert points(*everything[:2], of("timing", "failed", "timing")) == (9, 10, 0)
+    assert points(*everything[:2], result("timing", "failed", "timing")) == (9, 10, 0)
     overlap = "flash_attention.overlap"  # splits its points otherwise
-    own = of("numerics", "passed", exercise=overlap), of("property", "failed", "p", exercise=overlap)
-    assert points(*own, exercise=overlap) == (0.4, 4, 0)
+    results = result("numerics", "passed", exercise=overlap), result("property", "failed", "p", exercise=overlap)
+    assert points(*results, exercise=overlap) == (0.4, 4, 0)
 
 
 def test_a_parametrised_test_passes_whole():
-    assert points(of("numerics", "passed", case="1"), of("numerics", "failed", case="2")) == (0, 10, 0)
-    assert points(of("numerics", "passed", case="1"), of("numerics", "not_run", case="2")) == (10, 10, 0)
-    assert points(of("timing", "passed", case="1"), of("timing", "inconclusive", case="2")) == (0, 0, 10)
-    assert points(of("timing", "failed", case="1"), of("timing", "inconclusive", case="2"))[1:] == (10, 0)
+    assert points(result("numerics", "passed", case="1"), result("numerics", "failed", case="2")) == (0, 10, 0)
+    assert points(result("numerics", "passed", case="1"), result("numerics", "not_run", case="2")) == (10, 10, 0)
+    assert points(result("timing", "passed", case="1"), result("timing", "inconclusive", case="2")) == (0, 0, 10)
+    assert points(result("timing", "failed", case="1"), result("timing", "inconclusive", case="2"))[1:] == (10, 0)
 
 
 def test_property_counts_only_when_all_numerics_pass():
-    results = [of("numerics", "passed", "a"), of("numerics", "failed", "b"), of("property", "passed", "p")]
+    results = [result("numerics", "passed", "a"), result("numerics", "failed", "b"), result("property", "passed", "p")]
     assert points(*results) == (round(10 * 60 / 90 / 2, 6), 10, 0)
 
 
 def test_what_was_not_run_or_not_decided_leaves_the_denominator():
     for outcome in ("not_run", "inconclusive"):
-        assert points(of("numerics", "passed"), of("timing", outcome, "t2")) == (
+        assert points(result("numerics", "passed"), result("timing", outcome, "t2")) == (
             round(10 * 60 / 70, 6), round(10 * 60 / 70, 6), round(10 * 10 / 70, 6),
         )  # fmt: skip
     assert points() == (0, 0, 10)
@@ -86,14 +86,14 @@ def test_an_exercise_without_numerics_waits_for_what_it_needs():
     a = default()
     speed = dataclasses.replace(a.exercises["ddp.naive"], id="ddp.speed", needs=("ddp.naive",))
     a = dataclasses.replace(a, exercises={**a.exercises, "ddp.speed": speed})
-    fast = of("timing", "passed", exercise="ddp.speed")
-    assert points(fast, of("numerics", "passed"), exercise="ddp.speed", a=a)[0] == 10
-    assert points(fast, of("numerics", "failed"), exercise="ddp.speed", a=a)[0] == 0
+    fast = result("timing", "passed", exercise="ddp.speed")
+    assert points(fast, result("numerics", "passed"), exercise="ddp.speed", a=a)[0] == 10
+    assert points(fast, result("numerics", "failed"), exercise="ddp.speed", a=a)[0] == 0
     assert points(fast, exercise="ddp.speed", a=a)[0] == 0
 
 
 RESULTS = st.lists(
-    st.builds(of, st.sampled_from(KINDS), st.sampled_from(OUTCOMES), st.sampled_from("abc"), st.sampled_from("12"))
+    st.builds(result, st.sampled_from(KINDS), st.sampled_from(OUTCOMES), st.sampled_from("abc"), st.sampled_from("12"))
 )
 
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from .probes_backend import CASES, WORLD, cases, crossing, given, impossible, reduced
+from .probes_backend import CASES, WORLD, cases, impossible, rank_input, reduced, wire_value
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("uint8", "int8", "int16", "int32", "int64")
@@ -25,36 +25,36 @@ REDUCED = {  # in which dtypes, and what of float64, of bool or of whole numbers
 
 
 def inputs(dtype: str) -> list[torch.Tensor]:
-    return [given(r, dtype=getattr(torch, dtype)) for r in range(WORLD)]
+    return [rank_input(r, dtype=getattr(torch, dtype)) for r in range(WORLD)]
 
 
-def same(got, want) -> bool:
+def equal(got, want) -> bool:
     if isinstance(want, torch.Tensor):
         return got.dtype == want.dtype and torch.equal(got, want)
     if isinstance(want, list):
-        return len(got) == len(want) and all(map(same, got, want))
+        return len(got) == len(want) and all(map(equal, got, want))
     return got == want
 
 
 def test_what_is_moved_arrives_as_it_was_in_every_dtype(runner):
     """Every row of the table, in float32: test_link.py."""
-    for rank, told in enumerate(runner.run(cases, MOVES, MOVED, world=WORLD)):
+    for rank, results in enumerate(runner.run(cases, MOVES, MOVED, world=WORLD)):
         for name, dtype in itertools.product(MOVES, MOVED):
-            got, want = told[f"{name}, {dtype}"], crossing(CASES[name][1](inputs(dtype), rank))
-            assert same(got, want), f"{name}, {dtype}, rank {rank}: {got}, expected {want}"
+            got, want = results[f"{name}, {dtype}"], wire_value(CASES[name][1](inputs(dtype), rank))
+            assert equal(got, want), f"{name}, {dtype}, rank {rank}: {got}, expected {want}"
 
 
 @pytest.mark.parametrize("how", REDUCED)
 def test_every_operation_reduces_every_dtype(runner, how):
     dtypes, oracle = REDUCED[how]
-    for rank, told in enumerate(runner.run(reduced, how, [*dtypes], world=WORLD)):
-        for dtype, got in told.items():
+    for rank, results in enumerate(runner.run(reduced, how, [*dtypes], world=WORLD)):
+        for dtype, got in results.items():
             exact = {"bool": torch.bool, "complex64": torch.complex128}.get(dtype, torch.float64)
             exact = torch.int64 if dtype in INTS else exact
-            whole = oracle(torch.stack(inputs(dtype)).to(exact)).to(getattr(torch, dtype))
-            last = whole if rank == WORLD - 1 else inputs(dtype)[rank]
-            want = crossing([whole, last, whole.chunk(WORLD)[rank]])
-            assert same(got, want), f"{dtype}, rank {rank}: {got}, expected {want}"
+            full = oracle(torch.stack(inputs(dtype)).to(exact)).to(getattr(torch, dtype))
+            last = full if rank == WORLD - 1 else inputs(dtype)[rank]
+            want = wire_value([full, last, full.chunk(WORLD)[rank]])
+            assert equal(got, want), f"{dtype}, rank {rank}: {got}, expected {want}"
 
 
 def test_a_reduction_that_torch_does_not_have_fails_on_its_ranks_alone(runner):

@@ -23,7 +23,7 @@ from grader.submissions import Submission
 from lab.course.assignment import default
 
 from . import toy
-from .classroom import latest, passed, reading, recorded, result, say
+from .classroom import invoke, latest, passed, reading, recorded, result
 
 CLASS = 2
 ISOLATION, OTHER = ("process", "bubblewrap") if available()["bubblewrap"] else ("bubblewrap", "process")
@@ -39,11 +39,11 @@ def grade(kit, *options):
     return toy.grader(kit, "grade", str(kit / "class"), "--isolation", ISOLATION, "--jobs", "1", *options)
 
 
-def wait_for(what, process):
-    """Until what() is true, of a grader that is still at it."""
+def wait_for(condition, process):
+    """Until condition() is true, of a grader that is still at it."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and process.poll() is None:
-        if found := what():
+        if found := condition():
             return found
         time.sleep(0.02)
     process.kill()
@@ -69,18 +69,18 @@ def test_killed_and_stopped_it_goes_on_loses_nothing_and_grades_nothing_twice(ki
     second = grade(kit, "--resume")
     wait_for(lambda: any("zygote" in toy.command(p) for p in toy.family(second)), second)
     second.send_signal(signal.SIGINT)
-    _, said = second.communicate()
+    _, errors = second.communicate()
     middle = toy.rows(kit)
     assert {name: middle[name] for name in before} == before, "lost, or graded again"
     # Where this test was started in the background, Ctrl-C is ignored.
-    assert (second.returncode, "--resume" in said) == (130, True) or len(middle) == CLASS, said
+    assert (second.returncode, "--resume" in errors) == (130, True) or len(middle) == CLASS, errors
 
     last = grade(kit, "--resume", "--json")
-    told, said = last.communicate(timeout=PATIENCE_S)
-    assert last.returncode == 0, said
+    output, errors = last.communicate(timeout=PATIENCE_S)
+    assert last.returncode == 0, errors
     after = toy.rows(kit)
     assert {name: after[name] for name in middle} == middle, "lost, or graded again"
-    assert sorted(json.loads(told)["submissions"]) == [f"s{n:03}" for n in range(CLASS)], "what who was ended held"
+    assert sorted(json.loads(output)["submissions"]) == [f"s{n:03}" for n in range(CLASS)], "what who was ended held"
     assert toy.left_behind(kit, family) == []
 
 
@@ -92,11 +92,11 @@ def test_a_change_regrades_what_rests_on_it_and_keeps_the_rest(kit):
     assert all(o["toys.double"] == "passed" for o in before.values()), "a stand-in takes the place of a wrong `add`"
     toy.write_test(kit, "apart", want="x - 2")
     process = toy.grader(kit, "regrade")
-    told, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, said
-    assert f"regrading toys.apart of {CLASS} submissions: tests/toys/test_apart.py changed\n" in told
-    assert told.count("regrading") == 1
-    assert told.count("toys.apart: 10 of 10 → 0 of 10") == CLASS
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    assert f"regrading toys.apart of {CLASS} submissions: tests/toys/test_apart.py changed\n" in output
+    assert output.count("regrading") == 1
+    assert output.count("toys.apart: 10 of 10 → 0 of 10") == CLASS
     assert outcomes(kit) == {n: {**o, "toys.apart": "failed"} for n, o in before.items()}
     with reading(kit / "out") as book:
         first, second = book.runs()
@@ -106,24 +106,24 @@ def test_a_change_regrades_what_rests_on_it_and_keeps_the_rest(kit):
 
 
 def test_a_worker_that_died_is_replaced_and_who_ends_two_of_them_is_told(monkeypatch):
-    """The first worker is dead when it is asked; a submission in `ends` ends the one that judges it."""
-    done, ends = [], ["bob", "bob", "cyd"]
+    """The first worker is dead when it is asked; a submission in `fatal` ends the one that judges it."""
+    done, fatal = [], ["bob", "bob", "cyd"]
 
-    def judged(function, submission, *rest):
+    def judge(function, submission, *rest):
         future = Future()
-        if submission.name in ends:
-            ends.remove(submission.name)
+        if submission.name in fatal:
+            fatal.remove(submission.name)
             future.set_exception(BrokenProcessPool())
         else:
             future.set_result(Graded(submission.name))
         return future
 
-    asked = itertools.chain([Mock(side_effect=BrokenProcessPool)], itertools.repeat(judged))
-    monkeypatch.setattr(batch, "_pool", lambda: Mock(submit=next(asked), _processes={}))
+    submits = itertools.chain([Mock(side_effect=BrokenProcessPool)], itertools.repeat(judge))
+    monkeypatch.setattr(batch, "_pool", lambda: Mock(submit=next(submits), _processes={}))
     settings = batch.Settings("1", (), "process", "")
     submissions = [Submission(name, Path(name)) for name in ("ada", "bob", "cyd")]
-    told = [(s.name, why) for s, why in batch.grade_all(submissions, settings, 2, done.append)]
-    assert told == [("bob", "the worker that judged it died twice; is there enough memory?")]
+    failures = [(s.name, why) for s, why in batch.grade_all(submissions, settings, 2, done.append)]
+    assert failures == [("bob", "the worker that judged it died twice; is there enough memory?")]
     assert sorted(g.name for g in done) == ["ada", "cyd"]
 
 
@@ -132,20 +132,20 @@ IDS = ("ddp.naive", "ddp.flat", "ddp.overlapped", "benchmarking.straggler")  # e
 
 def test_what_builds_on_a_verdict_that_turned_is_judged_again():
     before = Graded("ada", results=passed(IDS), judged={**dict.fromkeys(IDS, 1), "ddp.naive": None})
-    asked = []
+    requests = []
 
     def judge(ids):
-        asked.append(list(ids))
+        requests.append(list(ids))
         return [r for r in now if r.exercise in ids]
 
     now = passed(IDS)
     batch._anew(before, IDS, judge)
-    assert asked == [["ddp.naive"]]
+    assert requests == [["ddp.naive"]]
     now = [result("ddp.naive", "failed"), *passed(IDS[1:])]
     anew = batch._anew(before, IDS, judge)
     builds = [id for id in IDS if "ddp.naive" in default().exercise(id).needs]
     assert builds
-    assert asked[1:] == [["ddp.naive"], builds]
+    assert requests[1:] == [["ddp.naive"], builds]
     kept = batch._kept(before, Graded("ada", results=anew))
     assert {r.exercise for r in kept.results} == set(IDS)
     assert kept.judged == dict.fromkeys(set(IDS) - {"ddp.naive", *builds}, 1)
@@ -161,12 +161,12 @@ def test_a_regrade_that_was_killed_goes_on_with_what_it_had_not_done(tmp_path):
     assert [[r.outcome for r in g.results] for g in found.values()] == [["passed"]] * 3, "until it is judged again"
     with Gradebook(tmp_path / "gradebook.sqlite") as book:
         book.record(second, replace(found["ada"], judged=dict.fromkeys(ids[:2], first)))
-        left = regrade.affected([replace(r, assignment=now) for r in book.runs()], book.graded(second), ids)
-    assert left == {"bob": {"ddp.naive": regrade.BEGUN}}
+        remaining = regrade.affected([replace(r, assignment=now) for r in book.runs()], book.graded(second), ids)
+    assert remaining == {"bob": {"ddp.naive": regrade.BEGUN}}
     better = replace(ada, answers=[Answer("ddp.ring_bytes", "868 MB", "right", 1.0)])
     worse = replace(better, results=[result(outcome="failed")], answers=[Answer("ddp.ring_bytes", "1 MB", "wrong")])
-    told = [*regrade.differences({"ada": better, "bob": bob}, {"ada": worse, "bob": bob}, default(), ids)]
-    assert told == ["ada: ddp.naive: 10 of 10 → 0 of 10", "ada: written answers: 1 of 1 → 0 of 1"]
+    changes = [*regrade.differences({"ada": better, "bob": bob}, {"ada": worse, "bob": bob}, default(), ids)]
+    assert changes == ["ada: ddp.naive: 10 of 10 → 0 of 10", "ada: written answers: 1 of 1 → 0 of 1"]
 
 
 TOUR = ("--profile", "tour", "--isolation", ISOLATION)
@@ -189,17 +189,17 @@ def light(tmp_path, monkeypatch):
     for name in ("class/ada", "class/bob", "late/cyd", "late/ada"):
         (tmp_path / name / "ddp").mkdir(parents=True)
         (tmp_path / name / "ddp" / "naive.py").touch()
-    return lambda *arguments: say(tmp_path / "out", *arguments), judged
+    return lambda *arguments: invoke(tmp_path / "out", *arguments), judged
 
 
 def test_one_more_joins_the_class_and_empties_no_export(tmp_path, light):
     run, judged = light
-    (listed := tmp_path / "class" / "submission_metadata.yml").touch()
-    assert f"grader people {listed} --out {tmp_path / 'out'}" in run("grade", tmp_path / "class", *TOUR)
+    (metadata := tmp_path / "class" / "submission_metadata.yml").touch()
+    assert f"grader people {metadata} --out {tmp_path / 'out'}" in run("grade", tmp_path / "class", *TOUR)
     run("adjust", "bob", "--points", "1", "--why", "x")
-    told = run("grade", tmp_path / "late", *TOUR)
-    assert "1 of the class in" in told
-    assert "stay as they were graded: bob" in told
+    output = run("grade", tmp_path / "late", *TOUR)
+    assert "1 of the class in" in output
+    assert "stay as they were graded: bob" in output
     assert [name for name, *_ in judged] == ["ada", "bob", "ada", "cyd"]
     lines = (tmp_path / "out" / "grades.csv").read_text().splitlines()
     assert [line.partition(",")[0] for line in lines[1:]] == ["ada", "bob", "cyd"]
@@ -245,9 +245,9 @@ def test_a_regrade_of_what_is_asked_for_unpacks_as_it_was_graded(tmp_path, light
     run, judged = light
     run("grade", tmp_path / "class" / "ada", *TOUR, "--layout", "stages")
     assert "nothing to regrade" in run("regrade")
-    told = run("regrade", "ada", "--exercise", "ddp.naive")
-    assert "regrading ddp.naive of 1 submission: asked for" in told
-    assert "nobody's points changed" in told
+    output = run("regrade", "ada", "--exercise", "ddp.naive")
+    assert "regrading ddp.naive of 1 submission: asked for" in output
+    assert "nobody's points changed" in output
     assert judged == [("ada", "stages", []), ("ada", "stages", ["ddp.naive"])]
     with reading(tmp_path / "out") as book:
         assert [r.layout for r in book.runs()] == ["stages", "stages"]
@@ -255,21 +255,21 @@ def test_a_regrade_of_what_is_asked_for_unpacks_as_it_was_graded(tmp_path, light
 
 def test_what_an_exercise_rests_on_is_told_apart():
     """A file of one exercise's tests, one of lab's that few import, and one that all do."""
-    of = fingerprint.manifest()["exercises"]
+    exercises = fingerprint.manifest()["exercises"]
 
-    def resting(file):
-        return {id for id, files in of.items() if file in files}
+    def dependents(file):
+        return {id for id, files in exercises.items() if file in files}
 
-    assert resting("tests/ddp/test_naive.py") == {"ddp.naive"}
-    assert resting("tests/cs336/test_attention.py") == {
+    assert dependents("tests/ddp/test_naive.py") == {"ddp.naive"}
+    assert dependents("tests/cs336/test_attention.py") == {
         f"flash_attention.{n}" for n in ("tiled_forward", "tiled_backward", "triton_forward")
     }
-    assert resting("lab/ranks/child.py") == set(default().exercises)
-    assert "flash_attention.triton_forward" in resting("lab/measure/kernels.py")
-    assert "ddp.naive" not in resting("lab/measure/kernels.py")
-    assert resting("lab/harness/summary.py") == set(), "what only shows results decides none"
-    then = {**of, "ddp.naive": {**of["ddp.naive"], "tests/ddp/test_naive.py": "another"}}
-    assert [id for id in of if fingerprint.changes(id, {"exercises": then})] == ["ddp.naive"]
-    assert fingerprint.changes("ddp.naive", {"exercises": then}) == "tests/ddp/test_naive.py changed"
+    assert dependents("lab/ranks/child.py") == set(default().exercises)
+    assert "flash_attention.triton_forward" in dependents("lab/measure/kernels.py")
+    assert "ddp.naive" not in dependents("lab/measure/kernels.py")
+    assert dependents("lab/harness/summary.py") == set(), "what only shows results decides none"
+    earlier = {**exercises, "ddp.naive": {**exercises["ddp.naive"], "tests/ddp/test_naive.py": "another"}}
+    assert [id for id in exercises if fingerprint.changes(id, {"exercises": earlier})] == ["ddp.naive"]
+    assert fingerprint.changes("ddp.naive", {"exercises": earlier}) == "tests/ddp/test_naive.py changed"
     assert fingerprint.changes("ddp.naive", {"exercises": {}}) == "it is new in the assignment"
     assert fingerprint.changes("ddp.naive", {}) == "no note was kept of what it rests on"

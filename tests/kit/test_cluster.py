@@ -36,7 +36,7 @@ def graded(name: str, id: str = "ddp.naive") -> Graded:
     return Graded(name, f"{name}.zip", "a" * 64, results=[result(id)], seconds=1.5)
 
 
-def leave(path: Path, answer: dict) -> None:
+def write_answer(path: Path, answer: dict) -> None:
     write_whole(path, json.dumps(answer).encode())
 
 
@@ -45,8 +45,8 @@ class Fake:
 
     pause_s, late_s = 0.0, 0.0
 
-    def __init__(self, plan: dict[str, list[str]] | None = None, room: int = 99):
-        self.plan, self.most = plan or {}, room
+    def __init__(self, plan: dict[str, list[str]] | None = None, limit: int = 99):
+        self.plan, self.limit = plan or {}, limit
         self.running: dict[str, c.Task] = {}
         self.ended: dict[str, str] = {}
         self.given: list[str] = []
@@ -54,7 +54,7 @@ class Fake:
         self.silent = {"submit": 0, "states": 0}  # questions that get no answer
 
     def room(self, running: int) -> int:
-        return self.most - running
+        return self.limit - running
 
     def submit(self, work, tasks):
         if self._silent("submit"):
@@ -62,7 +62,7 @@ class Fake:
         jobs = [f"{len(self.given) + i}" for i in range(len(tasks))]
         self.given += [t.submission.name for t in tasks]
         self.running |= dict(zip(jobs, tasks, strict=True))
-        assert len(self.running) <= self.most
+        assert len(self.running) <= self.limit
         return jobs
 
     def states(self, jobs):
@@ -79,7 +79,7 @@ class Fake:
         return {**dict.fromkeys(self.running, "RUNNING"), **self.ended}
 
     def answer(self, task: c.Task) -> None:
-        leave(task.result, {"graded": graded(task.submission.name, task.settings.ids[0]).packed()})
+        write_answer(task.result, {"graded": graded(task.submission.name, task.settings.ids[0]).packed()})
 
     def cancel(self, jobs):
         self.cancelled += jobs
@@ -100,8 +100,8 @@ def grade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(c, "start", lambda cluster, track, folder, jobs: cpu if track == "cpu" else gpu)
         recorded: list[Graded] = []
         submissions = [Submission(n, tmp_path / n) for n in names]
-        on = Cluster("local", tmp_path / "run", gpus=1 if gpu else 0)
-        lost = c.grade_on(on, submissions, Settings("5ec2e7", IDS, "process", ""), 2, done or recorded.append)
+        cluster = Cluster("local", tmp_path / "run", gpus=1 if gpu else 0)
+        lost = c.grade_on(cluster, submissions, Settings("5ec2e7", IDS, "process", ""), 2, done or recorded.append)
         problems = {s.name: why for s, why in lost}
         return sorted(g.name for g in recorded), problems, {g.name: g for g in recorded}
 
@@ -121,14 +121,14 @@ def grade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_each_is_recorded_once_what_is_lost_is_tried_again_and_given_up_in_the_end(
     grade, tmp_path, plan, given, lost, room
 ):
-    fake = Fake({name: [*ends] for name, ends in plan.items()}, room)
+    fake = Fake({name: [*states] for name, states in plan.items()}, room)
     names, problems, recorded = grade(fake)
     assert names == [name for name in NAMES if name not in lost]
     assert [fake.given.count(n) for n in NAMES] == given
     assert problems.keys() == lost.keys()
     assert all(
-        problems[name].startswith(says) and problems[name].endswith(", then go on with --resume")
-        for name, says in lost.items()
+        problems[name].startswith(prefix) and problems[name].endswith(", then go on with --resume")
+        for name, prefix in lost.items()
     )
     assert recorded["cyd"] == graded("cyd")
     assert lost or not (tmp_path / "run").exists(), "something is left behind"
@@ -175,14 +175,14 @@ def test_what_one_track_found_is_kept_when_the_other_is_lost(grade, tmp_path):
 def test_files_that_changed_between_the_tracks_make_no_grade(grade, monkeypatch):
     gpu = Fake()
     other = {"graded": Graded("ada", hash="b" * 64).packed()}
-    monkeypatch.setattr(gpu, "answer", lambda task: leave(task.result, other))
+    monkeypatch.setattr(gpu, "answer", lambda task: write_answer(task.result, other))
     names, problems, _ = grade(Fake(), gpu, names=("ada",))
     assert (names, problems) == ([], {"ada": "its files changed while it was graded; grade it again"})
 
 
 def test_what_cannot_be_judged_is_told_and_not_tried_again(grade, monkeypatch, tmp_path):
     fake = Fake()
-    monkeypatch.setattr(fake, "answer", lambda task: leave(task.result, {"problem": "KitError: broken"}))
+    monkeypatch.setattr(fake, "answer", lambda task: write_answer(task.result, {"problem": "KitError: broken"}))
     names, problems, _ = grade(fake, names=("ada",))
     assert (names, problems, fake.given) == ([], {"ada": "KitError: broken"}, ["ada"])
     names, problems, _ = grade(Fake(), names=("ada",))
@@ -197,7 +197,7 @@ def test_what_a_job_cannot_judge_it_tells_why(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("silent", [0, 1])
 def test_ctrl_c_ends_the_jobs_or_leaves_them_to_the_next_head_where_nobody_answers(grade, silent):
-    fake = Fake({"bob": ["RUNNING"]}, room=2)
+    fake = Fake({"bob": ["RUNNING"]}, limit=2)
 
     def done(g: Graded) -> None:
         fake.silent["states"] = silent
@@ -215,15 +215,15 @@ def test_ctrl_c_ends_the_jobs_or_leaves_them_to_the_next_head_where_nobody_answe
 
 
 def test_what_squeue_says_is_read_as_it_is_meant(tmp_path, monkeypatch):
-    said = "12_0|RUNNING|None\n12_1|PENDING|JobArrayTaskLimit\n12_2|PENDING|launch failed requeued held\n" \
+    stdout = "12_0|RUNNING|None\n12_1|PENDING|JobArrayTaskLimit\n12_2|PENDING|launch failed requeued held\n" \
            "12_3|NODE_FAIL|NodeDown\n7|RUNNING|None\n"  # fmt: skip
     code = 0
-    answer = lambda *a, **k: SimpleNamespace(returncode=code, stdout=said)  # noqa: E731
+    answer = lambda *a, **k: SimpleNamespace(returncode=code, stdout=stdout)  # noqa: E731
     monkeypatch.setattr(schedulers.subprocess, "run", answer)
     slurm = schedulers.Slurm.__new__(schedulers.Slurm)
-    asked = slurm.states([f"12_{i}" for i in range(5)])
-    assert asked == {"12_0": "RUNNING", "12_1": "PENDING", "12_2": "LAUNCH_FAILED", "12_3": "NODE_FAIL"}
-    assert [schedulers.alive(asked.get(f"12_{i}")) for i in range(5)] == [True, True, False, False, False]
+    states = slurm.states([f"12_{i}" for i in range(5)])
+    assert states == {"12_0": "RUNNING", "12_1": "PENDING", "12_2": "LAUNCH_FAILED", "12_3": "NODE_FAIL"}
+    assert [schedulers.alive(states.get(f"12_{i}")) for i in range(5)] == [True, True, False, False, False]
     code = 1
     assert slurm.states(["12_0"]) is None
     assert "COMPLETING" not in ENDED
@@ -239,9 +239,9 @@ def test_halves_of_dead_writers_are_swept_and_no_others(tmp_path, monkeypatch):
     write_whole(tmp_path / "a.csv", "a")
     os.umask(mask := os.umask(0))
     assert (tmp_path / "a.csv").stat().st_mode & 0o777 == 0o666 & ~mask, "it is for all who may read the folder"
-    here, gone, name = f".{os.getpid()}.", f".{2**22 + 1}.", socket.gethostname()  # above the kernel's highest
-    dead = seen[0].name.replace(here, gone)
-    halves = [seen[0].name, dead.replace(name, f"other-{name}"), f".a.csv{gone}tmp"]
+    pid, dead_pid, host = f".{os.getpid()}.", f".{2**22 + 1}.", socket.gethostname()  # above the kernel's highest
+    dead = seen[0].name.replace(pid, dead_pid)
+    halves = [seen[0].name, dead.replace(host, f"other-{host}"), f".a.csv{dead_pid}tmp"]
     for half in (dead, *halves):
         (tmp_path / half).write_text("half")
     sweep_halves(tmp_path.parent)
@@ -251,25 +251,25 @@ def test_halves_of_dead_writers_are_swept_and_no_others(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["[]", "3", '{"graded": "3"}', '{"graded": "{}"}', '{"graded": null}', "\x00", "{}"])
 def test_what_is_no_answer_or_half_of_one_is_not_read_as_one(tmp_path, text):
     assert c.read(tmp_path / "a") is None, "there is nothing yet"
-    leave(tmp_path / "a", {"graded": graded("ada").packed()})
+    write_answer(tmp_path / "a", {"graded": graded("ada").packed()})
     assert c.read(tmp_path / "a") == graded("ada")
-    whole = (tmp_path / "a").read_text()
-    for half in (text, *(whole[:cut] for cut in range(0, len(whole), 7))):
+    full = (tmp_path / "a").read_text()
+    for half in (text, *(full[:cut] for cut in range(0, len(full), 7))):
         (tmp_path / "a").write_text(half)
         assert c.read(tmp_path / "a") is None, half
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\x00b", "\u202e", '{"a": ', "é" * 9])
 def test_nothing_from_a_submission_is_lost_or_breaks_an_answer(tmp_path, text):
-    said = Result("ddp.naive", "numerics", text, text, "failed", text, text, float("inf"), text, text)
-    g = Graded(text, text, text, "refused", text, 0.5, [text], [said], [Flag(text, text)])
-    leave(tmp_path / "a", {"graded": g.packed()})
+    row = Result("ddp.naive", "numerics", text, text, "failed", text, text, float("inf"), text, text)
+    g = Graded(text, text, text, "refused", text, 0.5, [text], [row], [Flag(text, text)])
+    write_answer(tmp_path / "a", {"graded": g.packed()})
     assert c.read(tmp_path / "a") == g
 
 
 def test_options_reach_their_track(tmp_path):
-    on = Cluster("slurm", tmp_path, 2, ("gpu.partition=h100", "partition=teaching", "exclusive", "mem=4G"))
-    cpu, gpu = on.asked("cpu"), on.asked("gpu")
+    cluster = Cluster("slurm", tmp_path, 2, ("gpu.partition=h100", "partition=teaching", "exclusive", "mem=4G"))
+    cpu, gpu = cluster.asked("cpu"), cluster.asked("gpu")
     assert (cpu["partition"], cpu["mem"], cpu["exclusive"], "gres" in cpu) == ("teaching", "4G", True, False)
     assert (gpu["partition"], gpu["mem"], gpu["exclusive"], gpu["gres"]) == ("h100", "4G", True, "gpu:2")
     assert cpu["requeue"] is gpu["requeue"] is True
@@ -320,9 +320,9 @@ def test_this_machine_as_a_cluster_outlives_killed_jobs_and_a_killed_head(light)
     with reading(light / "out") as book:
         seed = book.latest_run().seed
     last = toy.head(light, "--json", "--cluster", "local", "--jobs", "3", "--resume")
-    told, said = last.communicate(timeout=600)
-    assert last.returncode == 0, said
-    assert {name: s["earned"] for name, s in json.loads(told)["submissions"].items()} == dict.fromkeys(NAMES, 20)
+    output, errors = last.communicate(timeout=600)
+    assert last.returncode == 0, errors
+    assert {name: s["earned"] for name, s in json.loads(output)["submissions"].items()} == dict.fromkeys(NAMES, 20)
     assert [toy.judged(light).count(name) for name in ("ada", "bob")] == [1, 2]
     with reading(light / "out") as book:
         assert book.latest_run().seed == seed

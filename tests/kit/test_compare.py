@@ -25,30 +25,30 @@ from .chosen import session
 # ---- noise: logarithms of what each measurement takes too long, (pairs, 2), first and second of each pair ----
 
 
-def noise(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
+def noise(n: int, rng: numpy.random.Generator) -> numpy.ndarray:
     """Another process takes half the cores, half of the time, for ten pairs on average; times are then unsteady.
 
     Beside it a measurement in ten is interrupted, and takes 1.5 to 4 times as long; all jitter by 5 %.
     """
-    switches = draw.random(2 * n) < 1 / 20
-    busy = (numpy.cumsum(switches) + draw.integers(2)) % 2 == 1
-    slow = (busy * (math.log(2) + 0.3 * draw.standard_normal(2 * n))).reshape(n, 2)
-    interrupted = draw.random((n, 2)) < 0.1
-    return slow + interrupted * numpy.log(draw.uniform(1.5, 4, (n, 2))) + 0.05 * draw.standard_normal((n, 2))
+    switches = rng.random(2 * n) < 1 / 20
+    busy = (numpy.cumsum(switches) + rng.integers(2)) % 2 == 1
+    slow = (busy * (math.log(2) + 0.3 * rng.standard_normal(2 * n))).reshape(n, 2)
+    interrupted = rng.random((n, 2)) < 0.1
+    return slow + interrupted * numpy.log(rng.uniform(1.5, 4, (n, 2))) + 0.05 * rng.standard_normal((n, 2))
 
 
 def verdicts(ratio: float, bar: float = 1.3) -> Counter:
     """Verdicts of 30 comparisons in which a takes bar · ratio times as long as b, of which six pairs come at a time."""
-    found: Counter = Counter()
+    counts: Counter = Counter()
     for seed in range(30):
-        draw = numpy.random.default_rng(seed)
-        late = noise(192, draw)
-        swap = draw.random(192) < 0.5  # the order of a pair
-        late[swap] = late[swap, ::-1]
-        times = numpy.exp(late) * [bar * ratio * 0.02, 0.02]
+        rng = numpy.random.default_rng(seed)
+        delays = noise(192, rng)
+        swap = rng.random(192) < 0.5  # the order of a pair
+        delays[swap] = delays[swap, ::-1]
+        times = numpy.exp(delays) * [bar * ratio * 0.02, 0.02]
         sixes = iter(numpy.split(times, 32))
-        found[compare(lambda sixes=sixes: tuple(next(sixes).T), bar).verdict] += 1
-    return found
+        counts[compare(lambda sixes=sixes: tuple(next(sixes).T), bar).verdict] += 1
+    return counts
 
 
 def test_ten_per_cent_from_the_bar_no_verdict_is_wrong_and_well_away_none_stays_open():
@@ -63,10 +63,10 @@ def test_ten_per_cent_from_the_bar_no_verdict_is_wrong_and_well_away_none_stays_
 
 @pytest.mark.parametrize(("n", "miss"), [(12, 0.01), (24, 0.05)])
 def test_the_interval_covers_the_median_as_often_as_it_says(n, miss):
-    draw = numpy.random.default_rng(n)
+    rng = numpy.random.default_rng(n)
     missed = 0
     for _ in range(400):
-        low, high = interval(draw.exponential(size=n), miss)
+        low, high = interval(rng.exponential(size=n), miss)
         missed += not low <= math.log(2) <= high
     assert missed <= 400 * miss
 
@@ -80,8 +80,8 @@ def test_it_asks_no_further_once_the_bar_is_cleared_and_stops_at_the_limit(monke
     assert len(calls) == 12
     assert compare(lambda: (1.0, 1.0), 1.1).verdict == "slower"
     assert compare(lambda: (1.0, 1.0), 1.0).verdict == "faster", "the bar is met"
-    draw = numpy.random.default_rng(1)
-    found = compare(lambda: (draw.uniform(1, 3, 5), [2.0] * 5), 1.0, pairs=(10, 40))
+    rng = numpy.random.default_rng(1)
+    found = compare(lambda: (rng.uniform(1, 3, 5), [2.0] * 5), 1.0, pairs=(10, 40))
     assert (found.verdict, found.pairs) == ("inconclusive", 40)
     assert found.low < 1 < found.high
     now = iter(range(100))
@@ -109,18 +109,18 @@ def test_a_time_that_is_none_is_refused(times, words):
 
 def test_the_order_within_a_pair_is_drawn_and_the_same_on_every_rank():
     def order(seed: int) -> list[str]:
-        said: list[str] = []
-        taken = interleaved(lambda: said.append("a"), lambda: said.append("b"), 20, seed, lambda: said.append("|"))
-        assert [len(t) for t in taken] == [20, 20, 20]
-        assert min(map(min, taken[:2])) > 0
-        assert all(starved >= 0 for starved in taken[2])
-        return said
+        calls: list[str] = []
+        times = interleaved(lambda: calls.append("a"), lambda: calls.append("b"), 20, seed, lambda: calls.append("|"))
+        assert [len(t) for t in times] == [20, 20, 20]
+        assert min(map(min, times[:2])) > 0
+        assert all(starved >= 0 for starved in times[2])
+        return calls
 
-    said = order(5)
-    assert said == order(5)
-    assert said[:2] == ["a", "b"], "one of each is not measured"
-    assert said[2::2] == ["|"] * 40
-    pairs = Counter("".join(said[3::2])[i : i + 2] for i in range(0, 40, 2))
+    calls = order(5)
+    assert calls == order(5)
+    assert calls[:2] == ["a", "b"], "one of each is not measured"
+    assert calls[2::2] == ["|"] * 40
+    pairs = Counter("".join(calls[3::2])[i : i + 2] for i in range(0, 40, 2))
     assert set(pairs) == {"ab", "ba"}
 
 
@@ -147,7 +147,7 @@ def test_who_waits_for_a_core_is_not_called_slow():
 
 def test_where_there_is_a_switch_its_clock_counts():
     times = {"b begins 0": 1.0, "b ends 0": 1.5, "a begins 0": 3.0, "a ends 0": 5.0}
-    gates = [Gate(name, 0, at) for name, at in times.items()]
+    gates = [Gate(name, 0, seconds) for name, seconds in times.items()]
     assert timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates)], least_s=0.1)[:2] == ([2.0], [0.5])
     with pytest.raises(AssertionError, match="lies in another"):
         timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates[1:3])], least_s=0.1)
@@ -166,8 +166,8 @@ def test_a_thread_without_a_core_is_counted():
         "import hashlib; block = bytes(1 << 20)\n"
         "t = threading.Thread(target=work); t.start(); work(); print(clock.starved_s())\n"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert float(said.stdout) > 0.1
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert float(done.stdout) > 0.1
 
 
 # ---- what a test makes of it ----
@@ -227,17 +227,17 @@ def test_no_points_are_lost_where_nobody_knows_and_what_would_not_count_is_not_t
 
 def test_the_kernel_decides_what_was_held_and_a_meter_explains():
     small, forbidden = Trace(None, NOISE_BYTES, 0.0), 4 * NOISE_BYTES
-    told = {"largest_op": "aten.bmm.default", "largest_shape": [9, 9], "largest_line": "tiles.py:4"}
+    meter = {"largest_op": "aten.bmm.default", "largest_shape": [9, 9], "largest_line": "tiles.py:4"}
 
-    def held(peak: int, seen=lambda: told) -> None:
+    def check(peak: int, seen=lambda: meter) -> None:
         never_holds(Trace(None, NOISE_BYTES + peak, 0.0), small, "a matrix", forbidden, 1 << 20, seen)
 
-    held(2 * NOISE_BYTES + (1 << 20))  # half of it, and what is needed
+    check(2 * NOISE_BYTES + (1 << 20))  # half of it, and what is needed
     with pytest.raises(AssertionError, match=r"a matrix takes 34 MB.*\(9, 9\), made by aten.bmm.default in tiles.py:4"):
-        held(3 * NOISE_BYTES)
+        check(3 * NOISE_BYTES)
     with pytest.raises(AssertionError, match=r"needs 1.0 MB$"):  # a meter that fails explains nothing, and that is all
-        held(3 * NOISE_BYTES, dict)
+        check(3 * NOISE_BYTES, dict)
     with pytest.raises(ValueError, match="four times the noise"):
-        never_holds(small, small, "a matrix", forbidden - 1, 0, lambda: told)
+        never_holds(small, small, "a matrix", forbidden - 1, 0, lambda: meter)
     with pytest.raises(pytest.skip.Exception):
-        never_holds(Trace(None, -1, 0.0), small, "a matrix", forbidden, 0, lambda: told)
+        never_holds(Trace(None, -1, 0.0), small, "a matrix", forbidden, 0, lambda: meter)

@@ -9,7 +9,7 @@ from tests.docs import pages
 
 
 def test_its_files_have_the_kit_s_form_and_its_commands_print_what_it_says(tmp_path):
-    steps, kit = pages.steps(ROOT / "CONTRIBUTING.md"), pages.copied(tmp_path)
+    steps, kit = pages.steps(ROOT / "CONTRIBUTING.md"), pages.copy_kit(tmp_path)
     files = [step for step in steps if isinstance(step, pages.File)]
     for file in files:
         pages.write(kit, file)

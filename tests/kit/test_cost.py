@@ -44,8 +44,8 @@ def test_each_number_has_its_source():
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     for kind in ("device", "link"):
         for name, entry in [*table[kind].items(), (f"every {kind}", table["every"][kind])]:
-            without = entry.keys() - {"name", "sources", "matmul_shape"} - entry["sources"].keys()
-            assert not without, f"{name}: {without} without one"
+            missing = entry.keys() - {"name", "sources", "matmul_shape"} - entry["sources"].keys()
+            assert not missing, f"{name}: {missing} without one"
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_a_group_pays_for_where_it_lies():
     assert far == pytest.approx(2 * 7 / 8 * n / between.bytes_per_s, rel=0.01)
     spread = collective_s(Collective("all_reduce", n, range(64)), A100)  # eight cards a node carry it together
     assert near < spread < far / 5
-    small = group_s("all_reduce", 1e3, 512, 1, cluster("dgx-a100", 4096))
-    assert small < 0.2 * 2 * 511 * between.alpha_s, "a tree is faster than a ring where latency is all there is"
+    tree_s = group_s("all_reduce", 1e3, 512, 1, cluster("dgx-a100", 4096))
+    assert tree_s < 0.2 * 2 * 511 * between.alpha_s, "a tree is faster than a ring where latency is all there is"
     assert group_s("all_gather", 1e6, 1, 1, A100) == 0
     crossing = group_s("all_to_all", n, 2, 8, A100)  # of 16 parts, eight go to the other node, each rank's by its card
     assert crossing == pytest.approx(8 / 16 * n / between.bytes_per_s, rel=0.01)
@@ -91,20 +91,20 @@ def test_what_overlaps_is_what_events_leave_free():
     assert play({0: twice}, A100).step_s == pytest.approx(max(c, 2 * g))
     block = Block((gather(1), compute(0.1), Wait(1), Memory("buffers", 5.0)), times=3)
     assert play({0: (block,)}, A100).step_s == pytest.approx(3 * max(0.1, g))
-    played = play({0: (gather(1), compute(c / 100), Wait(1))}, A100)
-    assert sum(played.by_rank[0].values()) == pytest.approx(played.step_s)
-    assert played.by_rank[0]["data"] == pytest.approx(g - c / 100)
+    outcome = play({0: (gather(1), compute(c / 100), Wait(1))}, A100)
+    assert sum(outcome.by_rank[0].values()) == pytest.approx(outcome.step_s)
+    assert outcome.by_rank[0]["data"] == pytest.approx(g - c / 100)
 
 
 def test_messages_arrive_when_they_were_sent_and_have_come():
     send, receive = Send(8, 23.5e9, ("x", 0, 0)), Recv(0, 23.5e9, ("x", 0, 0))
-    played = play({0: (compute(0.5), send, compute(3.0)), 8: (receive, compute(0.25))}, A100)
-    assert played.step_s == pytest.approx(3.5)
-    assert played.by_rank[8]["bubble"] == pytest.approx(0.5 + 3.5 - 1.75, rel=1e-3)
-    assert played.by_rank[8]["pipe"] == pytest.approx(1.0, rel=1e-3)
+    outcome = play({0: (compute(0.5), send, compute(3.0)), 8: (receive, compute(0.25))}, A100)
+    assert outcome.step_s == pytest.approx(3.5)
+    assert outcome.by_rank[8]["bubble"] == pytest.approx(0.5 + 3.5 - 1.75, rel=1e-3)
+    assert outcome.by_rank[8]["pipe"] == pytest.approx(1.0, rel=1e-3)
     both = Collective("all_reduce", 1e6, (0, 8), label="tied")
-    played = play({0: (compute(2.0), both), 8: (both,)}, A100)
-    assert played.by_rank[8]["bubble"] == pytest.approx(2.0)
+    outcome = play({0: (compute(2.0), both), 8: (both,)}, A100)
+    assert outcome.by_rank[8]["bubble"] == pytest.approx(2.0)
     with pytest.raises(SimulationError, match="deadlock: rank 8 waits for x 0 0 of rank 0"):
         play({0: (compute(1.0),), 8: (receive,)}, A100)
 
@@ -114,9 +114,9 @@ def test_who_has_a_handle_goes_on_until_it_waits():
     both = Collective("all_reduce", 1e9, (0, 8), label="early", handle=1)
     g = collective_s(both, A100)
     late = (Recv(0, 1e3, ("x", 0, 0)), compute(2.0), replace(both, handle=None))
-    played = play({0: (both, Send(8, 1e3, ("x", 0, 0)), compute(1.0), Wait(1)), 8: late}, A100)
-    assert played.step_s == pytest.approx(2.0 + g, rel=1e-3)
-    assert played.by_rank[0]["early"] == pytest.approx(1.0 + g, rel=1e-3)
+    outcome = play({0: (both, Send(8, 1e3, ("x", 0, 0)), compute(1.0), Wait(1)), 8: late}, A100)
+    assert outcome.step_s == pytest.approx(2.0 + g, rel=1e-3)
+    assert outcome.by_rank[0]["early"] == pytest.approx(1.0 + g, rel=1e-3)
     with pytest.raises(SimulationError, match="rank 0 waits in all_reduce; rank 8 waits for x 0 0 of rank 0"):
         play({0: (both, Wait(1), Send(8, 1e3, ("x", 0, 0))), 8: late}, A100)
 
@@ -131,8 +131,8 @@ def draw(rng: random.Random) -> tuple[Config, Job, Plan]:
         hidden=tensor * rng.randrange(3, 30), vocabulary=tensor * rng.randrange(5, 50),
         context=2 * rng.randrange(2, 40),
     )  # fmt: skip
-    where = cluster("dgx-a100", data * pipe * tensor)
-    job = Job(of_config(config), data * micro_batch * micro_batches, config.context, where, KIT)
+    hardware = cluster("dgx-a100", data * pipe * tensor)
+    job = Job(of_config(config), data * micro_batch * micro_batches, config.context, hardware, KIT)
     return config, job, Plan(data, pipe, tensor, micro_batch, 1, "none", rng.choice([0, 3]) if data > 1 else 0)
 
 
@@ -166,8 +166,8 @@ def test_a_parameter_takes_18_bytes_and_zero_divides_them(model):
     want = {"parameters": 2, "gradients": 4, "optimizer": 12}
     for zero in range(4):
         got = steps.memory(job, Plan(8, zero=zero))
-        for (kind, each), since in zip(want.items(), (3, 2, 1), strict=True):
-            assert got[kind] == pytest.approx(each * model.parameters / (8 if zero >= since else 1)), (kind, zero)
+        for (kind, size), level in zip(want.items(), (3, 2, 1), strict=True):
+            assert got[kind] == pytest.approx(size * model.parameters / (8 if zero >= level else 1)), (kind, zero)
 
 
 @pytest.mark.parametrize(
@@ -183,32 +183,32 @@ def test_a_parameter_takes_18_bytes_and_zero_divides_them(model):
 def test_activations_are_of_the_micro_batches_under_way(plan, alive):
     """On the first stage; counted in its program too: forwards whose backward is still to come."""
     job = Job(replace(gpt(32, 1024, 16), vocabulary=8), 32, 1024, cluster("dgx-h100", 8))
-    most = now = 0
+    peak = now = 0
     for event in steps.programs(job, plan)[0]:
         if isinstance(event, Block) and event.name in ("forward", "backward"):
             now += 1 if event.name == "forward" else -1
-            most = max(most, now)
-    whole, kept = steps.activation_bytes(job, 1, plan.micro_batch, plan.recompute)
+            peak = max(peak, now)
+    total, kept = steps.activation_bytes(job, 1, plan.micro_batch, plan.recompute)
     layers = 32 // plan.pipe // plan.chunks
-    want = alive * layers * kept + (whole if plan.recompute == "full" else 0)
+    want = alive * layers * kept + (total if plan.recompute == "full" else 0)
     assert steps.memory(job, plan)["activations"] == pytest.approx(want)
     if plan.data == 1:  # else the data axis works between layers, and not all blocks are whole chunks
-        assert most == alive
+        assert peak == alive
 
 
 def test_activations_are_those_of_korthikanti():
     s, b, h, a, t = 2048, 4, 6144, 64, 8
-    model, where = gpt(48, h, a), cluster("dgx-a100", 8)
-    for recipe, whole in (
+    model, hardware = gpt(48, h, a), cluster("dgx-a100", 8)
+    for recipe, total in (
         (MEGATRON_2022, s * b * h / t * (34 + 5 * a * s / h)),  # equation 4
         (MEGATRON_2021, s * b * h * (10 + 24 / t + 5 * a * s / h / t)),  # equation 2
     ):
-        job = Job(model, 4, s, where, recipe)
-        assert steps.activation_bytes(job, t, b, "none") == pytest.approx((whole, whole))
+        job = Job(model, 4, s, hardware, recipe)
+        assert steps.activation_bytes(job, t, b, "none") == pytest.approx((total, total))
         full = 2 * s * b * h / (t if recipe.sequence else 1)
         assert steps.activation_bytes(job, t, b, "full")[1] == pytest.approx(full)
         core = 5 * a * s * s * b / t
-        assert steps.activation_bytes(job, t, b, "selective")[1] == pytest.approx(whole - core)
+        assert steps.activation_bytes(job, t, b, "selective")[1] == pytest.approx(total - core)
 
 
 @pytest.mark.parametrize("zero", range(4))
@@ -216,9 +216,9 @@ def test_the_data_axis_works_beside_the_layers(zero):
     """Not behind the last of them: with one chunk too."""
     job = Job(MODELS["8b"], 64, 4096, cluster("dgx-h100", 64))
     plan = Plan(64, 1, 1, 1, 1, "full", zero)
-    waits = {on: steps.price(replace(job, recipe=replace(TODAY, overlap_data=on)), plan) for on in (True, False)}
-    assert waits[True].causes["data"] < 0.25 * waits[False].causes["data"]
-    assert waits[True].step_s < waits[False].step_s - 0.7 * waits[False].causes["data"]
+    prices = {flag: steps.price(replace(job, recipe=replace(TODAY, overlap_data=flag)), plan) for flag in (True, False)}
+    assert prices[True].causes["data"] < 0.25 * prices[False].causes["data"]
+    assert prices[True].step_s < prices[False].step_s - 0.7 * prices[False].causes["data"]
 
 
 @pytest.mark.parametrize("recipe", [TODAY, MEGATRON_2021, MEGATRON_2022])

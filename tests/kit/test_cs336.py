@@ -22,7 +22,7 @@ from lab.solution.framing import FORGED
 
 from .boxes import runner_in
 from .chosen import FirstCases
-from .classroom import ABOUT, refused
+from .classroom import A_RUN, refused
 
 FORKS = {fork["name"]: fork for fork in listed()}
 FILES = {
@@ -44,7 +44,7 @@ FILES = {
     "notes/run.py": "",
     "venv/lib/site.py": "",
 }
-TAKEN = {
+UNPACKED = {
     "tests/adapters.py", "tests/common.py", "cs336_systems/deep/flash.py", "cs336_systems/sizes.json",
     "cs336-basics/cs336_basics/model.py", "cs336-basics/pyproject.toml", "utils.py", "notes/run.py",
 }  # fmt: skip
@@ -57,17 +57,17 @@ def a_fork(folder: Path, files: dict[str, str] = FILES) -> Path:
     return folder
 
 
-def unpacked(path: Path, to: Path, layout: str = "auto", **limits: int):
-    return unpack(Submission("a", path, layout), to, UnpackLimits(**limits))
+def unpacked(path: Path, target: Path, layout: str = "auto", **limits: int):
+    return unpack(Submission("a", path, layout), target, UnpackLimits(**limits))
 
 
 def test_packages_adapters_and_small_data_are_taken_and_the_bridge_is_ours(tmp_path):
     a_fork(tmp_path / "in" / "assignment2-main")
     got = unpacked(tmp_path / "in", tmp_path / "out", file_bytes=4000)
     files = {p.relative_to(got.root).as_posix() for p in got.root.rglob("*") if p.is_file()}
-    ours = ROOT / "grader" / "cs336" / "bridge"
-    bridge = {p.relative_to(ours).as_posix() for p in ours.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    assert files == TAKEN | bridge
+    root = ROOT / "grader" / "cs336" / "bridge"
+    bridge = {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    assert files == UNPACKED | bridge
     for name in ("fork.py", "ddp/overlapped.py", "supplied/cs336_supplied.py"):
         assert "SystemExit" not in (got.root / name).read_text(), f"{name} is the fork's, expected the bridge's"
     assert got.edition == "cs336-2025", "the highest tests/adapters.py tells the year"
@@ -75,15 +75,15 @@ def test_packages_adapters_and_small_data_are_taken_and_the_bridge_is_ours(tmp_p
 
 
 def test_a_fork_is_found_by_its_adapters_and_a_layout_can_be_insisted_on(tmp_path):
-    fork, ours = a_fork(tmp_path / "class" / "ada"), a_fork(tmp_path / "class" / "bob", {"ddp/naive.py": ""})
+    fork, native = a_fork(tmp_path / "class" / "ada"), a_fork(tmp_path / "class" / "bob", {"ddp/naive.py": ""})
     assert [s.name for s in find([fork])] == ["ada"], "one submission, not one for each of its folders"
-    assert unpacked(ours, tmp_path / "1").edition == ""
+    assert unpacked(native, tmp_path / "1").edition == ""
     assert not (unpacked(fork, tmp_path / "2", "stages").root / "tests").exists()
     a_fork(tmp_path / "class" / "cyd")
     with refused(SubmissionError, "a folder of 2 (ada, cyd); run grader grade ", "/class"):
         unpacked(tmp_path / "class", tmp_path / "4")
     with refused(SubmissionError, "bob: expected a CS336 fork, it has no tests/adapters.py"):
-        unpacked(ours, tmp_path / "3", "cs336")
+        unpacked(native, tmp_path / "3", "cs336")
     assert not (tmp_path / "3").exists()
 
 
@@ -116,13 +116,13 @@ def test_who_differs_from_the_class_is_refused_and_nobody_with_him(tmp_path):
     a_fork(tmp_path / "eve", {"tests/adapters.py": "def get_fsdp(): ..."})
     a_fork(tmp_path / "ada", {"ddp/naive.py": ""})
     a_fork(tmp_path / "cyd", {"tests/adapters.py": ""})
-    for other, layout, says in (
+    for other, layout, words in (
         ("ada", "stages", "CS336 fork: grade forks by themselves"),
         ("cyd", "cs336-2025", "fork of cs336-2025, as the others, got cs336-2026"),
     ):
         submissions = [Submission(n, tmp_path / n) for n in (other, other, "eve")]
         assert layouts.of_class(submissions, "auto", "full")[1] == layout
-        with refused(SubmissionError, says):
+        with refused(SubmissionError, words):
             unpacked(tmp_path / "eve", tmp_path / "out", layout)
         assert not unpacked(tmp_path / other, tmp_path / layout, layout).notes
 
@@ -142,32 +142,32 @@ def test_adapters_make_no_fork_of_stage_folders(tmp_path, stray, root):
 
 COUNTED = "cs336/test_data_parallel.py::test_gradients_sent_as_they_come_train_as_one"
 LATE = "cs336/test_data_parallel.py::test_communication_begins_during_backward"
-OURS = "ddp/test_overlapped.py::test_tied_frozen_and_unused_parameters"
+EXTRA = "ddp/test_overlapped.py::test_tied_frozen_and_unused_parameters"
 
 
-def result(test: str, outcome: str = "passed", kind: str = "numerics", id: str = "ddp.overlapped", **more) -> Result:
-    more = {"reason": "raised", **more} if outcome == "failed" else more
-    return Result(id, kind, f"tests/{test}", "", outcome, **more)
+def result(test: str, outcome: str = "passed", kind: str = "numerics", id: str = "ddp.overlapped", **fields) -> Result:
+    fields = {"reason": "raised", **fields} if outcome == "failed" else fields
+    return Result(id, kind, f"tests/{test}", "", outcome, **fields)
 
 
 def test_what_asks_more_is_shown_and_worth_nothing():
-    late = result(LATE, "failed", "property", reason="assertion", message="all was sent late")
-    ours = result(OURS, "failed", reason="assertion", message="scale differs")
-    results = cs336.settled([result(COUNTED), late, ours], "cs336-2025")
+    late_row = result(LATE, "failed", "property", reason="assertion", message="all was sent late")
+    extra_row = result(EXTRA, "failed", reason="assertion", message="scale differs")
+    results = cs336.settled([result(COUNTED), late_row, extra_row], "cs336-2025")
     assert [r.kind for r in results] == ["numerics", "property", "advisory"]
     (points,) = score(default(), results, ["ddp.overlapped"])
     assert (points.earned, points.possible) == (pytest.approx(8 * 60 / 90), 8)
     graded = Graded("ada", results=results)
-    run = replace(ABOUT, profile="cs336-2025")
+    run = replace(A_RUN, profile="cs336-2025")
     page = html.submission_page(graded, default(), run, ["ddp.overlapped"])
     failed, _, advisory = page.partition('<h2 id="advisory">')
-    for shown in ("all was sent late", "get_ddp_individual_parameters", "unused in a step"):
-        assert shown in failed
+    for words in ("all was sent late", "get_ddp_individual_parameters", "unused in a step"):
+        assert words in failed
     assert "scale differs" in advisory
     assert "scale differs" not in failed
-    told = exports.gradescope(graded, default(), ["ddp.overlapped"])
-    assert told["score"] == pytest.approx(8 * 60 / 90, abs=1e-3)
-    assert [t["name"].partition(": ")[2] for t in told["tests"]] == [
+    export = exports.gradescope(graded, default(), ["ddp.overlapped"])
+    assert export["score"] == pytest.approx(8 * 60 / 90, abs=1e-3)
+    assert [t["name"].partition(": ")[2] for t in export["tests"]] == [
         "numerics", "property", "advisory (worth no points)",
     ]  # fmt: skip
 
@@ -195,9 +195,9 @@ def test_what_the_machine_lacks_is_not_run_and_never_wrong(message, reason, says
 def test_what_the_machine_lacks_is_no_excuse_where_other_tests_run():
     """A fork that cannot cope with tied parameters raised torch's own words for it, and earned all points."""
     tied = COUNTED.replace("gradients_sent_as_they_come_train_as_one", "tied")
-    excuse, advisory = (result(t, "failed", message="RuntimeError: No CUDA GPUs are available") for t in (tied, OURS))
-    settled = cs336.settled([result(COUNTED), excuse, advisory], "cs336-2025")
-    assert [r.outcome for r in settled] == ["passed", "failed", "not_run"]
+    excuse, advisory = (result(t, "failed", message="RuntimeError: No CUDA GPUs are available") for t in (tied, EXTRA))
+    results = cs336.settled([result(COUNTED), excuse, advisory], "cs336-2025")
+    assert [r.outcome for r in results] == ["passed", "failed", "not_run"]
     (got,) = cs336.settled([excuse], "cs336-2025")
     assert got.outcome == "not_run"
 
@@ -239,8 +239,8 @@ def test_a_fork_that_knows_the_instruments_is_told_of_and_the_bridge_is_none(tmp
     spy = build(FORKS["right-2026"], tmp_path / "spy")
     (spy / "cs336_systems" / "ddp.py").write_text("def look():\n    from lab.ranks.group import ledger\n")
     (spy / "bench.py").write_text("import gc\nimport inspect\n\nprint(gc.get_objects(), inspect.stack())\n")
-    told = cs336.borrowed(unpacked(spy, tmp_path / "2").root)
-    assert told == ["cs336_systems/ddp.py:2: lab.ranks.group.ledger"]
+    findings = cs336.borrowed(unpacked(spy, tmp_path / "2").root)
+    assert findings == ["cs336_systems/ddp.py:2: lab.ranks.group.ledger"]
 
 
 class Seen(set):
@@ -259,8 +259,8 @@ def test_every_pattern_names_a_test_and_every_profile_its_exercises(runner, tmp_
             assert fnmatch.filter(seen, pattern), f"{edition}: {pattern} names no test"
 
 
-# By fork, exercises that tell it from others.
-SOME = {
+# By fork, the exercises that distinguish it from others.
+EXERCISES = {
     "right-2026": ["zero.fsdp_mixed"],
     "subtly-wrong": ["ddp.overlapped", "zero.zero1"],
     "implements-nothing": ["flash_attention.triton_forward", "ddp.overlapped", "zero.zero1"],
@@ -279,29 +279,29 @@ class Counted(cs336.Asked):
         return self.counts(str(id))
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", EXERCISES)
 def test_an_example_earns_what_it_must(tmp_path, runner, expected, name):
     """By what counts: one fork in the box, the others in the process that is warm."""
-    fork, ids = FORKS[name], SOME[name]
+    fork, ids = FORKS[name], EXERCISES[name]
     got = unpacked(build(fork, tmp_path / "fork"), tmp_path / "impl")
     counted: Container[str] = Counted(got.edition)
     if name not in ("subtly-wrong", "tiles-of-64"):  # whose first cases pass
         counted = FirstCases(cs336.Asked(got.edition).counts)
-    asked = {"cache": expected, "only": counted, "more": [cs336.TESTS]}
+    options = {"cache": expected, "only": counted, "more": [cs336.TESTS]}
     if name == "right-2026":
         isolation = "process" if available()["bubblewrap"] else "bubblewrap"
         with runner_in(isolation, got.root, allowed=cs336.allowed(got.edition)) as boxed:
-            results = run_tests(boxed, ids, "public", **asked)
+            results = run_tests(boxed, ids, "public", **options)
     else:
         runner.executor, runner.allowed = Executor(got.root), cs336.allowed(got.edition)
         runner.forget()
-        results = run_tests(runner, ids, "public", **asked)
-    settled = cs336.settled(results, got.edition)
-    for points in score(default(), settled, ids):
+        results = run_tests(runner, ids, "public", **options)
+    rows = cs336.settled(results, got.edition)
+    for points in score(default(), rows, ids):
         id = points.exercise.id
-        lacks = fork.get("not_run", {}).get(id, "")
-        want = points.exercise.points * fork.get("points", {}).get(id, 0.0 if lacks else 1.0)
-        unlike = [r for r in settled if r.exercise == id and r.kind != cs336.ADVISORY and r.outcome != "passed"]
-        assert points.earned == pytest.approx(want, abs=1e-2), unlike
-        assert points.not_run == pytest.approx(points.exercise.points - want if lacks else 0.0, abs=1e-2), unlike
-        assert all(lacks and r.reason.startswith(lacks) for r in unlike if r.outcome == "not_run"), unlike
+        missing = fork.get("not_run", {}).get(id, "")
+        want = points.exercise.points * fork.get("points", {}).get(id, 0.0 if missing else 1.0)
+        deviating = [r for r in rows if r.exercise == id and r.kind != cs336.ADVISORY and r.outcome != "passed"]
+        assert points.earned == pytest.approx(want, abs=1e-2), deviating
+        assert points.not_run == pytest.approx(points.exercise.points - want if missing else 0.0, abs=1e-2), deviating
+        assert all(missing and r.reason.startswith(missing) for r in deviating if r.outcome == "not_run"), deviating

@@ -53,10 +53,10 @@ for name, *args in (
 
 def test_an_import_that_fails_costs_what_uses_it_and_no_more(tmp_path):
     got = unpacked(a_fork(tmp_path / "fork", LACKING), tmp_path / "impl")
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", USES, got.root], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert told.splitlines() == [
+    assert output.splitlines() == [
         "1", cuda := "AssertionError: Torch not compiled with CUDA enabled",
         "ModuleNotFoundError: No module named 'cs336_kernels'", "ModuleNotFoundError: No module named 'cs336_basics'",
         cuda,

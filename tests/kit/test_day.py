@@ -21,7 +21,7 @@ from lab.course.scoring import Result
 from lab.harness import dependencies, judge, progress
 from lab.harness.progress import Progress
 
-from .test_summary import said
+from .test_summary import result
 
 MOMENTS = itertools.count(int(time.time()) + 86_400)
 FIRST, SECOND, GPU = "ddp.naive", "ddp.flat", "benchmarking.cuda_graph"
@@ -35,7 +35,7 @@ def student(tmp_path):
     return tmp_path / "student"
 
 
-def day(source, *results: Result) -> Progress:
+def progress_of(source, *results: Result) -> Progress:
     return Progress(list(results), {r.exercise: dependencies.on(r.exercise, source) for r in results}, source=source)
 
 
@@ -45,7 +45,7 @@ def save(file: Path) -> None:
     os.utime(file, (moment, moment))
 
 
-def again(p: Progress) -> Progress:
+def reloaded(p: Progress) -> Progress:
     """The same, a moment later."""
     return dataclasses.replace(p)
 
@@ -57,31 +57,31 @@ def shown(p: Progress, width: int = 400) -> str:
 
 
 def test_results_hold_until_a_file_that_they_rest_on_changes(student):
-    p = day(student, said(FIRST), said(SECOND), said("ddp.broadcast"))
+    p = progress_of(student, result(FIRST), result(SECOND), result("ddp.broadcast"))
     assert p.passes(SECOND)
     assert not p.stale
     (student / "ddp" / "naive.py").open("a").write("# changed\n")
-    p = again(p)
+    p = reloaded(p)
     assert p.stale == {FIRST: ["ddp/naive.py"], SECOND: ["ddp/naive.py"]}, "flat imports naive, broadcast does not"
     assert not p.passes(SECOND)
     assert [e.id for e in p.to_check() if e.id in (FIRST, SECOND, "ddp.broadcast")] == [FIRST, SECOND]
     (student / "ddp" / "naive.py").unlink()
-    assert FIRST in again(p).stale
+    assert FIRST in reloaded(p).stale
     shutil.copy(ROOT / "reference" / "ddp" / "naive.py", student / "ddp")
-    assert not again(p).stale, "what is as it was holds again"
+    assert not reloaded(p).stale, "what is as it was holds again"
     p.rests[FIRST]["tests/ddp"] = "another"
-    assert "tests/ddp/ changed since ddp.naive was tested" in shown(again(p)), "a new kit"
+    assert "tests/ddp/ changed since ddp.naive was tested" in shown(reloaded(p)), "a new kit"
 
 
 def test_what_was_said_is_kept_and_the_rest_stays(tmp_path, student):
-    path, on = tmp_path / "progress.json", dependencies.on(FIRST, student)
+    path, hashes = tmp_path / "progress.json", dependencies.on(FIRST, student)
     number = judge.Measurement("messages", 3, 4)
-    progress.remember([said(FIRST), said(SECOND)], {FIRST: on}, {FIRST: [number], SECOND: [number]}, path)
+    progress.remember([result(FIRST), result(SECOND)], {FIRST: hashes}, {FIRST: [number], SECOND: [number]}, path)
     assert [r.exercise for r in progress.remembered(path).results] == [FIRST], "what was half-run is not kept"
-    progress.remember([said(SECOND, "failed", reason="assertion")], {SECOND: on}, {}, path)
-    kept = progress.remembered(path)
-    assert {r.exercise: r.outcome for r in kept.results} == {FIRST: "passed", SECOND: "failed"}
-    assert kept.numbers == {FIRST: [vars(number)], SECOND: []}
+    progress.remember([result(SECOND, "failed", reason="assertion")], {SECOND: hashes}, {}, path)
+    saved = progress.remembered(path)
+    assert {r.exercise: r.outcome for r in saved.results} == {FIRST: "passed", SECOND: "failed"}
+    assert saved.numbers == {FIRST: [vars(number)], SECOND: []}
     for broken in ("{", "[]", '{"results": 3}', "null"):
         path.write_text(broken)
         assert not progress.remembered(path).results
@@ -93,14 +93,14 @@ def test_lab_says_what_failed_what_changed_and_what_is_next(student):
     assert "Nothing is tested yet" in text
     assert f"next: {first.id}" in text
     assert first.hints[0] in text
-    before = [said(e.id) for e in default().exercises.values() if e.stage in ("benchmarking", "mixed_precision")]
-    before = [r for r in before if r.exercise != GPU] + [said(GPU, "not_run", reason="no GPU")]
-    flash = [said(e.id) for e in default().of_stage("flash_attention")]
-    bad = said("ddp.broadcast", "failed", reason="assertion", message="rank 1: got 3\nexpected 4")
+    before = [result(e.id) for e in default().exercises.values() if e.stage in ("benchmarking", "mixed_precision")]
+    before = [r for r in before if r.exercise != GPU] + [result(GPU, "not_run", reason="no GPU")]
+    flash = [result(e.id) for e in default().of_stage("flash_attention")]
+    bad = result("ddp.broadcast", "failed", reason="assertion", message="rank 1: got 3\nexpected 4")
     save(student / "ddp" / "broadcast.py")
     known = default()
     last = known.of_stage("ddp")[-1]
-    p = day(student, *before, *flash, bad, said(FIRST), said(last.id))
+    p = progress_of(student, *before, *flash, bad, result(FIRST), result(last.id))
     assert p.next().id == "ddp.broadcast", "what cannot run here is not what is next"
     after = {
         id: p.next(after=known.exercise(id)).id for id in ("ddp.naive", last.id, "zero.zero1", "flash_attention.causal")
@@ -111,7 +111,7 @@ def test_lab_says_what_failed_what_changed_and_what_is_next(student):
     assert after["flash_attention.causal"] == "ddp.broadcast", "a stage that is done is left"
     (student / "ddp" / "naive.py").open("a").write("# changed\n")
     save(student / "ddp" / "naive.py")
-    text = shown(again(p))
+    text = shown(reloaded(p))
     assert re.search(r"Benchmarking +✓{8}– +8 of 9", text)
     assert re.search(r"Data parallelism +✗\+{4}!", text)
     assert "✗ broadcast" in text, "the stage that is worked on has names"
@@ -119,7 +119,7 @@ def test_lab_says_what_failed_what_changed_and_what_is_next(student):
     assert "student/ddp/naive.py changed since ddp.naive was tested: lab check" in text
     assert "next: ddp.naive" in text, "it was saved last"
     save(student / "ddp" / "broadcast.py")
-    assert "last time: test_broadcast\n    rank 1: got 3\n    expected 4" in shown(again(p))
+    assert "last time: test_broadcast\n    rank 1: got 3\n    expected 4" in shown(reloaded(p))
 
 
 def test_lab_fits_on_one_screen_whatever_happened(student):
@@ -127,26 +127,26 @@ def test_lab_fits_on_one_screen_whatever_happened(student):
     ids = default().profiles["core"]
     for e in map(default().exercise, ids):
         shutil.copy(ROOT / "reference" / e.file, student / e.file)
-    bad = [said(id, "failed", reason="assertion", message="a long line\n" * 9 + "x" * 400) for id in ids]
-    p = dataclasses.replace(day(student, *bad[1:], said(ids[0])), profile="core")
+    bad = [result(id, "failed", reason="assertion", message="a long line\n" * 9 + "x" * 400) for id in ids]
+    p = dataclasses.replace(progress_of(student, *bad[1:], result(ids[0])), profile="core")
     for n in (0, 3, 6):
         (student / default().exercise(ids[n]).file).open("a").write("# changed\n")
     for file in (default().exercise(id).file for id in ids[1:]):
         save(student / file)
-        text = shown(again(p), width=80)
+        text = shown(reloaded(p), width=80)
         assert f"student/{file}, about" in " ".join(text.split())
         assert len(text.splitlines()) <= 23, text
         assert max(map(len, text.splitlines())) <= 80, text
 
 
 def test_a_file_that_is_a_stub_again_has_earned_nothing(student):
-    p = day(student, said(FIRST), said(SECOND))
+    p = progress_of(student, result(FIRST), result(SECOND))
     points = default().exercise(FIRST).points
     assert "502 points, about" in shown(p)
     shutil.copy(ROOT / "student" / "ddp" / "flat.py", student / "ddp")
-    assert shown(again(p)).startswith(f"{points:g} of 502 points, about")
+    assert shown(reloaded(p)).startswith(f"{points:g} of 502 points, about")
     shutil.copy(ROOT / "student" / "ddp" / "naive.py", student / "ddp")
-    assert shown(again(p)).startswith("0 of 502 points, about"), "nor is it counted as not tested again"
+    assert shown(reloaded(p)).startswith("0 of 502 points, about"), "nor is it counted as not tested again"
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
@@ -159,27 +159,27 @@ def test_hints_unfold(level):
 
 def test_what_need_not_run_says_so_without_torch(tmp_path):
     """A second Python: in this one torch is there."""
-    kept = tmp_path / "progress.json"
-    on = {e.id: dependencies.on(e.id, ROOT / "student") for e in default().exercises.values()}
-    progress.remember([said(id) for id in on], on, path=kept)
+    saved = tmp_path / "progress.json"
+    hashes = {e.id: dependencies.on(e.id, ROOT / "student") for e in default().exercises.values()}
+    progress.remember([result(id) for id in hashes], hashes, path=saved)
     code = f"""
 import sys
 from pathlib import Path
 from lab.commands import cli
-cli.remembered.__defaults__ = (Path({str(kept)!r}),)
+cli.remembered.__defaults__ = (Path({str(saved)!r}),)
 sys.argv = ["lab", "check", *sys.argv[1:]]
 try:
     cli.main()
 finally:
     assert "torch" not in sys.modules
 """
-    for names, exit_code, says in (
+    for names, exit_code, text in (
         ([], 0, "Nothing changed since"),
         (["ddp"], 1, "not written yet, so there is nothing to test"),
     ):
         done = subprocess.run([sys.executable, "-c", code, *names], cwd=ROOT, capture_output=True, text=True)
-        assert (done.returncode, says in done.stdout) == (exit_code, True), done.stdout + done.stderr
-        kept.unlink(missing_ok=True)
+        assert (done.returncode, text in done.stdout) == (exit_code, True), done.stdout + done.stderr
+        saved.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -207,10 +207,10 @@ def test_an_exercise_goes_by_its_id_the_end_of_it_or_with_all_of_its_stage():
 
 
 def test_a_file_that_is_gone_is_told_with_how_to_have_it_back(student):
-    assert "missing" not in shown(day(student))
+    assert "missing" not in shown(progress_of(student))
     (student / "ddp" / "naive.py").unlink()
-    assert "missing: student/ddp/naive.py; take the stub" in shown(day(student))
-    assert "git checkout -- student/ddp/naive.py" in shown(day(student))
+    assert "missing: student/ddp/naive.py; take the stub" in shown(progress_of(student))
+    assert "git checkout -- student/ddp/naive.py" in shown(progress_of(student))
 
 
 def test_the_lab_of_another_kit_says_whose_it_is(tmp_path, monkeypatch):
@@ -228,26 +228,26 @@ def test_a_profile_is_all_that_is_counted_and_all_that_comes_next(student):
     core = [default().exercise(id) for id in ids]
     text = shown(Progress(source=student, profile="core"))
     points, hours = sum(e.points for e in core), sum(e.hours for e in core)
-    says = f"core, {len(ids)} exercises (all {len(default().exercises)}: --profile full): 0 of {points:g} points"
-    assert f"{says}, about {hours:g} h left" in text
+    start = f"core, {len(ids)} exercises (all {len(default().exercises)}: --profile full): 0 of {points:g} points"
+    assert f"{start}, about {hours:g} h left" in text
     assert "kernel_table" not in text
     p = Progress(
-        [said(id) for id in ids], {id: dependencies.on(id, student) for id in ids}, source=student, profile="core"
+        [result(id) for id in ids], {id: dependencies.on(id, student) for id in ids}, source=student, profile="core"
     )
     assert p.next() is None
-    assert again(dataclasses.replace(p, profile="full")).next().id not in ids
+    assert reloaded(dataclasses.replace(p, profile="full")).next().id not in ids
     fresh = Progress(source=student, profile="core")
     assert {e.id for e in fresh.to_check()} <= {*ids}
     assert [e.id for e in fresh.named("ddp")] == [id for id in ids if id.startswith("ddp.")]
     assert [e.id for e in fresh.named("broadcast")] == ["ddp.broadcast"], "what is left out can be named"
     with pytest.raises(AssignmentError, match="--profile: expected one of tour, short, core, full"):
         CliRunner().invoke(cli.app, ["--profile", "nope"], catch_exceptions=False)
-    for given, profile in (
+    for env, profile in (
         ({}, "core, 26"),
         ({"LAB_PROFILE": "short"}, "short, 14"),
         ({"LAB_PROFILE": "full"}, "full, 80"),
     ):
-        assert CliRunner().invoke(cli.app, env=given).stdout.startswith(f"{profile} exercises")
+        assert CliRunner().invoke(cli.app, env=env).stdout.startswith(f"{profile} exercises")
 
 
 def test_every_exercise_is_explained_in_prose_with_a_source():

@@ -69,7 +69,7 @@ def test_events_measure_the_time_between_them(gpu):
 CLOCKS = ["time", "perf_counter", "monotonic", "process_time", "thread_time"]
 
 
-TOLD = {
+CLOCK_READS = {
     **{name: lambda name=name: getattr(time, name)() for name in CLOCKS},
     **{f"{name}_ns": lambda name=name: getattr(time, f"{name}_ns")() / 1e9 for name in CLOCKS},
     "clock_gettime": lambda: time.clock_gettime(time.CLOCK_MONOTONIC),
@@ -78,15 +78,15 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", CLOCK_READS)
 def test_every_clock_tells_virtual_time_from_the_real_one_on(name):
-    real = TOLD[name]()
+    real = CLOCK_READS[name]()
     with device.SimulatedGPU() as gpu:
-        start = TOLD[name]()
+        start = CLOCK_READS[name]()
         assert 0 <= start - real < 60
         gpu.launch(3.0)
         torch.cuda.synchronize()
-        assert TOLD[name]() - start == pytest.approx(3, abs=OVERHEAD)
+        assert CLOCK_READS[name]() - start == pytest.approx(3, abs=OVERHEAD)
 
 
 def test_sleep_takes_no_real_time_and_no_cpu_time(gpu):
@@ -130,10 +130,10 @@ def test_there_is_one_device(gpu):
 
 # ---- "cuda" tensors ----
 
-NOT_HERE = {"numpy", "asarray", "from_dlpack", "tensor of tensors"}  # torch refuses all but the last of a CUDA tensor
+CPU_ONLY = {"numpy", "asarray", "from_dlpack", "tensor of tensors"}  # torch refuses all but the last of a CUDA tensor
 CUDA_READS = {**READS, "copy_": lambda x: torch.empty(2).copy_(x)}
 
-MADE = {
+CUDA_TENSORS = {
     "zeros": lambda: torch.zeros(3, device="cuda"),
     "tensor": lambda: torch.tensor([1.0], device="cuda"),
     "arange": lambda: torch.arange(3, device="cuda:0"),
@@ -146,9 +146,9 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("how", MADE)
+@pytest.mark.parametrize("how", CUDA_TENSORS)
 def test_a_cuda_tensor_says_so(gpu, how):
-    x = MADE[how]()
+    x = CUDA_TENSORS[how]()
     assert x.is_cuda
     assert not x.is_cpu
     assert x.device == torch.device("cuda", 0)
@@ -171,7 +171,7 @@ def test_a_cpu_tensor_stays_one(gpu):
     assert x.tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("how", sorted(CUDA_READS.keys() - NOT_HERE))
+@pytest.mark.parametrize("how", sorted(CUDA_READS.keys() - CPU_ONLY))
 def test_reading_a_value_waits_for_the_stream(gpu, how):
     x = torch.ones(2, device="cuda")
     torch.cuda.synchronize()
@@ -215,11 +215,11 @@ def test_views_and_allocations_are_free(gpu):
     assert gpu.launches == before + 1  # reshape of a transpose copies
 
 
-def train(place: str) -> list[torch.Tensor]:
+def train(kind: str) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).to(place)
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).to(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    x, y = torch.arange(11).to(place), (torch.arange(11) % 3).to(place)
+    x, y = torch.arange(11).to(kind), (torch.arange(11) % 3).to(kind)
     losses = []
     for _ in range(5):
         loss = F.cross_entropy(model(x), y)
@@ -271,7 +271,7 @@ def test_autocast_casts(gpu):
 
 # ---- installing and giving back ----
 
-PLACES = (
+PATCHED = (
     time, timeit, torch, torch.cuda, torch.cuda.nvtx, torch.accelerator, torch.Tensor, torch.autocast, torch.autograd,
     torch.autograd.graph.saved_tensors_hooks,
 )  # fmt: skip
@@ -280,14 +280,14 @@ PLACES = (
 def installed() -> list[object]:
     """Everything that a simulated device may change."""
     defaults = [f.__defaults__ for f in (timeit.timeit, timeit.repeat, timeit.Timer.__init__)]
-    return [*defaults, *(dict(vars(place)) for place in PLACES)]
+    return [*defaults, *(dict(vars(target)) for target in PATCHED)]
 
 
 def test_uninstall_gives_everything_back():
     available = torch.cuda.is_available()
     before = installed()
     with contextlib.suppress(KeyError), device.SimulatedGPU():
-        assert all(now != was for now, was in zip(installed(), before, strict=True))
+        assert all(now != old for now, old in zip(installed(), before, strict=True))
         raise KeyError  # given back after an exception too
     assert installed() == before
     assert torch.cuda.is_available() == available

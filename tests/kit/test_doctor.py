@@ -22,36 +22,36 @@ GOOD = {"torch": "2.13.0+cpu", "triton": "3.7.1", "numpy": "2.4.6"}
 def machine(monkeypatch: pytest.MonkeyPatch):
     """`machine(torch="2.9.0", …)`: other versions installed; None: not at all."""
 
-    def has(**versions: str | None) -> None:
+    def install(**versions: str | None) -> None:
         found = {**GOOD, **versions}
         monkeypatch.setattr(doctor, "installed", lambda name: Version(v) if (v := found.get(name)) else None)
 
-    has()
-    return has
+    install()
+    return install
 
 
-def say(findings, what: str, found: str, do: str = "", fatal: bool = False) -> None:
-    """Assert that one of the findings is this; where `do` is "", there is nothing to do."""
+def check(findings, what: str, found: str, advice: str = "", fatal: bool = False) -> None:
+    """Assert that one of the findings is this; where `advice` is "", there is nothing to do."""
     (finding,) = [f for f in findings if f.what == what]
     assert found in finding.found
-    assert do in finding.do
-    assert (bool(finding.do), finding.fatal) == (bool(do), fatal)
+    assert advice in finding.do
+    assert (bool(finding.do), finding.fatal) == (bool(advice), fatal)
 
 
 def test_a_version_out_of_range_says_which_to_install(machine):
-    say(doctor.versions(), "torch", "2.13.0")
+    check(doctor.versions(), "torch", "2.13.0")
     machine(torch="2.9.1", numpy=None)
-    say(doctor.versions(), "torch", "2.9.1", "pip install 'torch>=2.11'", fatal=True)
-    say(doctor.versions(), "numpy", "not installed", "pip install 'numpy'", fatal=True)
+    check(doctor.versions(), "torch", "2.9.1", "pip install 'torch>=2.11'", fatal=True)
+    check(doctor.versions(), "numpy", "not installed", "pip install 'numpy'", fatal=True)
     machine(torch="2.99.0")
-    say(doctor.versions(), "torch", "2.99.0, newer than 2.13.0, which was tried", "torch==2.13.0")
+    check(doctor.versions(), "torch", "2.99.0, newer than 2.13.0, which was tried", "torch==2.13.0")
 
 
 def test_the_interpreter_is_tried_not_believed(machine, monkeypatch):
     answers = iter([{"sum": 6.0}, {"sum": 0.0}, {"error": "no such"}])
     monkeypatch.setattr(doctor, "ask", lambda code, env=None: next(answers))
     for found, do in (("runs a kernel", ""), ("a sum of 0.0 instead of 6", "constraints"), ("no such", "constraints")):
-        say([doctor.triton()], "Triton's interpreter", found, do)
+        check([doctor.triton()], "Triton's interpreter", found, do)
 
 
 def test_a_python_that_crashes_hangs_or_prints_is_heard_right(monkeypatch):
@@ -67,16 +67,16 @@ ROW = ("NVIDIA H200", "580.65.06", "Disabled")
 
 
 def test_a_gpu_is_seen_by_the_driver_and_by_torch_or_it_says_why(monkeypatch):
-    def seen(rows, built, *devices):
+    def findings(rows, built, *devices):
         monkeypatch.setattr(doctor, "driver", lambda: rows)
         monkeypatch.setattr(doctor, "ask", lambda code, env=None: {"built": built, "devices": devices})
         return doctor.gpu()
 
-    say(seen([], None), "GPU", "none", "not run")
-    say(seen([ROW] * 2, "13.0", H200, H200), "GPU in torch", "2 × NVIDIA H200, sm_90, 150 GiB")
-    say(seen([ROW], None), "GPU in torch", "built without CUDA", "a CUDA build")
-    say(seen([("A100", "580", "Enabled")], "13.0", H200), "GPU 0", "A100, driver 580", "MIG is on")
-    say(seen([("T4", "580", "[N/A]")], "13.0", {**H200, "capability": [7, 5]}), "GPU in torch", "sm_75", "sm_80")
+    check(findings([], None), "GPU", "none", "not run")
+    check(findings([ROW] * 2, "13.0", H200, H200), "GPU in torch", "2 × NVIDIA H200, sm_90, 150 GiB")
+    check(findings([ROW], None), "GPU in torch", "built without CUDA", "a CUDA build")
+    check(findings([("A100", "580", "Enabled")], "13.0", H200), "GPU 0", "A100, driver 580", "MIG is on")
+    check(findings([("T4", "580", "[N/A]")], "13.0", {**H200, "capability": [7, 5]}), "GPU in torch", "sm_75", "sm_80")
 
 
 NO_BWRAP = "bubblewrap is not installed; run: apt-get install bubblewrap"
@@ -86,13 +86,13 @@ NO_UID = "uid isolation needs root; run with: sudo"
 def test_only_a_machine_without_any_box_cannot_grade(monkeypatch):
     works = {"bubblewrap": "", "uid": NO_UID, "process": ""}
     monkeypatch.setattr(grader_doctor, "available", lambda: works)
-    say(grader_doctor.isolation(), "isolation bubblewrap", "works")
-    say(grader_doctor.isolation(), "isolation uid", "needs root")
+    check(grader_doctor.isolation(), "isolation bubblewrap", "works")
+    check(grader_doctor.isolation(), "isolation uid", "needs root")
     works["bubblewrap"] = NO_BWRAP
-    say(grader_doctor.isolation(), "isolation bubblewrap", "", "run: apt-get install bubblewrap", fatal=True)
-    say(grader_doctor.isolation(), "isolation uid", "needs root", "run with: sudo")
+    check(grader_doctor.isolation(), "isolation bubblewrap", "", "run: apt-get install bubblewrap", fatal=True)
+    check(grader_doctor.isolation(), "isolation uid", "needs root", "run with: sudo")
     works["uid"] = ""
-    say(grader_doctor.isolation(), "isolation bubblewrap", "", "bubblewrap; until then: --isolation uid")
+    check(grader_doctor.isolation(), "isolation bubblewrap", "", "bubblewrap; until then: --isolation uid")
 
 
 def test_a_small_or_full_machine_says_how_much_to_free(monkeypatch):
@@ -100,26 +100,26 @@ def test_a_small_or_full_machine_says_how_much_to_free(monkeypatch):
     monkeypatch.setattr(grader_doctor.psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
     assert [f.what for f in doctor.room() if f.fatal] == ["free memory"]
-    rooms = [f for f in grader_doctor.room() if f.what.startswith("room in")]
-    assert all(f.do.startswith("free ") for f in rooms)
-    assert [f.fatal for f in rooms] == ["shm" not in f.what for f in rooms], "/dev/shm alone stops nothing"
+    disks = [f for f in grader_doctor.room() if f.what.startswith("room in")]
+    assert all(f.do.startswith("free ") for f in disks)
+    assert [f.fatal for f in disks] == ["shm" not in f.what for f in disks], "/dev/shm alone stops nothing"
 
 
 def test_slurm_is_told_piece_by_piece(monkeypatch):
-    there = {"sbatch", "squeue", "scancel", "scontrol", "srun"}
-    monkeypatch.setattr(shutil, "which", lambda name: name if name in there else None)
+    commands = {"sbatch", "squeue", "scancel", "scontrol", "srun"}
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in commands else None)
     monkeypatch.setattr(schedulers, "answers", lambda: True)
     sinfo = "class*|up|3|idle|gpu:h100:8\nold|up|1|down*|(null)\n"
     outputs = {"--version": "slurm 22.05.8\n"}
     monkeypatch.setattr(grader_doctor, "output", lambda command: outputs.get(command[-1], sinfo))
     found = list(grader_doctor.slurm())
-    say(found, "Slurm", "22.05.8")
-    say(found, "partition class*", "up, 3 nodes idle, gpu:h100:8")
-    say(found, "partition old", "down", "sinfo -R")
+    check(found, "Slurm", "22.05.8")
+    check(found, "partition class*", "up, 3 nodes idle, gpu:h100:8")
+    check(found, "partition old", "down", "sinfo -R")
     monkeypatch.setattr(schedulers, "answers", lambda: False)
-    say(grader_doctor.slurm(), "Slurm", "", "scontrol ping")
-    there.clear()
-    say(grader_doctor.slurm(), "Slurm", "none", "only")
+    check(grader_doctor.slurm(), "Slurm", "", "scontrol ping")
+    commands.clear()
+    check(grader_doctor.slurm(), "Slurm", "none", "only")
 
 
 @pytest.mark.parametrize(("module", "command"), [(doctor, lab_cli), (grader_doctor, cli)])

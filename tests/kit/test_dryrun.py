@@ -1,6 +1,6 @@
 """A dry run does what real ranks do: the same rows, bytes and FLOPs, of whatever implementation it is given.
 
-It would be faked by a formula: so an implementation whose ranks disagree must be told to disagree, and one that waits
+It would be faked by a formula: so an implementation whose ranks disagree must be found to disagree, and one that waits
 for ever to wait.
 """
 
@@ -43,8 +43,8 @@ def accounts(runner: Runner, step: Step) -> list[Account]:
     return [account(runner, step, rank) for rank in step.stages()]
 
 
-def facts(told: Account) -> list[list]:
-    return [[row[name] for name in FACTS] for row in told.rows]
+def facts(account: Account) -> list[list]:
+    return [[row[name] for name in FACTS] for row in account.rows]
 
 
 MESHES = {
@@ -60,17 +60,17 @@ def agree(runner: Runner, step: Step, ranks: Collection[int]) -> None:
     alone = step.mesh.get("pipe", 1) == 1  # else a real rank keeps what it sends until somebody has taken it
     peaks = {rank: [] for rank in ranks}
     for _ in range(10):  # on busy cores Gloo's threads hold a message for longer, and so more of them at once
-        said = runner.run(real, step.plain(), world=step.world, timeout=600.0)
-        told = {rank: Account(**json.loads(said[rank])) for rank in ranks}
+        outputs = runner.run(real, step.plain(), world=step.world, timeout=600.0)
+        actual = {rank: Account(**json.loads(outputs[rank])) for rank in ranks}
         for rank in ranks:
-            peaks[rank].append(told[rank].peak)
+            peaks[rank].append(actual[rank].peak)
         if not alone or all(dry_runs[rank].peak in peaks[rank] for rank in ranks):
             break
     for rank, got in dry_runs.items():
-        for number, (want, row) in enumerate(zip(facts(told[rank]), facts(got), strict=True)):
+        for number, (want, row) in enumerate(zip(facts(actual[rank]), facts(got), strict=True)):
             assert row == want, f"{step}, rank {rank}, row {number}: expected {want}, got {row}"
         for what in ("flops", "parameters", "resting"):
-            assert getattr(got, what) == getattr(told[rank], what), f"{step}, rank {rank}: {what}"
+            assert getattr(got, what) == getattr(actual[rank], what), f"{step}, rank {rank}: {what}"
         found = peaks[rank]
         assert not alone or got.peak in found, f"{step}, rank {rank}: {got.peak} at most dry, {found} on Gloo"
 
@@ -109,7 +109,7 @@ def test_memory_on_paper_is_of_the_kind_that_a_dry_run_holds(runner):
 
 
 def test_a_rank_of_a_thousand_costs_what_a_rank_of_two_does(runner):
-    """But for the size of what it says: its mesh is larger, its step is not."""
+    """Except for the size of what it reports: its mesh is larger, its step is not."""
     small, large = (account(runner, Step(CONFIG, {"data": n, "pipe": 2}), 0) for n in (2, 512))
     assert len(large.rows) == len(small.rows)
     assert large.flops == small.flops
@@ -158,16 +158,16 @@ def test_stages_that_do_not_fit_each_other_are_named(edited, micro_batches, begi
     assert holds in wrong
 
 
-def beside(runner: Runner, step: Step) -> list[Account]:
+def neighbours(runner: Runner, step: Step) -> list[Account]:
     return [account(runner, step, rank) for rank in step.neighbours().values()]
 
 
 def test_stages_that_fit_each_other_are_found_to_and_neighbours_along_the_other_axes(runner):
     mesh, options = MESHES["all four"]
     step = Step(CONFIG, mesh, **options)
-    told = accounts(runner, step)
-    assert matched([*told, *beside(runner, step)]) == ""
-    assert play({a.rank: a.program(step) for a in told}, cluster("dgx-h100", 16)).step_s > 0
+    stages = accounts(runner, step)
+    assert matched([*stages, *neighbours(runner, step)]) == ""
+    assert play({a.rank: a.program(step) for a in stages}, cluster("dgx-h100", 16)).step_s > 0
 
 
 @pytest.mark.parametrize("edited", ["disagrees-along-tensor"], indirect=True)
@@ -176,7 +176,7 @@ def test_a_neighbour_that_does_something_else_is_named(edited):
     assert step.neighbours() == {"data": 4, "tensor": 1}
     assert step.neighbours(7) == {"data": 3, "tensor": 6}
     assert matched(accounts(edited, step)) == ""
-    wrong = matched([*accounts(edited, step), *beside(edited, step)])
+    wrong = matched([*accounts(edited, step), *neighbours(edited, step)])
     assert wrong.startswith("mismatch: rank 0 issued all_reduce #")
     assert "rank 1 issued all_reduce #" in wrong
 
@@ -203,10 +203,10 @@ def test_the_door_reads_what_is_there_and_else_what_is_fair():
 
 
 def test_a_device_is_as_large_for_a_dry_run_as_for_the_planner():
-    where = cluster("dgx-h100", 8)
+    h100 = cluster("dgx-h100", 8)
     for share in (0.94, 0.96):
-        held = Account(0, [], 0, 0, {}, {"activations": int(share * where.device.hbm_bytes)}, [])
-        assert fits([held], where).startswith("fits" if share < 1 - steps.RESERVED else "does not fit: rank 0 would")
+        rank = Account(0, [], 0, 0, {}, {"activations": int(share * h100.device.hbm_bytes)}, [])
+        assert fits([rank], h100).startswith("fits" if share < 1 - steps.RESERVED else "does not fit: rank 0 would")
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,10 @@ def test_an_example_earns_what_its_honest_code_earns(graded, name):
 def test_nothing_secret_reaches_a_report(graded):
     """The spy raises with all it could read; neither its page nor the JSON holds anything of the grader's."""
     submissions, out = graded
-    told = json.dumps(submissions["hostile-spy"]) + (out / "report" / "submissions" / "hostile-spy.html").read_text()
-    assert "PYTHONPATH=/kit" in told, "the spy told nothing, so this test could not fail"
+    report = json.dumps(submissions["hostile-spy"]) + (out / "report" / "submissions" / "hostile-spy.html").read_text()
+    assert "PYTHONPATH=/kit" in report, "the spy told nothing, so this test could not fail"
     for secret in ("test_naive.py'", "test_tiled_forward.py'", "gradebook.sqlite", CANARY):
-        assert secret not in told, f"{secret} was read from inside the sandbox"
+        assert secret not in report, f"{secret} was read from inside the sandbox"
 
 
 def test_what_each_must_earn_follows_from_the_points_of_today():

@@ -15,7 +15,7 @@ from grader.report.html import class_page, submission_page
 from lab.course.questions import default as questions
 from lab.course.scoring import totals
 
-from .classroom import ABOUT, passed, refused, result
+from .classroom import A_RUN, passed, refused, result
 from .test_report import HOSTILE, IDS, ROW, A, decided, hostile, small_class, table, visible
 
 
@@ -44,8 +44,8 @@ def test_gradescope_never_passes_what_was_not_run_or_did_not_count() -> None:
     }
     why = f"not written yet\nhint: {A.exercises[IDS[2]].hints[0]}"
     stub = [result(IDS[2], "failed", case=f"{n}", reason="unwritten", message=why) for n in range(3)]
-    (said,) = [t["output"] for t in exports.gradescope(Graded("bob", results=stub), A, IDS[2:])["tests"]]
-    assert said == f"a [0]; a [1]; a [2]: not attempted.\n{why}"
+    (output,) = [t["output"] for t in exports.gradescope(Graded("bob", results=stub), A, IDS[2:])["tests"]]
+    assert output == f"a [0]; a [1]; a [2]: not attempted.\n{why}"
     assert "counts only once all numerics" in tests["ddp.naive: property"]["output"]
     assert "needs a GPU" in tests[f"{ROW}: numerics (not run)"]["output"]
 
@@ -59,24 +59,24 @@ def test_what_is_inconclusive_is_said_so_everywhere_and_never_passes() -> None:
         result("benchmarking.benchmark", "not_run", "timing", "t", reason="needs a GPU"),
     ])  # fmt: skip
     naive = 10 * 10 / 70
-    page = submission_page(g, A, ABOUT, IDS)
+    page = submission_page(g, A, A_RUN, IDS)
     text = visible(page)
     assert f"not run ({naive + 15:.2f} inconclusive)" in text
     assert "Inconclusive Timed, but the machine was too restless to tell. No points lost" in text
     assert f"overlap: {why}" in text
     assert page.count('class="mark inconclusive"') == 3, "the exercise that was timed alone, and two tests"
-    one = exports.as_json(ABOUT, {"ada": g}, A, IDS)["submissions"]["ada"]
-    assert one["inconclusive"] == table({"ada": g})["ada"]["inconclusive"] == pytest.approx(naive + 15, abs=1e-3)
-    assert one["exercises"]["benchmarking.benchmark"]["inconclusive"] == 0
+    submission = exports.as_json(A_RUN, {"ada": g}, A, IDS)["submissions"]["ada"]
+    assert submission["inconclusive"] == table({"ada": g})["ada"]["inconclusive"] == pytest.approx(naive + 15, abs=1e-3)
+    assert submission["exercises"]["benchmarking.benchmark"]["inconclusive"] == 0
     tests = {t["name"]: t for t in exports.gradescope(g, A, IDS)["tests"]}
     for name, points in (("ddp.naive", f"{naive:.2f}"), (ROW, "15")):
         entry = tests[f"{name}: timing (inconclusive)"]
         assert {"score", "max_score", "status"} & set(entry) == set()
         assert f"Inconclusive: {points} points, neither earned nor lost." in entry["output"]
         assert f"inconclusive, {why}" in entry["output"]
-    whole = class_page({"ada": g}, A, ABOUT, IDS)
-    assert any("?</span>" in part.partition("</td>")[0] for part in whole.split('class="marks"')[1:])
-    assert f"{naive + 15:.2f} of it inconclusive" in visible(whole)
+    overview = class_page({"ada": g}, A, A_RUN, IDS)
+    assert any("?</span>" in part.partition("</td>")[0] for part in overview.split('class="marks"')[1:])
+    assert f"{naive + 15:.2f} of it inconclusive" in visible(overview)
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,15 @@ def test_exports_survive_hostile_text(tmp_path: Path, text: str) -> None:
     graded = {g.name: g, "ada": small_class()["ada"]}
     exports.write_exports(tmp_path, graded, A, IDS)
     assert len((tmp_path / "grades.csv").read_text().splitlines()) == 3
-    for data in (exports.gradescope(g, A, IDS), exports.as_json(ABOUT, graded, A, IDS)):
+    for data in (exports.gradescope(g, A, IDS), exports.as_json(A_RUN, graded, A, IDS)):
         written = json.dumps(data, ensure_ascii=False, allow_nan=False)
         assert len(written.encode("utf-8")) < 500_000
         assert not re.search("[\x1b\x00\u202e]|\\\\u0000|\\\\u001b", written)
 
 
 def test_json_and_csv_hold_everything_but_the_seed() -> None:
-    data = exports.as_json(ABOUT, small_class(), A, IDS)
-    assert ABOUT.seed not in json.dumps(data)
+    data = exports.as_json(A_RUN, small_class(), A, IDS)
+    assert A_RUN.seed not in json.dumps(data)
     assert "manifest" not in data["run"]
     bob = data["submissions"]["bob"]
     assert (bob["status"], bob["earned"], bob["possible"], bob["not_run"]) == ("graded", 25.0, 35.0, 0.0)
@@ -179,10 +179,10 @@ def test_what_is_no_roster_gets_one_line(roster: str, column: str, says: str) ->
 
 
 def test_nothing_that_does_not_count_is_lost_in_an_export() -> None:
-    away = Graded("ada", results=[*passed(IDS[:2]), result(IDS[2], "not_run", reason="needs a GPU")])
+    partial = Graded("ada", results=[*passed(IDS[:2]), result(IDS[2], "not_run", reason="needs a GPU")])
     nothing = Graded("f00", results=[result(id, "not_run", reason="needs a GPU") for id in IDS])
     refused = replace(small_class()["dan"], name="cyd")
-    for g, score, cell in ((away, 35, "70.0"), (refused, 0, ""), (nothing, 0, "")):
+    for g, score, cell in ((partial, 35, "70.0"), (refused, 0, ""), (nothing, 0, "")):
         assert exports.gradescope(g, A, IDS)["score"] == score, g.name
         text, left_out = canvas({g.name: g})
         assert [r[-1] for r in csv.reader(text.splitlines()) if r[3] == g.name] == [cell]
@@ -196,8 +196,8 @@ TIMED = ["ddp.naive", "ddp.bucketed"]
 
 
 def timed(name: str, ratio: str = "", outcome: str = "passed") -> Graded:
-    said = f"buckets: {ratio} times (1.70 to 1.95, 24 pairs), asked for 1.40 times" if ratio else ""
-    return Graded(name, results=[result(), result("ddp.bucketed", outcome, "timing", message=said)])
+    message = f"buckets: {ratio} times (1.70 to 1.95, 24 pairs), asked for 1.40 times" if ratio else ""
+    return Graded(name, results=[result(), result("ddp.bucketed", outcome, "timing", message=message)])
 
 
 CLASS = {g.name: g for g in (timed("ada", "1.83"), timed("bob", "2.5", "failed"), timed("cyd"))}
@@ -213,12 +213,12 @@ def test_gradescope_gets_points_and_ratios():
 
 def test_only_those_who_asked_are_on_the_page_and_by_their_own_name(tmp_path):
     names = {"ada": "<script>alert(1)</script>", "cyd": "Lovelace\u202e"}
-    page = leaderboard.write(tmp_path / "page.html", CLASS, names, A, ABOUT, TIMED).read_text(encoding="utf-8")
+    page = leaderboard.write(tmp_path / "page.html", CLASS, names, A, A_RUN, TIMED).read_text(encoding="utf-8")
     assert "&lt;script&gt;alert(1)" in page
     assert "<script>alert" not in page
     assert "\u202e" not in page
     assert "1.83 ×" in page
-    for hidden in ("ada", "bob", "cyd", ABOUT.seed):
+    for hidden in ("ada", "bob", "cyd", A_RUN.seed):
         assert hidden not in page
 
 
@@ -234,4 +234,4 @@ def test_a_file_of_names_that_is_none_gets_one_line(tmp_path, text, words):
     (tmp_path / "names.csv").write_text(text)
     with refused(leaderboard.Wrong, words):
         names = leaderboard.read_names(tmp_path / "names.csv")
-        leaderboard.write(tmp_path / "page.html", CLASS, names, A, ABOUT, TIMED)
+        leaderboard.write(tmp_path / "page.html", CLASS, names, A, A_RUN, TIMED)

@@ -43,20 +43,20 @@ def test_zero(runner):
     stages = [[[0, 1], False], [[0, 1, 2], True]]
     args = width, "AdamW", {"lr": 0.1}, state, batches, stages
     for gloo, switch in zip(*on_both(runner, zero.resume, *args, world=3), strict=True):
-        for ours, theirs in zip(gloo["stages"], switch["stages"], strict=True):
-            assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-5)
+        for got, want in zip(gloo["stages"], switch["stages"], strict=True):
+            assert got["losses"] == pytest.approx(want["losses"], rel=1e-5)
 
 
 def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner):
     """Gloo's sends look incomplete until the code waits for them."""
-    world, elements, grew = 4, 500_000, {}
+    world, elements, peaks = 4, 500_000, {}
     for micro_batches in (4, 16):
         args = one_forward_one_backward(world, micro_batches), micro_batches, elements
         traces = runner.trace(probes.pipelined, *args, world=world, network="gloo")
         assert traces[-1].values == pytest.approx(math.factorial(world + 1))
-        grew[micro_batches] = [trace.peak_bytes for trace in traces]
-    for rank, (few, many) in enumerate(zip(grew[4], grew[16], strict=True)):
-        assert many - few < 4 * 4 * elements, f"rank {rank} of {world}, bytes by micro-batches and rank: {grew}"
+        peaks[micro_batches] = [trace.peak_bytes for trace in traces]
+    for rank, (few, many) in enumerate(zip(peaks[4], peaks[16], strict=True)):
+        assert many - few < 4 * 4 * elements, f"rank {rank} of {world}, bytes by micro-batches and rank: {peaks}"
 
 
 def test_a_mesh(runner):

@@ -27,8 +27,8 @@ def test_a_fault_in_a_part_does_not_end_the_others_and_a_second_run_goes_on(tmp_
     ]
     for _ in range(2):
         gpu.run(parts, tmp_path / "gpu.json")
-        said = capsys.readouterr().out.splitlines()
-        assert said == [
+        lines = capsys.readouterr().out.splitlines()
+        assert lines == [
             "fails: failed with exit code 3: see gpu-fails.log",
             "hangs: stopped after 1 s: see gpu-hangs.log",
             "big: not run: needs 99 GPUs",
@@ -53,8 +53,8 @@ sys.exit(pytest.main(["--collect-only", "-q", *tests]))
 
 def test_no_part_needs_a_package_of_an_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {Requirement(text).name for some in project["optional-dependencies"].values() for text in some}
-    blocked = {name for name, of in metadata.packages_distributions().items() if {d.lower() for d in of} & extras}
+    extras = {Requirement(text).name for extra in project["optional-dependencies"].values() for text in extra}
+    blocked = {name for name, dists in metadata.packages_distributions().items() if {d.lower() for d in dists} & extras}
     assert {"yaml", "tomlkit", "hypothesis"} <= blocked
     modules = ["benchmarks.gpu", *(p.arguments[1] for p in gpu.PARTS if p.arguments[1] not in ("lab", "pytest"))]
     tests = [a for part in gpu.PARTS for a in part.arguments if a.startswith("tests/")]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from grader.database import APPLICATION, FORMAT
 from grader.gradebook import Flag, Gradebook, GradebookError, Graded
 
-from .classroom import ABOUT, RUN, refused, result
+from .classroom import A_RUN, RUN, refused, result
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_what_was_recorded_comes_back(path: Path) -> None:
     with Gradebook(path, write=False) as book:
         assert list(book.graded(run).items()) == [("ada", graded), (refused.name, refused)]
         latest = book.latest_run()
-    assert latest == replace(ABOUT, id=run, started=latest.started)
+    assert latest == replace(A_RUN, id=run, started=latest.started)
 
 
 def test_recording_again_replaces_and_other_runs_stay(path: Path) -> None:
@@ -67,17 +67,17 @@ def test_nothing_from_a_submission_breaks_it(tmp_path_factory: pytest.TempPathFa
     with Gradebook(path) as book:
         run = book.start_run(**RUN)
         for name in names:
-            said = result(outcome="failed", message=text, output=text, reason=text, seconds=float("nan"))
+            row = result(outcome="failed", message=text, output=text, reason=text, seconds=float("nan"))
             flags = [Flag(text, text)]
-            book.record(run, Graded(name, text, "h", "graded", text, float("inf"), [text], [said], flags))
-        back = book.graded(run)
-        assert set(back) == set(names), "names must come back exactly, or --resume grades twice"
-        for graded in back.values():
+            book.record(run, Graded(name, text, "h", "graded", text, float("inf"), [text], [row], flags))
+        stored = book.graded(run)
+        assert set(stored) == set(names), "names must come back exactly, or --resume grades twice"
+        for graded in stored.values():
             assert graded.source == text
-            shown = [graded.message, *graded.notes, graded.results[0].message, graded.results[0].output]
-            assert all(len(s) <= 20_000 for s in shown)
-            assert not any(c in s for s in shown for c in ("\x00", "\x1b", "\u202e"))
-            json.dumps(shown, ensure_ascii=False).encode("utf-8")
+            texts = [graded.message, *graded.notes, graded.results[0].message, graded.results[0].output]
+            assert all(len(s) <= 20_000 for s in texts)
+            assert not any(c in s for s in texts for c in ("\x00", "\x1b", "\u202e"))
+            json.dumps(texts, ensure_ascii=False).encode("utf-8")
 
 
 def test_an_exception_in_record_leaves_nothing_behind(path: Path) -> None:
@@ -118,7 +118,7 @@ def _sqlite(*statements: str) -> Callable[[Path], None]:
     return make
 
 
-OURS = f"PRAGMA application_id = {APPLICATION}"
+OWN_ID = f"PRAGMA application_id = {APPLICATION}"
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ OURS = f"PRAGMA application_id = {APPLICATION}"
     [
         (lambda path: path.write_text("name,points\nada,35\n" * 100), "not a gradebook"),
         (_sqlite("CREATE TABLE songs (title)"), "another SQLite file"),
-        (_sqlite(OURS, f"PRAGMA user_version = {FORMAT + 1}"), f"reads format {FORMAT}; use a newer grader"),
-        (_sqlite(OURS, f"PRAGMA user_version = {FORMAT - 1}"), f"reads format {FORMAT}; grade into a new folder"),
+        (_sqlite(OWN_ID, f"PRAGMA user_version = {FORMAT + 1}"), f"reads format {FORMAT}; use a newer grader"),
+        (_sqlite(OWN_ID, f"PRAGMA user_version = {FORMAT - 1}"), f"reads format {FORMAT}; grade into a new folder"),
         (lambda path: path.mkdir(), "expected a file"),
     ],
 )

@@ -50,14 +50,14 @@ def autograder(tmp_path, packed):
 def run(root: Path, **environment: str) -> tuple[dict, str]:
     """(results.json, standard output)."""
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    where = {"AUTOGRADER": str(root), "AUTOGRADER_VENV": str(Path(sys.executable).parent.parent), "CANARY": CANARY}
-    ran = subprocess.run(
-        ["bash", str(root / "run_autograder")], cwd=root, env={**inherited, **where, **environment},
+    paths = {"AUTOGRADER": str(root), "AUTOGRADER_VENV": str(Path(sys.executable).parent.parent), "CANARY": CANARY}
+    done = subprocess.run(
+        ["bash", str(root / "run_autograder")], cwd=root, env={**inherited, **paths, **environment},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
     )  # fmt: skip
     results = json.loads((root / "results" / "results.json").read_text())
     assert_valid(results)
-    return results, ran.stdout
+    return results, done.stdout
 
 
 def assert_valid(results: dict) -> None:
@@ -96,8 +96,8 @@ def test_an_example_is_graded_as_anywhere_else(autograder):
         (autograder / "bin" / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions' >&2\nexit 1\n")
         (autograder / "bin" / "bwrap").chmod(0o755)
         path = f"{autograder / 'bin'}:{path}"
-    results, said = run(autograder, PATH=path)
-    assert f"isolation: {isolation}" in said
+    results, output = run(autograder, PATH=path)
+    assert f"isolation: {isolation}" in output
     assert earned(results) == pytest.approx(sum(EXPECTED[EXAMPLE]["points"].values()), abs=1e-3), results
     assert results["execution_time"] > 0
     (row,) = results["leaderboard"]
@@ -121,19 +121,19 @@ def test_a_crash_of_the_grader_is_told_as_one(autograder, tmp_path, how):
         (tmp_path / "bin").mkdir()
         for tool in ("bash", "chmod", "cp", "mkdir"):
             (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
-    results, said = run(autograder, **environment)
+    results, output = run(autograder, **environment)
     assert results["score"] == 0
     assert "The grader failed" in results["output"]
-    assert "Traceback" not in json.dumps(results), said
-    assert why in said, "the instructor is not told why"
+    assert "Traceback" not in json.dumps(results), output
+    assert why in output, "the instructor is not told why"
 
 
 def test_the_archive_holds_no_solution_and_a_seed_of_its_own():
     one, other = archive.files(PROFILE), archive.files(PROFILE)
-    tops = {name.partition("/")[0] for name in one}
-    assert tops.isdisjoint({"reference", "student", "notebooks", "examples", "benchmarks"})
-    ours = ("tests/kit/", "grader/mutants/", "grader/variants/", "grader/hostile/")
-    assert not [n for n in one if n.startswith(ours)]
+    folders = {name.partition("/")[0] for name in one}
+    assert folders.isdisjoint({"reference", "student", "notebooks", "examples", "benchmarks"})
+    private = ("tests/kit/", "grader/mutants/", "grader/variants/", "grader/hostile/")
+    assert not [n for n in one if n.startswith(private)]
     assert {name for name in one if one[name] != other[name]} == {"settings.json"}
     assert json.loads(one["settings.json"])["profile"] == PROFILE
 
@@ -141,10 +141,10 @@ def test_the_archive_holds_no_solution_and_a_seed_of_its_own():
 @pytest.mark.parametrize(("profile", "layout"), [("full", "stages"), ("tour", "stages"), ("cs336-2026", "cs336")])
 def test_written_questions_are_asked_and_the_archives_profile_tells_the_layout(tmp_path, monkeypatch, profile, layout):
     """A stray tests/adapters.py gets nobody fewer tests."""
-    asked = []
+    calls = []
 
     def grade_one(submission, settings):
-        asked.append((submission.layout, settings.questions))
+        calls.append((submission.layout, settings.questions))
         return Graded(submission.name)
 
     monkeypatch.setattr(batch, "grade_one", grade_one)
@@ -152,4 +152,4 @@ def test_written_questions_are_asked_and_the_archives_profile_tells_the_layout(t
     monkeypatch.setattr(harness, "strongest", lambda: "process")
     (tmp_path / "settings.json").write_text(json.dumps({"profile": profile, "seed": "1"}))
     harness.grade(tmp_path)
-    assert asked == [(layout, questions().of_profile(profile))]
+    assert calls == [(layout, questions().of_profile(profile))]

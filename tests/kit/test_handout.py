@@ -43,9 +43,9 @@ def test_links_resolve_to_headings_and_the_exercises_and_questions_that_are_name
     for target in (target for target in links(chapter) if not target.startswith("http")):
         path, hash, heading = target.partition("#")
         assert not target.startswith("#exercise-"), f"{chapter.name}: {target}: name the page; editions leave some out"
-        there = (chapter.parent / path).resolve() if path else chapter
-        assert there.exists(), f"{chapter.name}: {target} is not there"
-        assert not hash or heading in anchors(there), f"{chapter.name}: {target}"
+        file = (chapter.parent / path).resolve() if path else chapter
+        assert file.exists(), f"{chapter.name}: {target} is not there"
+        assert not hash or heading in anchors(file), f"{chapter.name}: {target}"
     stages, known = "|".join(s.name for s in default().stages), default().exercises | questions().questions
     for id in re.findall(rf"`((?:{stages})\.[a-z_0-9]+)`", chapter.read_text(encoding="utf-8")):
         assert id in known, f"{chapter.name} names {id}"
@@ -73,8 +73,8 @@ def test_the_shorter_ways_are_the_profiles():
     ):
         assert words.format(len(ids), sum(known.exercise(id).hours for id in ids)) in page
     core = known.profiles["core"]
-    says = f"`core`, {len(core)} exercises in {sum(known.exercise(id).hours for id in core):g} hours"
-    assert says in " ".join(README.split())
+    sentence = f"`core`, {len(core)} exercises in {sum(known.exercise(id).hours for id in core):g} hours"
+    assert sentence in " ".join(README.split())
     assert f"they have all {len(known.exercises)}" in README
     assert f"{len(known.exercises)} exercises, from" in README
 
@@ -113,31 +113,31 @@ def test_figures_are_numbered_as_they_appear_and_each_has_a_caption(chapter):
 def test_sessions_print_what_the_chapter_says(chapter):
     fences = [t for t in MarkdownIt().parse(HANDOUT[chapter]) if t.type == "fence" and t.info == "pycon"]
     session = "\n".join(t.content for t in fences)
-    said: list[str] = []
+    output: list[str] = []
     test = doctest.DocTestParser().get_doctest(session, {}, chapter, f"{chapter}.md", 0)
-    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
+    doctest.DocTestRunner(verbose=False).run(test, out=output.append)
     assert test.examples
-    assert not said, "".join(said)
+    assert not output, "".join(output)
 
 
 def test_the_pictures_are_those_that_draw_py_draws(tmp_path):
-    drawn = ROOT / "handout" / "images" / "draw.py"
+    script = ROOT / "handout" / "images" / "draw.py"
     folders = ["--out", str(tmp_path), "--numbers", str(tmp_path)]
-    subprocess.run([sys.executable, str(drawn), *folders], check=True, cwd=ROOT)
-    kept = {p.name: p for folder in ("images", "site/moving") for p in (ROOT / "handout" / folder).glob("*.*[gn]")}
-    made = sorted(tmp_path.glob("*.*"))
-    assert len(made) > 20
-    stale = [p.name for p in made if p.name not in kept or kept[p.name].read_bytes() != p.read_bytes()]
+    subprocess.run([sys.executable, str(script), *folders], check=True, cwd=ROOT)
+    saved = {p.name: p for folder in ("images", "site/moving") for p in (ROOT / "handout" / folder).glob("*.*[gn]")}
+    drawn = sorted(tmp_path.glob("*.*"))
+    assert len(drawn) > 20
+    stale = [p.name for p in drawn if p.name not in saved or saved[p.name].read_bytes() != p.read_bytes()]
     assert not stale, "run python handout/images/draw.py"
 
 
 @pytest.mark.parametrize("stage", [s.name for s in default().stages])
 def test_every_name_that_a_probe_asks_for_is_in_its_stub(stage):
-    asked = set()
+    names = set()
     for probes in (ROOT / "tests" / stage).glob("*.py"):
-        asked |= set(re.findall(r"\bimpl\.(\w+)\.(\w+)\.(\w+)", probes.read_text(encoding="utf-8")))
-    assert asked
-    for folder, module, name in asked:
+        names |= set(re.findall(r"\bimpl\.(\w+)\.(\w+)\.(\w+)", probes.read_text(encoding="utf-8")))
+    assert names
+    for folder, module, name in names:
         stub = (ROOT / "student" / folder / f"{module}.py").read_text(encoding="utf-8")
         assert re.search(rf"\b{name}\b", stub), f"tests ask for {folder}/{module}.py:{name}, and the stub has none"
 
@@ -149,8 +149,8 @@ WEEKS = {"Two": 2, "Four": 4, "Ten": 10}
 
 @pytest.mark.parametrize("stage", default().stages, ids=lambda s: s.name)
 def test_the_table_of_stages_is_the_assignment(stage):
-    mine = default().of_stage(stage.name)
-    row = [stage.name, len(mine), sum(e.points for e in mine), sum(e.hours for e in mine)]
+    exercises = default().of_stage(stage.name)
+    row = [stage.name, len(exercises), sum(e.points for e in exercises), sum(e.hours for e in exercises)]
     assert "| `{}` | {} | {:g} | {:g} | ".format(*row) in HANDOUT["instructors"]
     assert {q.stage for q in questions().questions.values()} >= {stage.name}
 
@@ -158,14 +158,14 @@ def test_the_table_of_stages_is_the_assignment(stage):
 def test_its_picture_of_a_failing_check_is_what_the_kit_says():
     picture = re.search(r"```text\n(.*?)```", README, re.DOTALL)[1]
     naive = default().exercise("ddp.naive")
-    when = mistakes.read("ddp")["when"]["sum-for-mean"]
-    says = (
-        f"{mistakes.SAYS}{when}.",
+    condition = mistakes.read("ddp")["when"]["sum-for-mean"]
+    lines = (
+        f"{mistakes.SAYS}{condition}.",
         f"numerics: {ASKS['numerics']}",
         f"hint: {naive.hints[0]}",
         f"student/{naive.file}",
     )
-    for line in says:
+    for line in lines:
         assert line in picture
 
 
@@ -179,12 +179,12 @@ def test_every_file_of_versions_has_the_same():
 
 
 def test_the_devcontainer_says_make_env_on_a_python_that_is_supported():
-    told = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
-    python = re.search(r"python:(\d+)\.(\d+)", told["image"]).groups()
+    config = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
+    python = re.search(r"python:(\d+)\.(\d+)", config["image"]).groups()
     assert [*map(int, python)] >= [*map(int, PROJECT["requires-python"].removeprefix(">=").split("."))]
-    made = ["make", "-n", *told["postCreateCommand"].removeprefix("make ").split()]
-    assert subprocess.run(made, cwd=ROOT, capture_output=True).returncode == 0
-    extras = re.search(r"EXTRAS=(\S+)", told["postCreateCommand"])[1].split(",")
+    command = ["make", "-n", *config["postCreateCommand"].removeprefix("make ").split()]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
+    extras = re.search(r"EXTRAS=(\S+)", config["postCreateCommand"])[1].split(",")
     assert set(extras) <= set(PROJECT["optional-dependencies"])
 
 
@@ -208,5 +208,5 @@ def test_a_syllabus_is_its_profile_its_hours_add_up_and_nothing_comes_before_wha
     assert len(everything) == len(set(everything)), "an exercise is in two weeks"
     assert set(everything) == set(known.profiles[profile])
     for week, (ids, _) in enumerate(planned):  # stand-ins help who is stuck; a plan should not count on them
-        later = {id for more, _ in planned[week + 1 :] for id in more}
+        later = {id for others, _ in planned[week + 1 :] for id in others}
         assert not [id for id in ids if later.intersection(known.exercise(id).needs)], f"week {week + 1}: too early"

@@ -1,4 +1,4 @@
-"""The hostile corpus is well formed, and a grader that is fooled is told on.
+"""The hostile corpus is well formed, and a grader that is fooled is reported.
 
 `make hostile` grades all of it; `test_examples.py` grades four attacks in a class.
 """
@@ -33,8 +33,8 @@ def test_there_are_many_attacks_in_many_techniques_and_each_says_what_must_becom
     assert len(used) >= 25
     for attack in CORPUS:
         assert attack.why, attack.name
-        asked = {mark.test for file in TESTS for mark in marks(file) if mark.id == attack.exercise}
-        assert attack.loses == hostile.EVERYTHING or {*attack.loses} <= asked, attack.name
+        tests = {mark.test for file in TESTS for mark in marks(file) if mark.id == attack.exercise}
+        assert attack.loses == hostile.EVERYTHING or {*attack.loses} <= tests, attack.name
         assert set(attack.needs) <= set(hostility.NEEDS), attack.name
         assert attack.exercise or (attack.archive and attack.loses == hostile.EVERYTHING), (
             f"{attack.name}: earns where?"
@@ -100,11 +100,11 @@ def test_a_neighbour_that_loses_points_or_is_flagged_is_harmed():
     good = [result(id, kind=kind) for kind in ("numerics", "property")]
     bad = [*good, result(id, "failed", test="other", reason="crashed", message="gone")]
     flag = batch.Flag("forbidden call", "x")
-    for results, flags, says in ((good, [], ""), (bad, [], "earned"), ([], [], "earned"), (good, [flag], flag.kind)):
+    for results, flags, word in ((good, [], ""), (bad, [], "earned"), ([], [], "earned"), (good, [flag], flag.kind)):
         neighbour = Graded("x", results=results, flags=flags)
-        told = hostility._outcome(replace(outcome().attack, exercise=id), Graded("x", results=good), [], neighbour, [])
-        assert says in told.neighbour
-        assert bool(told.neighbour) == bool(says)
+        got = hostility._outcome(replace(outcome().attack, exercise=id), Graded("x", results=good), [], neighbour, [])
+        assert word in got.neighbour
+        assert bool(got.neighbour) == bool(word)
 
 
 def test_what_passes_raises_no_flag_and_so_no_variant_does():
@@ -181,11 +181,11 @@ OPERATORS = {
 
 
 def test_an_operator_that_would_be_the_answer_is_refused_below_every_name(solution):
-    asked = default().exercise("flash_attention.tiled_forward").forbidden
+    forbidden = default().exercise("flash_attention.tiled_forward").forbidden
     for how, call in OPERATORS.items():
         code = f"import torch, lab.dryrun.rank\ndef step():\n    q = torch.ones(1, 2, 4, 8)\n    {call}\n    return 1\n"
         with pytest.raises(ProbeFailed) as refused:
-            solution(code).run(probes.call, forbidden=asked)
+            solution(code).run(probes.call, forbidden=forbidden)
         assert refused.value.reason == "forbidden", f"{how}: {refused.value.text}"
         assert solution(code).run(probes.call) == 1, f"{how}: where nothing is forbidden it runs"
 
@@ -210,12 +210,12 @@ ROUNDABOUT = {
 
 @pytest.mark.parametrize("how", ROUNDABOUT)
 def test_a_forbidden_call_is_refused_however_it_is_written(solution, how):
-    asked = [*default().exercise("flash_attention.tiled_forward").forbidden, "torch.distributed.all_reduce",
+    forbidden = [*default().exercise("flash_attention.tiled_forward").forbidden, "torch.distributed.all_reduce",
              "torch.nn.utils", "torch.distributed.pipelining", "torch.save", "pickle"]  # fmt: skip
     code = "import functools, importlib, operator, sys, torch, torch.distributed\n"
     code += f"def step():\n    q = torch.ones(1, 2, 4, 8)\n    {ROUNDABOUT[how]}\n    return 1\n"
     with pytest.raises(ProbeFailed) as refused:
-        solution(code).run(probes.call, forbidden=asked)
+        solution(code).run(probes.call, forbidden=forbidden)
     assert refused.value.reason == "forbidden", refused.value.text
 
 
@@ -228,17 +228,17 @@ def test_a_forbidden_object_must_not_be_held_even_if_it_is_never_called(solution
 
 def test_what_is_no_operator_forbids_none():
     """`torch.distributed._tensor` is a package; taken for an operator it refused scalar_tensor, which `where` needs."""
-    of = {e: operators.matching(e.forbidden) for e in default().exercises.values()}
-    assert {e.stage for e, found in of.items() if found} == {"mixed_precision", "flash_attention"}
-    assert "aten::_fused_rms_norm" in of[default().exercise("mixed_precision.rms_norm")]
+    matches = {e: operators.matching(e.forbidden) for e in default().exercises.values()}
+    assert {e.stage for e, found in matches.items() if found} == {"mixed_precision", "flash_attention"}
+    assert "aten::_fused_rms_norm" in matches[default().exercise("mixed_precision.rms_norm")]
 
 
 def test_what_races_the_library_may_call_it(runner):
     """The probe's own calls are none of the solution's."""
     runner.executor = Executor(ROOT / "reference")
     runner.forget()
-    asked = default().exercise("flash_attention.speed").forbidden
-    *_, worst = runner.run(probes_speed.raced, "backward", True, 1, 3, (1, 1, 32, 16), "cpu", 1, forbidden=asked)
+    forbidden = default().exercise("flash_attention.speed").forbidden
+    *_, worst = runner.run(probes_speed.raced, "backward", True, 1, 3, (1, 1, 32, 16), "cpu", 1, forbidden=forbidden)
     assert worst < 4
 
 

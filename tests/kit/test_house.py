@@ -1,4 +1,4 @@
-"""The rules of the house: what the command lines say to bad input, what a student sees."""
+"""The rules of the kit: what the command lines print for bad input, what a student sees."""
 
 import ast
 import os
@@ -70,11 +70,11 @@ def test_untouched_stubs_score_nothing_and_say_what_is_next(runner, tmp_path, mo
     """The size of what is printed is part of it: a student reads all of it or nothing."""
     xml, stages = tmp_path / "junit.xml", ("benchmarking", "ddp")
     exercises = [e for e in default().of_profile("short").exercises.values() if e.stage in stages]
-    asked = ("--profile", "short", *(f"--stage={stage}" for stage in stages))
+    options = ("--profile", "short", *(f"--stage={stage}" for stage in stages))
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "400")  # in which no sentence is broken
     runner.executor = Executor(ROOT / "student")
-    code, out = session(runner, "tests", "--impl", "student", *asked, f"--junitxml={xml}")
+    code, out = session(runner, "tests", "--impl", "student", *options, f"--junitxml={xml}")
     assert code == 1
     assert len(out.splitlines()) <= 30
     assert " passed" not in out
@@ -88,8 +88,8 @@ def test_untouched_stubs_score_nothing_and_say_what_is_next(runner, tmp_path, mo
     counts = re.findall(r"(?:(\d+) exercises )?not attempted\n", out)
     assert sum(int(n or 1) for n in counts) == len(exercises)
     messages = [e.text or "" for e in ElementTree.parse(xml).iter() if e.tag in ("failure", "error")]
-    told = {message.partition("\n")[2] for message in messages}
-    assert told == {f"not written yet: {e.object}\nhint: {e.hints[0]}" for e in exercises}
+    texts = {message.partition("\n")[2] for message in messages}
+    assert texts == {f"not written yet: {e.object}\nhint: {e.hints[0]}" for e in exercises}
 
 
 def passing(*arguments: str, **environment: str) -> str:
@@ -101,10 +101,10 @@ def passing(*arguments: str, **environment: str) -> str:
 
 
 def test_inline_runs_what_it_can_and_names_what_it_does_not_run():
-    asked = ("--exercise", "mixed_precision.checkpoint_plan", "--exercise", "ddp.broadcast")
-    said = passing("--inline", *asked, COLUMNS="400")  # a debugger is not to stop where nothing is wrong
-    assert " passed" in said
-    assert "not run: --inline runs single-rank, real, interpreted probes; this one asks for world=" in said
+    options = ("--exercise", "mixed_precision.checkpoint_plan", "--exercise", "ddp.broadcast")
+    output = passing("--inline", *options, COLUMNS="400")  # a debugger is not to stop where nothing is wrong
+    assert " passed" in output
+    assert "not run: --inline runs single-rank, real, interpreted probes; this one asks for world=" in output
 
 
 def test_without_triton_its_exercises_are_not_run_and_others_are(tmp_path):
@@ -112,13 +112,13 @@ def test_without_triton_its_exercises_are_not_run_and_others_are(tmp_path):
         "import sys\nsys.modules['triton'] = None  # as if it were not installed\n"
     )
     exercises = default().exercises.values()
-    asked = [e.id for e in exercises if e.track == "cpu" and "triton" in (ROOT / "reference" / e.file).read_text()]
-    named = [f"--exercise={id}" for id in [*asked, "flash_attention.accounting"]]
-    said = passing("--profile", "full", *named, PYTHONPATH=str(tmp_path))
+    ids = [e.id for e in exercises if e.track == "cpu" and "triton" in (ROOT / "reference" / e.file).read_text()]
+    named = [f"--exercise={id}" for id in [*ids, "flash_attention.accounting"]]
+    output = passing("--profile", "full", *named, PYTHONPATH=str(tmp_path))
     page = (ROOT / "grader" / "release" / "README.md").read_text(encoding="utf-8").replace("\n", " ")
     gpu = sum(e.points for e in exercises if e.track == "gpu")
     for words in (f"of {sum(e.points for e in exercises):g} points in all", f"| {gpu:g} |"):
         assert words in page
-    assert f"| {gpu + sum(e.points for e in exercises if e.id in asked):g} |" in page
-    marks = dict(line.split()[:2] for line in said.splitlines() if line.startswith("flash_attention."))
-    assert marks == {**dict.fromkeys(asked, "–"), "flash_attention.accounting": "✓"}
+    assert f"| {gpu + sum(e.points for e in exercises if e.id in ids):g} |" in page
+    marks = dict(line.split()[:2] for line in output.splitlines() if line.startswith("flash_attention."))
+    assert marks == {**dict.fromkeys(ids, "–"), "flash_attention.accounting": "✓"}

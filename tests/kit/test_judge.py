@@ -25,9 +25,9 @@ def test_a_comparison_that_holds_keeps_how_near_it_came(monkeypatch):
     assert len(kept) == 2, "what failed is told by its message"
 
 
-def off(got: torch.Tensor, want: torch.Tensor, **more) -> str:
+def off(got: torch.Tensor, want: torch.Tensor, **options) -> str:
     with pytest.raises(AssertionError) as error:
-        judge.close(got, want.double(), want, "y", **more)
+        judge.close(got, want.double(), want, "y", **options)
     return str(error.value)
 
 
@@ -42,9 +42,9 @@ WANT = torch.linspace(-1.7, 1.3, 90).view(2, 9, 5)
 DENSE = torch.linspace(-2, 2, 4001).half()
 
 
-def changed(place: tuple, by: float) -> torch.Tensor:
+def changed(index: tuple, delta: float) -> torch.Tensor:
     got = WANT.clone()
-    got[place] += by
+    got[index] += delta
     return got
 
 
@@ -78,9 +78,9 @@ def test_what_wrong_values_look_like_is_a_line_that_known_mistakes_do_not_depend
         judge.close(got, WANT.double(), WANT, "y", dims="batch, query, dim", cause="the mean")
     message, looks = str(error.value), f"{diagnose.LOOKS}{words}"
     assert message.endswith(f"\n{looks}")
-    told = mistakes.added("", message, error.value.cause)
-    assert told.startswith(f"{looks}\nCheck: the mean\ny: ")
-    assert mistakes.fingerprint(mistakes.without(told)) == mistakes.fingerprint(message.removesuffix(f"\n{looks}"))
+    text = mistakes.added("", message, error.value.cause)
+    assert text.startswith(f"{looks}\nCheck: the mean\ny: ")
+    assert mistakes.fingerprint(mistakes.without(text)) == mistakes.fingerprint(message.removesuffix(f"\n{looks}"))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_what_wrong_values_look_like_is_a_line_that_known_mistakes_do_not_depend
     ],
 )  # fmt: skip
 def test_a_count_that_is_off_by_a_part_names_the_part(got, words):
-    told = diagnose.in_parts(got, 10_240, {"a row": 480, "the head": 32})
-    assert told.startswith(f"\n{diagnose.LOOKS}{words}") if words else told == ""
+    hint = diagnose.in_parts(got, 10_240, {"a row": 480, "the head": 32})
+    assert hint.startswith(f"\n{diagnose.LOOKS}{words}") if words else hint == ""
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,20 @@ def test_a_message_says_no_more_than_the_values_show(got, want, words):
 
 
 def test_the_operand_whose_layout_makes_the_difference_is_named():
-    def right_unless_sliced(lie: dict[str, str]) -> None:
-        if lie["w"] == "sliced" or lie["x"] == "one number":
+    def right_unless_sliced(layout: dict[str, str]) -> None:
+        if layout["w"] == "sliced" or layout["x"] == "one number":
             raise judge.Judged("y is off", "its formula")
 
-    def never_right(lie: dict[str, str]) -> None:
+    def never_right(layout: dict[str, str]) -> None:
         raise judge.Judged("y is off", "its formula")
 
-    def told(judged, **lie: str) -> str:
+    def hint(check, **layout: str) -> str:
         with pytest.raises(judge.Judged, match="y is off: its formula") as error:
-            layouts.blaming(lie, judged)
+            layouts.blaming(layout, check)
         return str(error.value).partition(diagnose.LOOKS)[2]
 
-    begin = "right where all operands are contiguous in memory, wrong where "
-    assert told(right_unless_sliced, x="odd offset", w="sliced").startswith(f"{begin}w is sliced and all else")
-    assert told(right_unless_sliced, x="one number", w="sliced").startswith(f"{begin}x is one number or w is sliced")
-    assert told(never_right, x="odd offset", w="sliced") == ""
+    start = "right where all operands are contiguous in memory, wrong where "
+    assert hint(right_unless_sliced, x="odd offset", w="sliced").startswith(f"{start}w is sliced and all else")
+    assert hint(right_unless_sliced, x="one number", w="sliced").startswith(f"{start}x is one number or w is sliced")
+    assert hint(never_right, x="odd offset", w="sliced") == ""
     layouts.blaming({"x": "sliced", "w": "contiguous"}, right_unless_sliced)

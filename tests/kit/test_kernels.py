@@ -46,9 +46,9 @@ def test_what_happens_in_a_kernel_is_told_with_its_line_there(solution):
 
 
 def test_a_kernel_that_calls_python_is_refused(solution):
-    called = UNMASKED.replace("x + offs, 2 * tl", "x + offs, twice() * tl") + "\n\ndef twice():\n    return 2\n"
+    code = UNMASKED.replace("x + offs, 2 * tl", "x + offs, twice() * tl") + "\n\ndef twice():\n    return 2\n"
     with pytest.raises(ProbeFailed, match="NotTriton: double calls twice, which is no function of Triton's"):
-        solution(called, FILE).run(probes.solved)
+        solution(code, FILE).run(probes.solved)
 
 
 def test_a_race_is_seen_though_the_interpreter_runs_programs_in_turn(runner):
@@ -73,10 +73,10 @@ def test_the_stand_in_for_key_ranges_is_right_and_not_the_answer(runner):
     ]  # fmt: skip
     found = runner.run(ranges, cases, replace={default().exercise(causal).object: source(causal)})
     for case, (full, end) in zip(cases, found, strict=True):
-        most, least = brute(*case)
+        full_limit, end_limit = brute(*case)
         assert full % 32 == 0, case
-        assert full <= most, f"{case}: some row does not see all of it"
-        assert end >= least, f"{case}: some row sees more"
-        assert full < most or not most, f"{case}: this is the answer"
+        assert full <= full_limit, f"{case}: some row does not see all of it"
+        assert end >= end_limit, f"{case}: some row sees more"
+        assert full < full_limit or not full_limit, f"{case}: this is the answer"
     assert any(full for full, _ in found), "no kernel would walk without a mask"
     assert any(end > brute(*case)[1] for case, (_, end) in zip(cases, found, strict=True)), "this is the answer"

@@ -7,17 +7,17 @@ from lab.dryrun.matching import matched
 from lab.ranks.ledger import Row
 
 
-def account(rank: int, told: list[tuple]) -> Account:
+def account(rank: int, issued: list[tuple]) -> Account:
     """A rank that issues (op, bytes, other fields if not the defaults) one after the other, and then waits for all."""
-    rows, numbers = [], range(len(told))
-    for number, (op, size, *more) in enumerate(told):
-        other = {"dtype": "float32", "peer": -1, "group": [0, 1], **(more[0] if more else {})}
+    rows, numbers = [], range(len(issued))
+    for number, (op, size, *extra) in enumerate(issued):
+        other = {"dtype": "float32", "peer": -1, "group": [0, 1], **(extra[0] if extra else {})}
         row = Row(number, op, size, size // 4, phase="", rank=rank, issued_s=float(number), **other)
         rows.append(row.plain())
     return Account(rank, rows, 0, 0, {}, {}, [*(["issue", n, 0] for n in numbers), *(["wait", n] for n in numbers)])
 
 
-ROOT_0, ROOT_1, PAIR, WHOLE = {"peer": 0}, {"peer": 1}, {"group": [0, 1]}, {"group": [0, 1, 2]}
+ROOT_0, ROOT_1, PAIR, ALL = {"peer": 0}, {"peer": 1}, {"group": [0, 1]}, {"group": [0, 1, 2]}
 STEP = [("broadcast", 64, ROOT_0), ("all_reduce", 4096), ("all_to_all", 40), ("barrier", 0, {"dtype": ""})]
 REDUCED = "rank 0 issued all_reduce #1 (4 KiB, float32) over [0, 1]"
 BROADCAST = "rank 0 issued broadcast #0 (64 B, float32) over [0, 1], root 0"
@@ -39,7 +39,7 @@ CASES = {  # rows of rank 0, rows of rank 1, the first mismatch
         "",
     ),
     "each group by itself": (
-        [("all_reduce", 8, WHOLE), ("all_gather", 8, PAIR)], [("all_gather", 4, PAIR), ("all_reduce", 8, WHOLE)],
+        [("all_reduce", 8, ALL), ("all_gather", 8, PAIR)], [("all_gather", 4, PAIR), ("all_reduce", 8, ALL)],
         "mismatch: rank 0 issued all_gather #1 (8 B, float32) over [0, 1]; "
         "rank 1 issued all_gather #0 (4 B, float32) over [0, 1]",
     ),
@@ -52,9 +52,9 @@ CASES = {  # rows of rank 0, rows of rank 1, the first mismatch
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_first_mismatch_is_named_on_both_ranks(case):
-    first, second, told = CASES[case]
+    first, second, want = CASES[case]
     ranks = [account(0, first), account(1, second)]
-    assert matched(ranks) == matched(ranks[::-1]) == told
+    assert matched(ranks) == matched(ranks[::-1]) == want
 
 
 def test_a_message_that_nobody_receives_is_named_also_if_nobody_waits_for_it():

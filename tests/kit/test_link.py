@@ -14,8 +14,8 @@ from lab.harness.trace import Trace
 from lab.ranks.ledger import Row
 
 from . import probes, probes_link
-from .probes_backend import CASES, WORLD, cases, crossing
-from .test_backend import inputs, same
+from .probes_backend import CASES, WORLD, cases, wire_value
+from .test_backend import equal, inputs
 
 IMPL = ROOT / "reference"
 SLOW = Link(alpha_s=2e-3, bytes_per_s=1e6)
@@ -66,27 +66,27 @@ def test_what_cannot_be_is_refused_in_one_line(call, words):
 @pytest.mark.parametrize("options", [{"link": SLOW}, {"link": (1e-3, 1e6), "world": 2}, {"link": 1e-3, "world": 2}])
 def test_a_link_is_a_link_and_joins_ranks(runner, options):
     with pytest.raises(ValueError, match="link: expected"):
-        runner.run(probes.who, **options)
+        runner.run(probes.rank_and_world, **options)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_operation_moves_its_data_and_none_is_sooner_than_it_costs(runner, name):
-    linked = runner.trace(cases, [name], ["float32"], world=WORLD, link=SLOW)
-    for rank, got in enumerate(linked):
-        want = crossing(CASES[name][1](inputs("float32"), rank))
-        assert same(got.values[f"{name}, float32"], want), f"{name}, rank {rank}"
-    nothing_is_sooner(linked, SLOW)
+    traces = runner.trace(cases, [name], ["float32"], world=WORLD, link=SLOW)
+    for rank, got in enumerate(traces):
+        want = wire_value(CASES[name][1](inputs("float32"), rank))
+        assert equal(got.values[f"{name}, float32"], want), f"{name}, rank {rank}"
+    nothing_is_sooner(traces, SLOW)
 
 
 def nothing_is_sooner(traces: list[Trace], link: Link) -> None:
     """Assert that operations begin on all of their ranks at the same time, none before its rank has issued it, and take
     at least their cost, one after the other."""
-    begun = [[row.started_s for row in trace.messages if row.op != "recv"] for trace in traces]
+    starts = [[row.started_s for row in trace.messages if row.op != "recv"] for trace in traces]
     for trace in traces:
         for row in trace.messages:
             others = {"send": [], "recv": [row.peer]}.get(row.op, row.group)
-            assert all(row.started_s in begun[other] for other in others), (
-                f"{row}: began otherwise on {others}: {begun}"
+            assert all(row.started_s in starts[other] for other in others), (
+                f"{row}: began otherwise on {others}: {starts}"
             )
             assert row.op == "recv" or row.started_s >= row.issued_s, f"{row}: began before it was issued"
             assert row.done_s >= row.started_s + cost_s(row, link) - CLOCK_S, f"{row}: was sooner than it costs"

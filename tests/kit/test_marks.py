@@ -16,14 +16,14 @@ from lab.commands.cli import main as lab_main
 from lab.course.assignment import default
 from lab.harness.runner import ExecutorLost
 
-from .classroom import ABOUT, latest, reading, recorded, refused, result
+from .classroom import A_RUN, latest, reading, recorded, refused, result
 from .test_written import KNOWN, handed_in
 
 
-def graded(name: str = "ada", text: str = "Because it is so.", **more) -> Graded:
-    given = [Answer("ddp.ring_bytes", "868 MB", "right", 1.0), Answer("zero.step_bytes", "1 MB", "near", 0.5)]
-    given += [Answer("ddp.timeline", text, "prose"), Answer("ddp.overhead", "", "missing")]
-    return Graded(name, results=[result()], answers=given, **more)
+def graded(name: str = "ada", text: str = "Because it is so.", **fields) -> Graded:
+    answers = [Answer("ddp.ring_bytes", "868 MB", "right", 1.0), Answer("zero.step_bytes", "1 MB", "near", 0.5)]
+    answers += [Answer("ddp.timeline", text, "prose"), Answer("ddp.overhead", "", "missing")]
+    return Graded(name, results=[result()], answers=answers, **fields)
 
 
 def marks(points: float = 1.0, comment: str = "fine", text: str = "Because it is so.") -> list[Mark]:
@@ -40,10 +40,10 @@ def test_prose_counts_once_it_is_marked_and_what_was_not_written_at_once():
 
 
 def test_what_could_not_be_measured_is_neither_earned_nor_lost(tmp_path, monkeypatch):
-    def lost(id):
+    def fail(id):
         raise ExecutorLost("the zygote did not start\nand more")
 
-    monkeypatch.setattr(answer_key, "truth", lost)
+    monkeypatch.setattr(answer_key, "truth", fail)
     (tmp_path / "answers.toml").write_text("[zero.devices]\nvalue = 6\n")
     (a,), _ = written.judge(tmp_path, ["zero.devices"])
     assert (a.outcome, a.message) == ("unjudged", "the zygote did not start")
@@ -52,17 +52,17 @@ def test_what_could_not_be_measured_is_neither_earned_nor_lost(tmp_path, monkeyp
 
 def test_every_export_says_the_same_points_and_what_is_written_changes_none_of_the_code():
     ids = list(default().profiles["tour"])
-    g, without = graded(marks=marks()[:2]), replace(graded(), answers=[])
-    assert g.scores(default(), ids) == without.scores(default(), ids)
-    head, row, other = (exports.csv_rows({"ada": x}, default(), ids)[n] for x, n in ((g, 0), (g, 1), (without, 1)))
-    differ = {c: a for c, a, b in zip(head, row, other, strict=True) if a != b}
-    assert differ == {"written": 4, "written_possible": 8, "written_unmarked": 1}
-    told = exports.as_json(ABOUT, {"ada": g}, default(), ids)["submissions"]["ada"]
-    assert [told["written"][k] for k in ("earned", "possible", "unmarked")] == [4, 8, 1]
+    g, plain = graded(marks=marks()[:2]), replace(graded(), answers=[])
+    assert g.scores(default(), ids) == plain.scores(default(), ids)
+    head, row, other = (exports.csv_rows({"ada": x}, default(), ids)[n] for x, n in ((g, 0), (g, 1), (plain, 1)))
+    changed = {c: a for c, a, b in zip(head, row, other, strict=True) if a != b}
+    assert changed == {"written": 4, "written_possible": 8, "written_unmarked": 1}
+    export = exports.as_json(A_RUN, {"ada": g}, default(), ids)["submissions"]["ada"]
+    assert [export["written"][k] for k in ("earned", "possible", "unmarked")] == [4, 8, 1]
     results = exports.gradescope(g, default(), ids)
     assert sum(t.get("score", 0) for t in results["tests"] if t["name"].endswith("(written)")) == 4
     got, counts, worth = exports.standing(g, default(), ids)
-    assert got == pytest.approx(told["earned"] + 4) == sum(t.get("score", 0) for t in results["tests"])
+    assert got == pytest.approx(export["earned"] + 4) == sum(t.get("score", 0) for t in results["tests"])
     assert results["score"] == pytest.approx(got / counts * worth)
 
 
@@ -91,9 +91,9 @@ def write(path: Path, rows: list[dict[str, str]], delimiter: str = ",") -> Path:
     return path
 
 
-def take(out: Path, rows: list[dict[str, str]], by: str = "eve", delimiter: str = ",") -> int:
+def take(out: Path, rows: list[dict[str, str]], marker: str = "eve", delimiter: str = ",") -> int:
     with Gradebook(out / "gradebook.sqlite") as book:
-        new = rubric.read(write(out / "back.csv", rows, delimiter), book.graded(book.latest_run().id), by)
+        new = rubric.read(write(out / "back.csv", rows, delimiter), book.graded(book.latest_run().id), marker)
         book.mark(new)
     return len(new)
 
@@ -114,17 +114,17 @@ def test_half_a_sheet_is_taken_and_kept_when_graded_again(out):
     assert (mark.points, mark.comment, mark.by, len(mark.at)) == (0.5, "=SUM(A1)", "eve", 19)
     assert found["ada"].marks[0].comment == "'tis good"
     assert written.totals(written.score(found["ada"]))[2] == 2
-    again = sheet(out)
-    assert again[0]["comment"] == "'=SUM(A1)"
-    assert again[0]["marked"].startswith("by eve, ")
-    assert not any(v.startswith(("=", "+", "-", "@")) for row in again for v in row.values())
+    exported = sheet(out)
+    assert exported[0]["comment"] == "'=SUM(A1)"
+    assert exported[0]["marked"].startswith("by eve, ")
+    assert not any(v.startswith(("=", "+", "-", "@")) for row in exported for v in row.values())
 
 
 def test_the_latest_mark_counts_earlier_ones_stay_in_the_book_and_one_of_an_earlier_text_says_so(out):
     rows = sheet(out)
-    for points, by in (("0", "eve"), ("1", "fay")):
+    for points, marker in (("0", "eve"), ("1", "fay")):
         rows[3]["points"] = points
-        assert take(out, rows, by) == 1
+        assert take(out, rows, marker) == 1
     (mark,) = latest(out)["ada"].marks
     assert (mark.points, mark.by) == (1, "fay")
     with reading(out) as book:
@@ -133,7 +133,7 @@ def test_the_latest_mark_counts_earlier_ones_stay_in_the_book_and_one_of_an_earl
     g = latest(out)["ada"]
     assert written.totals(written.score(g))[0] == 3
     assert "the text has changed since" in sheet(out)[0]["marked"]
-    assert "An earlier text was marked." in submission_page(g, default(), ABOUT, list(default().profiles["tour"]))
+    assert "An earlier text was marked." in submission_page(g, default(), A_RUN, list(default().profiles["tour"]))
 
 
 def test_what_spreadsheets_do_to_a_sheet_does_no_harm(out):
@@ -181,18 +181,18 @@ def test_a_file_that_is_no_sheet_is_one_line(out, content, words):
 
 
 def test_the_command_line_takes_a_sheet_and_writes_the_pages_again(out, said):
-    marks, own = out / "marks.csv", ("--out", out)
-    assert said(grader_main, "rubric", "export", marks, *own) == (0, f"wrote {marks}: 6 criteria to mark\n")
-    assert said(grader_main, "rubric", "export", marks, *own)[0] == 2, "a sheet that somebody fills in was overwritten"
+    marks, dest = out / "marks.csv", ("--out", out)
+    assert said(grader_main, "rubric", "export", marks, *dest) == (0, f"wrote {marks}: 6 criteria to mark\n")
+    assert said(grader_main, "rubric", "export", marks, *dest)[0] == 2, "a sheet that somebody fills in was overwritten"
     rows = sheet(out)
     rows[3] |= {"points": "1", "comment": "<b>seen</b>"}
-    code, told = said(grader_main, "rubric", "import", write(marks, rows), *own, "--by", "eve")
-    assert (code, told[:13]) == (0, "1 marks taken")
+    code, output = said(grader_main, "rubric", "import", write(marks, rows), *dest, "--by", "eve")
+    assert (code, output[:13]) == (0, "1 marks taken")
     second = out / "second.csv"
-    assert said(grader_main, "rubric", "export", second, *own) == (0, f"wrote {second}: 5 criteria to mark\n")
+    assert said(grader_main, "rubric", "export", second, *dest) == (0, f"wrote {second}: 5 criteria to mark\n")
     assert "&lt;b&gt;seen" in (out / "report" / "submissions" / "ada.html").read_text()
-    code, told = said(grader_main, "rubric", "import", marks, "--out", out / "nowhere")
-    assert (code, told.count("\n")) == (2, 1)
+    code, output = said(grader_main, "rubric", "import", marks, "--out", out / "nowhere")
+    assert (code, output.count("\n")) == (2, 1)
     assert not (out / "nowhere").exists()
 
 
@@ -200,18 +200,18 @@ def test_lab_answers_tells_the_form_and_never_whether_it_is_right(tmp_path, said
     table = '[{}]\nvalue = {}\nunit = "{}"\n'
     right = table.format("ddp.ring_bytes", 868, "MB")
 
-    def of_file(toml):
+    def check(toml):
         handed_in(tmp_path, toml, "## ddp.timeline\nThree words here.\n")
         return said(lab_main, "answers", tmp_path)
 
-    code, told = of_file(right + table.format("ddp.flat_gain", 1e9, "s") + table.format("zero.step_bytes", 3, "s"))
+    code, output = check(right + table.format("ddp.flat_gain", 1e9, "s") + table.format("zero.step_bytes", 3, "s"))
     assert code == 1
-    assert "✓ ddp.ring_bytes" in told
-    assert "? ddp.flat_gain" in told
-    assert "✗ zero.step_bytes" in told
-    assert "3 words" in told
-    code, wrong = of_file(right.replace("868", "999"))
+    assert "✓ ddp.ring_bytes" in output
+    assert "? ddp.flat_gain" in output
+    assert "✗ zero.step_bytes" in output
+    assert "3 words" in output
+    code, wrong = check(right.replace("868", "999"))
     assert code == 0
-    assert wrong == of_file(right)[1].replace("868", "999")
-    assert of_file("[ddp\n")[1].count("not TOML") == 1
+    assert wrong == check(right)[1].replace("868", "999")
+    assert check("[ddp\n")[1].count("not TOML") == 1
     assert said(lab_main, "answers", tmp_path / "nowhere")[0] == 2

@@ -24,8 +24,8 @@ def known(tmp_path, monkeypatch):
     def write(**messages: str) -> None:
         seen = [[*mistakes.fingerprint(message), [name]] for name, message in messages.items()]
         path = mistakes.file("ddp")
-        when = {name: f"{name} is wrong" for name in messages}
-        path.write_text(json.dumps({"when": when, "tests": {TEST: seen}}))
+        conditions = {name: f"{name} is wrong" for name in messages}
+        path.write_text(json.dumps({"when": conditions, "tests": {TEST: seen}}))
         mistakes.read.cache_clear()
 
     yield write
@@ -48,8 +48,8 @@ GREW = "2 ranks: the process grew by 124 MB, expected at most 55: outputs take 4
 )
 def test_the_same_words_and_nearly_the_same_numbers_are_one_mistake(known, recorded, message, is_told):
     known(sum=recorded)
-    told = mistakes.explain(TEST, message)
-    assert told.endswith("when sum is wrong.") == bool(told) == is_told
+    text = mistakes.explain(TEST, message)
+    assert text.endswith("when sum is wrong.") == bool(text) == is_told
     assert mistakes.explain(TEST.replace("[2]", "[3]"), message) == ""
 
 
@@ -84,10 +84,10 @@ def test_a_mistake_that_fails_a_test_that_passed_is_not_the_cause(known):
     first = Result("ddp.naive", "numerics", TEST[:-3], "2", "failed", "assertion", mistakes.added(TEST, "got 1.23"))
     assert first.message.startswith(mistakes.SAYS)
     later = Result("ddp.naive", "numerics", TEST[:-3], "3", "passed")
-    (settled, _) = mistakes.settled([first, later])
-    nearly = "Not quite this mistake: sum is wrong. Then test_means[3] would fail too, but it passes."
-    assert settled.message == f"got 1.23\n{nearly}"
-    assert mistakes.without(settled.message) == "got 1.23"
+    (row, _) = mistakes.settled([first, later])
+    remark = "Not quite this mistake: sum is wrong. Then test_means[3] would fail too, but it passes."
+    assert row.message == f"got 1.23\n{remark}"
+    assert mistakes.without(row.message) == "got 1.23"
     assert mistakes.settled([first]) == [first]
 
 
@@ -95,17 +95,17 @@ def test_a_failure_on_the_secret_seed_has_the_cause_of_the_public_one(known):
     known(sum="got 1.23\n2")
     secret = Result("ddp.naive", "numerics", TEST, "", "failed", "assertion", "got 7\nthe inputs")
     public = Result("ddp.naive", "numerics", TEST, "", "failed", "assertion", mistakes.added(TEST, "got 1.23\n2"))
-    both = judge._with(secret, public, passed=())
-    assert (both.message, both.public) == ("The same comes out when sum is wrong.\ngot 7\nthe inputs", "failed")
+    merged = judge._with(secret, public, passed=())
+    assert (merged.message, merged.public) == ("The same comes out when sum is wrong.\ngot 7\nthe inputs", "failed")
 
 
 @pytest.mark.parametrize("stage", RECORDED)
 def test_what_is_recorded_is_of_the_mutants_there_are(stage):
-    when = {m.name: m.why for m in read("mutant", stage)}
+    reasons = {m.name: m.why for m in read("mutant", stage)}
     recorded = mistakes.read(stage)["when"]
-    assert recorded.items() <= when.items(), f"grader mutants --record --stage {stage}"
-    assert len(recorded) > 0.6 * len(when), "the others are not known by a message: they raise, or it varies"
-    assert not [clause for clause in when.values() if clause.endswith(".") or len(clause.split()) > 30]
+    assert recorded.items() <= reasons.items(), f"grader mutants --record --stage {stage}"
+    assert len(recorded) > 0.6 * len(reasons), "the others are not known by a message: they raise, or it varies"
+    assert not [clause for clause in reasons.values() if clause.endswith(".") or len(clause.split()) > 30]
 
 
 # ---- the judge: what fails on the secret seed is run on the public one ----
@@ -117,14 +117,14 @@ def result(test: str, outcome: str, reason: str = "") -> Result:
 
 def judged(monkeypatch, seed: str, first: list[Result], public: list[Result] = ()) -> tuple[list[Result], list]:
     """What the judge makes of these results, and (seed, tests) of each run that it asked for."""
-    asked = []
+    runs = []
 
-    def run_tests(runner, ids, seed, cache, only=None, **more):
-        asked.append((seed, only))
-        return public if len(asked) > 1 else first
+    def run_tests(runner, ids, seed, cache, only=None, **options):
+        runs.append((seed, only))
+        return public if len(runs) > 1 else first
 
     monkeypatch.setattr(judge, "run_tests", run_tests)
-    return judge.judge(None, ["ddp.naive"], seed, Path("cache")), asked
+    return judge.judge(None, ["ddp.naive"], seed, Path("cache")), runs
 
 
 def test_only_what_failed_is_run_again_and_only_where_the_seed_matters(monkeypatch):
@@ -133,8 +133,8 @@ def test_only_what_failed_is_run_again_and_only_where_the_seed_matters(monkeypat
         result("missing", "failed", "unwritten"),
     ]  # fmt: skip
     public = [result("fits", "passed"), result("wrong", "failed", "assertion")]
-    got, asked = judged(monkeypatch, "s3cret", secret, public)
-    assert asked == [("s3cret", None), ("public", {"fits", "wrong"})]
+    got, runs = judged(monkeypatch, "s3cret", secret, public)
+    assert runs == [("s3cret", None), ("public", {"fits", "wrong"})]
     assert {r.test: r.public for r in got} == {"right": "", "fits": "passed", "wrong": "failed", "missing": ""}
     assert [r.outcome for r in got] == ["passed", "failed", "failed", "failed"], "the secret seed decides"
 

@@ -23,8 +23,8 @@ def test_every_edit_matches_once_and_leaves_python(stage, kind):
 
 def test_every_exercise_that_a_laptop_runs_has_mutants_and_every_stage_variants():
     for stage in default().stages:
-        ours = {e.id for e in default().of_stage(stage.name) if e.track == "cpu"}
-        missing = ours - {m.exercise for m in read("mutant", stage.name)}
+        exercises = {e.id for e in default().of_stage(stage.name) if e.track == "cpu"}
+        missing = exercises - {m.exercise for m in read("mutant", stage.name)}
         assert not missing, f"no mutants of {missing}"
         assert len(read("variant", stage.name)) >= 5
 
@@ -84,8 +84,8 @@ def test_each_rule_changes_its_place_and_nothing_that_is_provided_or_said(tmp_pa
     assert len({c.name for c in found}) == len(CHANGES)
     for change, (line, _) in zip(found, CHANGES, strict=True):
         after = mutants.texts(change, tmp_path)["toy.py"]
-        differ = [
+        changed = [
             i for i, pair in enumerate(zip(TOY.splitlines(), after.splitlines(), strict=True), 1) if len({*pair}) > 1
         ]
-        assert differ == [line]
+        assert changed == [line]
         compile(after, "toy.py", "exec")

@@ -37,22 +37,22 @@ MANY = 4  # needs from which on an exercise is tried once, on all their stand-in
 WIDE = [e.id for e in default().exercises.values() if len(e.needs) >= MANY and judged_by_itself(e.id)]
 
 
-def asked_of(id: str) -> list[str]:
+def judged_dependents(id: str) -> list[str]:
     return [e for e in dependents(id) if judged_by_itself(e) and e not in WIDE]
 
 
 def blanked() -> list[tuple[list[str], list[str]]]:
     """(exercises to blank at the same time, those that build on them, each on one of the first list alone)."""
     groups: list[tuple[list[str], list[str]]] = []
-    for id in filter(asked_of, default().exercises):
-        builds = set(dependents(id))
-        for blank, asked in groups:
-            if not builds.intersection(asked + blank) and id not in asked:
+    for id in filter(judged_dependents, default().exercises):
+        affected = set(dependents(id))
+        for blank, judged in groups:
+            if not affected.intersection(judged + blank) and id not in judged:
                 blank.append(id)
-                asked += asked_of(id)
+                judged += judged_dependents(id)
                 break
         else:
-            groups.append(([id], asked_of(id)))
+            groups.append(([id], judged_dependents(id)))
     return groups
 
 

@@ -53,25 +53,25 @@ def test_what_a_reader_writes_is_judged(name, capsys):
     cells = make(name).cells
     (solution,) = re.findall(r"```python\n(.*?)```\n</details>", "\n".join(c.source for c in cells), re.DOTALL)
     sources = [c.source for c in cells if c.cell_type == "code"]
-    begin = next(i for i, source in enumerate(sources) if source.startswith(solution.partition("\n")[0]))
-    assert sources[begin].endswith("    ..."), "expected a stub"
+    start = next(i for i, source in enumerate(sources) if source.startswith(solution.partition("\n")[0]))
+    assert sources[start].endswith("    ..."), "expected a stub"
     check = next(i for i, source in enumerate(sources) if "written = check(" in source)
-    space: dict = {}
-    for source in sources[:begin]:
-        exec(compile(source, name, "exec"), space)
+    namespace: dict = {}
+    for source in sources[:start]:
+        exec(compile(source, name, "exec"), namespace)
 
     old, new = MISTAKES[name]
     assert old in solution
     raising = re.sub(r"(def .*\n)", r"\1    raise KeyError('key')\n", solution, count=1)
-    for written, right, says in (
+    for written, right, pattern in (
         (solution, True, "right in all"),
-        (sources[begin], False, "not written yet"),
+        (sources[start], False, "not written yet"),
         (solution.replace(old, new), False, r"^[^\n]*expected .*, got .*\. \w.* \w.*\n$"),  # with a hint, in one line
         (raising, False, "raised KeyError"),
     ):
-        for source in (written, *sources[begin + 1 : check + 1]):
+        for source in (written, *sources[start + 1 : check + 1]):
             capsys.readouterr()
-            exec(compile(source, name, "exec"), space)
-        said = capsys.readouterr().out
-        assert space["written"] == right, said
-        assert re.search(says, said), said
+            exec(compile(source, name, "exec"), namespace)
+        output = capsys.readouterr().out
+        assert namespace["written"] == right, output
+        assert re.search(pattern, output), output

@@ -15,7 +15,7 @@ from grader.submissions import Submission, find
 from lab.course.assignment import default
 from lab.course.questions import default as questions
 
-from .classroom import ABOUT, passed, recorded, refused, result, say
+from .classroom import A_RUN, invoke, passed, recorded, refused, result
 from .test_submissions import a_zip
 
 A = default()
@@ -53,26 +53,26 @@ Points Possible,,,,100
 
 
 def test_the_archive_of_a_class_is_opened(tmp_path: Path) -> None:
-    def opened(name: str, members: dict[str, bytes], told=print) -> list[Submission]:
-        return find([a_zip(tmp_path / name, members)], told, tmp_path / "out")
+    def open_class(name: str, members: dict[str, bytes], report=print) -> list[Submission]:
+        return find([a_zip(tmp_path / name, members)], report, tmp_path / "out")
 
-    (one,) = opened("one.zip", {"ddp/naive.py": b"x = 1\n"})
-    assert one.path == tmp_path / "one.zip"
-    own = one.path.read_bytes()
-    canvas = {f"{name}_10{i}_9{i}_kit.zip": own for i, name in enumerate(("ada", "bob"))}
-    assert [s.name for s in opened("canvas.zip", canvas)] == [n[:-4] for n in canvas]
-    scope = {f"assignment_7_export/submission_{n}/ddp/naive.py": b"x = 1\n" for n in (11, 12)}
-    scope["assignment_7_export/submission_metadata.yml"] = GRADESCOPE.encode()
-    found = opened("scope.zip", scope)
+    (single,) = open_class("one.zip", {"ddp/naive.py": b"x = 1\n"})
+    assert single.path == tmp_path / "one.zip"
+    archive = single.path.read_bytes()
+    canvas = {f"{name}_10{i}_9{i}_kit.zip": archive for i, name in enumerate(("ada", "bob"))}
+    assert [s.name for s in open_class("canvas.zip", canvas)] == [n[:-4] for n in canvas]
+    export = {f"assignment_7_export/submission_{n}/ddp/naive.py": b"x = 1\n" for n in (11, 12)}
+    export["assignment_7_export/submission_metadata.yml"] = GRADESCOPE.encode()
+    found = open_class("scope.zip", export)
     assert [s.name for s in found] == ["submission_11", "submission_12"]
-    alone = {name: content for name, content in scope.items() if "_12" not in name}
-    assert [s.name for s in opened("alone.zip", alone)] == ["submission_11"], "an export of one is one, too"
+    alone = {name: content for name, content in export.items() if "_12" not in name}
+    assert [s.name for s in open_class("alone.zip", alone)] == ["submission_11"], "an export of one is one, too"
     assert (found[0].path.parent / "submission_metadata.yml").read_text() == GRADESCOPE
     assert find([tmp_path / "scope.zip"], into=tmp_path / "out") == found, "opened again, it is the same"
-    told: list[str] = []
-    evil = {"../out.zip": own, "/abs.zip": own, "fine.zip": own}
-    assert [s.name for s in opened("evil.zip", evil, told.append)] == ["fine"]
-    assert "left out for their names, or as links: ../out.zip" in told[0]
+    messages: list[str] = []
+    evil = {"../out.zip": archive, "/abs.zip": archive, "fine.zip": archive}
+    assert [s.name for s in open_class("evil.zip", evil, messages.append)] == ["fine"]
+    assert "left out for their names, or as links: ../out.zip" in messages[0]
     assert not (tmp_path / "out.zip").exists()
 
 
@@ -92,24 +92,24 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
-    assert "read 3 students of 2 submissions; " in say(out, "people", "{out}/submission_metadata.yml")
-    late = say(out, "late", "--policy", "{out}/policy.toml", "--import", "{out}/people.csv")
+    assert "read 3 students of 2 submissions; " in invoke(out, "people", "{out}/submission_metadata.yml")
+    late = invoke(out, "late", "--policy", "{out}/policy.toml", "--import", "{out}/people.csv")
     assert "submission_11: 1 day late: costs 10 % of the points of benchmarking" in late
     (out / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\nfree_days = 1\n")
-    assert "submission_11: 1 day late, 1 free: costs nothing" in say(out, "late", "--policy", "{out}/policy.toml")
-    say(out, "withdraw", "4", "--why", "the first counts")
+    assert "submission_11: 1 day late, 1 free: costs nothing" in invoke(out, "late", "--policy", "{out}/policy.toml")
+    invoke(out, "withdraw", "4", "--why", "the first counts")
     assert "submission_12" not in late
-    told = say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
-    assert "1 on the roster have no submission, so their cells stay empty: Dorothy, Dan" in told
+    text = invoke(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
+    assert "1 on the roster have no submission, so their cells stay empty: Dorothy, Dan" in text
     (out / "few.csv").write_text(ROSTER.replace("103,cc", "105,cc"))
-    told = say(out, "canvas", "{out}/few.csv", "--column", "Kit (1)")
-    assert "people.csv: Cyd Charisse of submission_12 is not on the roster: it has neither cyd@uni.edu nor 103" in told
-    say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
+    text = invoke(out, "canvas", "{out}/few.csv", "--column", "Kit (1)")
+    assert "people.csv: Cyd Charisse of submission_12 is not on the roster: it has neither cyd@uni.edu nor 103" in text
+    invoke(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
     for _ in range(2):
         rows = {row[0]: row[-1] for row in csv.reader((out / "canvas.csv").read_text().splitlines()[2:])}
         share = f"{100 * 25 / 35:.4f}"
         assert rows == {"Lovelace, Ada": "90.0", "Byron, Bob": "90.0", "Charisse, Cyd": share, "Dorothy, Dan": ""}
-        say(out, "report")
+        invoke(out, "report")
 
 
 def test_classrooms_list_is_taken(tmp_path: Path) -> None:
@@ -118,58 +118,58 @@ def test_classrooms_list_is_taken(tmp_path: Path) -> None:
     assert list(row.values()) == ["kit-ada", "2026-02-15 09:30:00+00:00", "101", "ada", "101"]
     people.write(tmp_path, [row, missing])
     rules = policy.read("due = 2026-02-14T23:59:00-08:00", A)
-    came = [("kit-ada", "", "2026-02-15T09:30:00+00:00")]
+    times = [("kit-ada", "", "2026-02-15T09:30:00+00:00")]
     raw = "submission,submitted\nkit-ada,2026-02-15 01:30:00 -0800\n"
-    assert policy.read_times((tmp_path / people.NAME).read_text(), A, rules) == came
-    assert datetime.fromisoformat(policy.read_times(raw, A, rules)[0][2]) == datetime.fromisoformat(came[0][2])
+    assert policy.read_times((tmp_path / people.NAME).read_text(), A, rules) == times
+    assert datetime.fromisoformat(policy.read_times(raw, A, rules)[0][2]) == datetime.fromisoformat(times[0][2])
 
 
 def test_a_student_whom_the_roster_does_not_know_is_named_and_an_id_by_hand_stays(out: Path) -> None:
     bare = GRADESCOPE.replace("'102'", "''")
     (out / "bare.yml").write_text(bare)
-    say(out, "people", "{out}/bare.yml")
+    invoke(out, "people", "{out}/bare.yml")
     roster = ROSTER.replace("bob@uni.edu", "bb")
     (out / "other.csv").write_text(roster)
-    told = say(out, "canvas", "{out}/other.csv", "--column", "Kit (1)")
-    assert "people.csv: Bob Byron of submission_11 is not on the roster: it has neither bob@uni.edu nor an id" in told
+    output = invoke(out, "canvas", "{out}/other.csv", "--column", "Kit (1)")
+    assert "people.csv: Bob Byron of submission_11 is not on the roster: it has neither bob@uni.edu nor an id" in output
     mended = (out / people.NAME).read_text().replace("bob@uni.edu,", "bob@uni.edu,2")
     (out / people.NAME).write_text(mended)
     for _ in range(2):
-        assert "people.csv: Bob" not in say(out, "canvas", "{out}/other.csv", "--column", "Kit (1)")
-        say(out, "people", "{out}/bare.yml")
+        assert "people.csv: Bob" not in invoke(out, "canvas", "{out}/other.csv", "--column", "Kit (1)")
+        invoke(out, "people", "{out}/bare.yml")
 
 
 def test_what_canvas_named_late_and_has_no_time_is_named(tmp_path: Path) -> None:
     late, first = "ada_LATE_101_9200_kit", "ada_101_9100_kit"
     recorded(tmp_path, Graded(first, results=passed(IDS)), Graded(late, results=passed(IDS)))
     (tmp_path / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\n")
-    told = say(tmp_path, "late", "--policy", "{out}/policy.toml")
-    assert f"1 that Canvas named LATE have no time, and so are on time: {late}" in told
+    output = invoke(tmp_path, "late", "--policy", "{out}/policy.toml")
+    assert f"1 that Canvas named LATE have no time, and so are on time: {late}" in output
     (tmp_path / "times.csv").write_text(f"submission,submitted\n{late},2026-02-14 20:00\n")
-    assert "named LATE" not in say(tmp_path, "late", "--import", "{out}/times.csv")
-    say(tmp_path, "withdraw", "2", "--why", "of another course")
-    assert "1 that Canvas named LATE" in say(tmp_path, "late", "--policy", "{out}/policy.toml")
-    told = say(tmp_path, "extend", first, "--days", "1", "--why", "was ill")
-    assert f"{first} is an earlier attempt: {late} counts, and this decision is not of it" in told
-    assert "1 folders could not have the name of their submission" in say(tmp_path, "feedback", "{out}/back")
+    assert "named LATE" not in invoke(tmp_path, "late", "--import", "{out}/times.csv")
+    invoke(tmp_path, "withdraw", "2", "--why", "of another course")
+    assert "1 that Canvas named LATE" in invoke(tmp_path, "late", "--policy", "{out}/policy.toml")
+    output = invoke(tmp_path, "extend", first, "--days", "1", "--why", "was ill")
+    assert f"{first} is an earlier attempt: {late} counts, and this decision is not of it" in output
+    assert "1 folders could not have the name of their submission" in invoke(tmp_path, "feedback", "{out}/back")
     for row in csv.DictReader((tmp_path / "back" / "folders.csv").open()):
         assert (tmp_path / "back" / row["folder"] / "comment.md").is_file(), row["submission"]
 
 
 def test_a_second_list_is_added_to_the_first(out: Path) -> None:
-    say(out, "people", "{out}/submission_metadata.yml")
+    invoke(out, "people", "{out}/submission_metadata.yml")
     later = GRADESCOPE.partition("submission_12")[0].replace("submission_11", "submission_15").replace("Ada", "Dee")
     (out / "later.yml").write_text(later.replace("ada@", "dee@").replace("101", "109"))
-    told = say(out, "people", "{out}/later.yml")
-    assert "1 listed before, with another submission or time; the new row counts: Bob Byron" in told
-    assert "1 graded, but in no list (files that Canvas named need none): submission_13 read" in told
-    assert "read 2 students of 1 submissions" in told
-    assert "people.csv has 4 of 3 now" in told
+    output = invoke(out, "people", "{out}/later.yml")
+    assert "1 listed before, with another submission or time; the new row counts: Bob Byron" in output
+    assert "1 graded, but in no list (files that Canvas named need none): submission_13 read" in output
+    assert "read 2 students of 1 submissions" in output
+    assert "people.csv has 4 of 3 now" in output
     rows = [(row["submission"][-2:], row["login"][:3]) for row in csv.DictReader((out / people.NAME).open())]
     assert rows == [("11", "ada"), ("12", "cyd"), ("15", "dee"), ("15", "bob")]
     (out / people.NAME).write_text("a,b\n")
     with refused(people.Wrong, "people.csv: expected columns submission, submitted"):
-        say(out, "people", "{out}/later.yml")
+        invoke(out, "people", "{out}/later.yml")
 
 
 @pytest.mark.parametrize(
@@ -188,32 +188,32 @@ def test_a_list_that_is_none_gets_one_line(tmp_path: Path, name: str, text: str,
 
 @pytest.mark.parametrize("hints", [0, 1, 3])
 def test_feedback_shows_the_allowed_hints_alone(out: Path, hints: int) -> None:
-    say(out, "feedback", "{out}/back", "--hints", str(hints))
-    told = A.exercises[IDS[2]].hints
+    invoke(out, "feedback", "{out}/back", "--hints", str(hints))
+    texts = A.exercises[IDS[2]].hints
     (folder,) = [p for p in (out / "back").iterdir() if p.name.startswith("submission_12")]
     comment, page = (folder / "comment.md").read_text(), html.unescape((folder / "report.html").read_text())
-    assert [hint in comment for hint in told] == [i < hints for i in range(3)]
-    assert [hint in page for hint in told] == [i < hints for i in range(3)]
+    assert [hint in comment for hint in texts] == [i < hints for i in range(3)]
+    assert [hint in page for hint in texts] == [i < hints for i in range(3)]
     assert "**25 of 35 points**" in comment
     assert "\n    ~~~\n    | wrong |" in comment, "a message stays a block of code"
 
 
 def test_a_comment_has_the_written_part_and_what_was_not_attempted(out: Path) -> None:
-    first, whole = CRITERIA[0], sum(c.points for c in CRITERIA)
+    first, total = CRITERIA[0], sum(c.points for c in CRITERIA)
     with Gradebook(out / "gradebook.sqlite") as book:
         book.mark([("submission_13", Mark("ddp.timeline", first.name, 0.5, "say | why", "tess", "2026-02-20", ""))])
         book.decide("adjust", "submission_13", "", 2, "our typo", "tess")
         book.decide("policy", "", "", "due = 2026-02-14T23:59:00Z\npercent_a_day = 10", "policy.toml", "tess")
         book.decide("submitted", "submission_13", "", "2026-02-15T12:00:00Z", "people.csv", "tess")
-    say(out, "feedback", "{out}/back")
+    invoke(out, "feedback", "{out}/back")
     page = html.unescape((out / "back" / "submission_13" / "report.html").read_text())
     comment = (out / "back" / "submission_13" / "comment.md").read_text()
-    got, more = f"0.5 of {first.points:g}", f"; {whole - first.points:g} more points are not marked yet"
-    for words in (f"**24.5 of 35 points**, and {got} of the written part{more}\n",
-                  f"| `ddp.timeline` (written) | {got}{more} |", f"| `{IDS[2]}` | not attempted |",
+    got, rest = f"0.5 of {first.points:g}", f"; {total - first.points:g} more points are not marked yet"
+    for words in (f"**24.5 of 35 points**, and {got} of the written part{rest}\n",
+                  f"| `ddp.timeline` (written) | {got}{rest} |", f"| `{IDS[2]}` | not attempted |",
                   "| adjusted | +2 |\n| late | −2.5 |\n| **code in all** | **24.5 of 35** |",
                   "together: **25 of 36 points: 69.4 %**.", f"{first.name}, 0.5:\n\n    say | why\n"):  # fmt: skip
         assert words in comment, comment
     assert "together: <strong>25 of 36 points: 69.4 %</strong>." in page
     unmarked = Graded("fay", answers=[Answer("ddp.timeline", "words", "prose")])
-    assert f", and {whole:g} points of the written part are not marked yet\n" in feedback(unmarked, A, ABOUT, IDS, 0)
+    assert f", and {total:g} points of the written part are not marked yet\n" in feedback(unmarked, A, A_RUN, IDS, 0)

@@ -30,8 +30,8 @@ def test_a_plan_that_is_none_says_why():
 
 def test_table_1_is_predicted_as_the_chapter_says():
     """Three of the ten runs, with the micro-batch and chunks that the benchmark found."""
-    kept = json.loads((ROOT / "benchmarks" / "results" / "planner.json").read_text(encoding="utf-8"))["rows"]
-    rows = [row for row in kept if row["source"].endswith("table 1")]
+    saved = json.loads((ROOT / "benchmarks" / "results" / "planner.json").read_text(encoding="utf-8"))["rows"]
+    rows = [row for row in saved if row["source"].endswith("table 1")]
     errors = [float(row["error"].split()[0]) for row in rows]
     assert len(rows) == 10
     for run, row, error in [*zip(published(), rows, errors, strict=True)][::4]:
@@ -46,9 +46,9 @@ def test_table_1_is_predicted_as_the_chapter_says():
 def test_the_chapter_shows_what_the_benchmark_wrote():
     results = ROOT / "benchmarks" / "results"
     names = ("planner", "planner_zero3", "planner_zero1", "single")
-    kept = "".join((results / f"{name}.md").read_text(encoding="utf-8") for name in names)
+    tables = "".join((results / f"{name}.md").read_text(encoding="utf-8") for name in names)
     chapter = (ROOT / "handout" / "published.md").read_text(encoding="utf-8")
-    rows = [line for line in kept.splitlines() if line.startswith("| ")]
+    rows = [line for line in tables.splitlines() if line.startswith("| ")]
     assert len(rows) == 4 + 28 + 19 + 18 + 9  # with four heads
     assert all(row in chapter for row in rows), (
         "run python -m benchmarks.planner --keep, and put its table into the chapter"

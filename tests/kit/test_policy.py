@@ -16,7 +16,7 @@ from grader.gradebook import Gradebook, GradebookError, Graded
 from grader.policy import Decision
 from lab.course.assignment import AssignmentError, default
 
-from .classroom import latest, passed, reading, recorded, refused, say
+from .classroom import invoke, latest, passed, reading, recorded, refused
 
 A = default()
 IDS = A.profiles["tour"]  # 10, 15 and 10 points
@@ -81,8 +81,8 @@ def test_free_days_are_spent_once_the_earliest_due_date_first_and_on_what_counts
     times = [decided("submitted", "", "2026-02-16T12:00-08:00"), decided("submitted", "ddp", "2026-02-22T12:00-08:00")]
     lates = graded(*times, rules=RULES).grade(A, IDS).lates
     assert [(x.stages[-1], x.free, x.percent) for x in lates] == [("flash_attention", 2, 0), ("ddp", 0, 20)]
-    gone = [decided("exclude", id, "", 3) for id in IDS if not id.startswith("ddp")]
-    (late,) = graded(*times, *gone, rules=RULES).grade(A, IDS).lates
+    excluded = [decided("exclude", id, "", 3) for id in IDS if not id.startswith("ddp")]
+    (late,) = graded(*times, *excluded, rules=RULES).grade(A, IDS).lates
     assert (late.stages, late.free, late.percent) == (("ddp",), 2, 0)
 
 
@@ -176,51 +176,53 @@ def out(tmp_path: Path) -> Path:
 def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_every_export(out: Path) -> None:
     roster = 'Student,ID,SIS Login ID,Kit (1)\nPoints Possible,,,70\n"Lovelace, Ada",101,ada,\n'
     (out / "roster.csv").write_text(roster)
-    say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
-    say(out, "report")
+    invoke(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
+    invoke(out, "report")
     shares = [exported(out)]
 
     def decide(*arguments: str) -> str:
-        told = say(out, *arguments, "--by", "tess")
+        output = invoke(out, *arguments, "--by", "tess")
         shares.append(exported(out))
-        return told
+        return output
 
-    told = decide("late", "--policy", "{out}/policy.toml", "--import", "{out}/times.csv")
-    assert "1 not in the gradebook, left out: zed" in told
-    assert "ada: 4 days late, 2 free: costs 20 % of the points of benchmarking, flash_attention" in told
-    told = decide("adjust", "ada", "--points", "-2.5", "--why", "copied a table")
-    assert "decision 3: ada has 27.5 of 35 points (35 earned −2.5 adjusted −5 late)" in told
-    told = decide("exclude", "ada", *("--exercise", "ddp.naive") * 2, "--why", "no network")
-    assert "ada has 17.5 of 25 points" in told
-    assert "do not count" not in told
+    output = decide("late", "--policy", "{out}/policy.toml", "--import", "{out}/times.csv")
+    assert "1 not in the gradebook, left out: zed" in output
+    assert "ada: 4 days late, 2 free: costs 20 % of the points of benchmarking, flash_attention" in output
+    output = decide("adjust", "ada", "--points", "-2.5", "--why", "copied a table")
+    assert "decision 3: ada has 27.5 of 35 points (35 earned −2.5 adjusted −5 late)" in output
+    output = decide("exclude", "ada", *("--exercise", "ddp.naive") * 2, "--why", "no network")
+    assert "ada has 17.5 of 25 points" in output
+    assert "do not count" not in output
     shares.pop()
-    told = decide("adjust", "ada", "--points", "-1", "--exercise", "ddp.naive", "--why", "cheered")
-    assert "the -1 points of decision 5 do not count: ddp.naive is excluded" in told
+    output = decide("adjust", "ada", "--points", "-1", "--exercise", "ddp.naive", "--why", "cheered")
+    assert "the -1 points of decision 5 do not count: ddp.naive is excluded" in output
     page = (out / "report" / "submissions" / "ada.html").read_text()
     assert "-1 points for ddp.naive, which is excluded: does not count" in page
-    told = decide("extend", "ada", "--days", "1", "--why", WHY)
-    assert "ada has 20 of 25 points" in told
-    assert told.endswith("3 days late, 2 free: costs 10 % of the points of benchmarking, flash_attention")
-    told = decide("withdraw", "3", "--why", "it was hers")
-    assert "withdrawn: 3: ada has 22.5 of 25 points" in told
+    output = decide("extend", "ada", "--days", "1", "--why", WHY)
+    assert "ada has 20 of 25 points" in output
+    assert output.endswith("3 days late, 2 free: costs 10 % of the points of benchmarking, flash_attention")
+    output = decide("withdraw", "3", "--why", "it was hers")
+    assert "withdrawn: 3: ada has 22.5 of 25 points" in output
     finals = (1.0, 30 / 35, 27.5 / 35, 17.5 / 25, 20 / 25, 22.5 / 25)
     assert shares == [pytest.approx((share,) * 3, abs=1e-4) for share in finals]
-    made = json.loads(say(out, "decisions", "--json"))
+    decisions = json.loads(invoke(out, "decisions", "--json"))
     kinds = ["policy", "submitted", "adjust", "exclude", "adjust", "extend", "withdraw"]
-    assert [(d["number"], d["kind"], d["by"]) for d in made] == [(n, k, "tess") for n, k in enumerate(kinds, 1)]
-    assert f"tess · extend · ada · 1.0 · {WHY}" in say(out, "decisions", "ada"), "a line each, whatever it is piped to"
+    assert [(d["number"], d["kind"], d["by"]) for d in decisions] == [(n, k, "tess") for n, k in enumerate(kinds, 1)]
+    assert f"tess · extend · ada · 1.0 · {WHY}" in invoke(out, "decisions", "ada"), (
+        "a line each, whatever it is piped to"
+    )
 
 
 def test_what_is_excluded_for_everyone_counts_for_nobody_nor_for_who_comes_later(out: Path) -> None:
-    first = say(out, "exclude", "--everyone", "--exercise", "ddp.naive", "--why", "our mistake")
+    first = invoke(out, "exclude", "--everyone", "--exercise", "ddp.naive", "--why", "our mistake")
     assert "decision 1: ddp.naive does not count for anyone" in first
-    assert "tess · exclude · everyone · ddp.naive" in say(out, "decisions").replace(getpass.getuser(), "tess")
+    assert "tess · exclude · everyone · ddp.naive" in invoke(out, "decisions").replace(getpass.getuser(), "tess")
     recorded(out, Graded("bob", results=passed(IDS)), base=1)
     assert [g.grade(A, IDS).possible for g in latest(out).values()] == [25, 25]
-    say(out, "withdraw", "1", "--why", "it was right")
+    invoke(out, "withdraw", "1", "--why", "it was right")
     assert [g.grade(A, IDS).possible for g in latest(out).values()] == [35, 35]
-    assert "our mistake" in say(out, "decisions", "ada")
-    assert "kept in the gradebook; students do not" in say(out, "withdraw", "--help")
+    assert "our mistake" in invoke(out, "decisions", "ada")
+    assert "kept in the gradebook; students do not" in invoke(out, "withdraw", "--help")
 
 
 def exported(out: Path) -> tuple[float, float, float]:
@@ -232,12 +234,12 @@ def exported(out: Path) -> tuple[float, float, float]:
 
 
 def test_the_same_import_twice_is_recognised(out: Path) -> None:
-    both = ("late", "--policy", "{out}/policy.toml", "--import", "{out}/times.csv")
-    say(out, *both)
-    assert "1 of 1 submissions are unchanged" in say(out, "late", "--import", "{out}/times.csv")
-    told = say(out, *both)
-    assert "1 of 2 times are in the gradebook already" in told
-    assert "policy.toml is in the gradebook already" in told
+    command = ("late", "--policy", "{out}/policy.toml", "--import", "{out}/times.csv")
+    invoke(out, *command)
+    assert "1 of 1 submissions are unchanged" in invoke(out, "late", "--import", "{out}/times.csv")
+    output = invoke(out, *command)
+    assert "1 of 2 times are in the gradebook already" in output
+    assert "policy.toml is in the gradebook already" in output
     with reading(out) as book:
         assert [d.kind for d in book.decisions()] == ["policy", "submitted"]
 
@@ -267,6 +269,6 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
 def test_bad_input_gets_one_line_and_decides_nothing(out: Path, command: str, says: str) -> None:
     (out / "grades.csv").mkdir()
     with refused((Wrong, AssignmentError), says.format(out=out)):
-        say(out, *command.split(" "))
+        invoke(out, *command.split(" "))
     with reading(out) as book:
         assert (book.decisions(), len(book.runs())) == ([], 1)

@@ -29,13 +29,13 @@ def failure(runner, *args, **options) -> ProbeFailed:
 
 def test_every_probe_gets_a_fresh_process(runner):
     assert [runner.run(probes.counter) for _ in range(3)] == [1, 1, 1]
-    assert runner.run(probes.who, world=3) == [[0, 3], [1, 3], [2, 3]]
+    assert runner.run(probes.rank_and_world, world=3) == [[0, 3], [1, 3], [2, 3]]
 
 
 def test_what_ranks_print_is_told_once_or_with_their_numbers_and_a_warning_in_one_line(runner):
     runner.printed = ""
-    runner.run(probes.say, "fine", world=2)
-    runner.run(probes.say, "", world=2)
+    runner.run(probes.print_text, "fine", world=2)
+    runner.run(probes.print_text, "", world=2)
     runner.run(probes.warn, "two\nlines")
     *printed, warning = runner.printed.splitlines()
     assert printed == ["fine", "rank 0: this is 0", "rank 1: this is 1"]
@@ -50,7 +50,7 @@ def test_what_ranks_print_is_told_once_or_with_their_numbers_and_a_warning_in_on
 def test_a_room_cannot_give_a_reason_that_is_not_its_to_give_nor_answer_without_its_secret(
     runner, claimed, knowing, reason
 ):
-    error = failure(runner, probes.claim, claimed, knowing)
+    error = failure(runner, probes.forge_reply, claimed, knowing)
     assert error.reason == reason
     assert knowing or FORGED in error.text
 
@@ -126,10 +126,10 @@ def spinning(runner):
     with Switch(2) as switch:
         socket.send_fds(zygote.requests, [framing.PROBE], [end.fileno() for end in switch.ends])
         framing.send(zygote.requests.fileno(), dataclasses.asdict(job), [wire.pack(("spin",))])
-        forks = psutil.Process(zygote.process.pid)
-        while len(ranks := forks.children()) < 2:
+        parent = psutil.Process(zygote.process.pid)
+        while len(ranks := parent.children()) < 2:
             pass  # at once: between a fork and what notes it is where one can be left behind
-        yield forks, ranks
+        yield parent, ranks
         runner.close()  # before the switch: ranks that lose it end by themselves
 
 
@@ -149,11 +149,11 @@ def test_a_probe_does_not_see_that_pytest_asks(runner, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends a process with its parent on Linux alone")
 def test_ranks_end_with_a_process_that_could_not_end_them(runner, spinning):
-    forks, ranks = spinning
+    parent, ranks = spinning
     while any(os.getpgid(rank.pid) != rank.pid for rank in ranks):
         time.sleep(0.01)  # until they are on their way
     time.sleep(0.1)
-    forks.kill()
+    parent.kill()
     assert toy.outlived(ranks, 5.0) == []
     assert failure(runner, probes.counter).reason == "crashed"
     assert runner.run(probes.counter) == 1, "a lost process costs one probe"
@@ -224,8 +224,8 @@ def test_nothing_that_the_zygote_imports_starts_a_thread():
 
 @pytest.mark.parametrize("link", [None, Link(1e-4)])
 def test_a_wait_for_a_future_is_a_wait(runner, link):
-    for told in runner.run(probes.futures, world=2, link=link):
-        assert all(got == [[2.0] * 3, -1.0, True] for got in told.values()), told
+    for results in runner.run(probes.futures, world=2, link=link):
+        assert all(got == [[2.0] * 3, -1.0, True] for got in results.values()), results
 
 
 @pytest.mark.parametrize(

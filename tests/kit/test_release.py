@@ -17,7 +17,7 @@ from grader import release
 from grader.errors import Wrong
 from lab.course.assignment import ROOT, default
 
-OURS = {"grader", "reference", "benchmarks", "examples"}
+PRIVATE = {"grader", "reference", "benchmarks", "examples"}
 FLAT = "ddp/flat.py"
 
 
@@ -41,17 +41,17 @@ def unpacked(tmp_path_factory, files):
     return folder / release.NAME
 
 
-def said(folder, *command):
+def run(folder, *command):
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     command = [sys.executable if command[0] == "python" else command[0], *command[1:]]
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    return run.returncode, run.stdout + run.stderr
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout + done.stderr
 
 
-def ends(folder, code, *command, words=()):
-    """Assert that the command ends with this code and says these words; return all that it says."""
-    ended, text = said(folder, *command)
-    assert ended == code, text
+def check_run(folder, code, *command, words=()):
+    """Assert that the command ends with this code and prints these words; return all that it prints."""
+    returncode, text = run(folder, *command)
+    assert returncode == code, text
     assert all(word in " ".join(text.split()) for word in words), text
     return text
 
@@ -62,11 +62,11 @@ def test_no_solution_is_in_a_release(files, solutions):
 
 
 def test_only_what_is_for_students_is_in_it(files):
-    tops = {name.partition("/")[0] for name in files}
-    assert tops.isdisjoint(OURS - {"examples"} | {".ci", "CHANGELOG.md"})
+    folders = {name.partition("/")[0] for name in files}
+    assert folders.isdisjoint(PRIVATE - {"examples"} | {".ci", "CHANGELOG.md"})
     assert {name.split("/")[1] for name in files if name.startswith("examples/")} == {"cluster"}
-    ours = ("tests/kit/", "tests/docs/", "tests/cs336/")
-    assert not [n for n in files if n.startswith(ours) or "instructors" in n or "__pycache__" in n]
+    private = ("tests/kit/", "tests/docs/", "tests/cs336/")
+    assert not [n for n in files if n.startswith(private) or "instructors" in n or "__pycache__" in n]
     for exercise in default().exercises.values():
         assert f"student/{exercise.file}" in files
 
@@ -77,7 +77,7 @@ def test_nothing_in_it_imports_what_is_not(files):
             nodes = [n for n in ast.walk(ast.parse(data)) if isinstance(n, ast.Import | ast.ImportFrom)]
             modules = [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
             modules += [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
-            strangers = {m for m in modules if m.partition(".")[0] in OURS or m.startswith("tests.kit")}
+            strangers = {m for m in modules if m.partition(".")[0] in PRIVATE or m.startswith("tests.kit")}
             assert not strangers, f"{name} imports {strangers}"
 
 
@@ -103,11 +103,11 @@ def test_what_its_readme_says_works(unpacked):
         assert command in readme
         tried = re.sub("^(lab|pytest)", r"python -m \1", command.replace("make", "make -n"))
         tried = tried.replace("--stage ddp", "--stage ddp --exercise ddp.naive")  # of its stage one is enough
-        ends(unpacked, code, *tried.split(), words=words)
+        check_run(unpacked, code, *tried.split(), words=words)
     assert "lab check" in readme
-    _, text = said(unpacked, "make", "-n", "env", "test", "handout")
+    _, text = run(unpacked, "make", "-n", "env", "test", "handout")
     assert all((unpacked / name).is_file() for name in re.findall(r"cp (\S+) ", text))
-    _, text = said(unpacked, "python", "-c", "import lab; print(lab.__file__)")
+    _, text = run(unpacked, "python", "-c", "import lab; print(lab.__file__)")
     assert str(unpacked) in text, "another kit's lab was tried"
 
 
@@ -118,12 +118,12 @@ def test_the_workflow_for_github_classroom_works_in_it(unpacked):
     assert workflow["permissions"] == {"contents": "read"}
     (job,) = workflow["jobs"].values()
     install, test, points = (step["run"] for step in job["steps"] if "run" in step)
-    ends(unpacked, 0, *install.replace("make", "make -n").split())
+    check_run(unpacked, 0, *install.replace("make", "make -n").split())
     assert test == ".venv/bin/python -m pytest tests/"
     (unpacked / ".venv" / "bin").mkdir(parents=True)
     (unpacked / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (unpacked / ".venv" / "bin" / "python").chmod(0o755)
-    ends(unpacked, 0, "env", f"GITHUB_STEP_SUMMARY={unpacked / 'summary.md'}", "bash", "-ec", points)
+    check_run(unpacked, 0, "env", f"GITHUB_STEP_SUMMARY={unpacked / 'summary.md'}", "bash", "-ec", points)
     assert "next: " in (unpacked / "summary.md").read_text(encoding="utf-8")
     for name in re.findall(r"cache-dependency-path: (\S+)", text):
         assert (unpacked / name).is_file()
@@ -184,8 +184,8 @@ def test_a_planted_solution_is_found(solutions, write):
 
 
 def test_a_file_of_a_release_that_holds_one_stops_it(files, monkeypatch, tmp_path):
-    held = {"lab/harness/rng.py": files["lab/harness/rng.py"] + b"\n\n'''\n" + body().encode() + b"'''\n"}
-    monkeypatch.setattr(release, "files", lambda *_: held)
+    planted = {"lab/harness/rng.py": files["lab/harness/rng.py"] + b"\n\n'''\n" + body().encode() + b"'''\n"}
+    monkeypatch.setattr(release, "files", lambda *_: planted)
     with pytest.raises(Wrong, match=r"lab/harness/rng.py holds ddp/flat.py:\d+"):
         release.archive(tmp_path / "a.zip")
     assert not list(tmp_path.iterdir())

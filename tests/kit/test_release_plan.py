@@ -13,7 +13,7 @@ from grader.release import plan as plans
 from lab.course.assignment import AssignmentError, default, needed
 
 from .classroom import refused
-from .test_release import ends, test_every_link_of_its_pages_resolves, unpacked  # noqa: F401
+from .test_release import check_run, test_every_link_of_its_pages_resolves, unpacked  # noqa: F401
 
 PLAN = """
 profile = "core"
@@ -56,7 +56,7 @@ def test_it_works_by_itself_and_knows_no_other_profile(unpacked):  # noqa: F811
         ("lab", 0, f"0 of {points:g} points"),
         ("lab --profile full", 2, "--profile: expected one of core, got 'full'"),
     ):
-        text = ends(unpacked, code, "python", "-m", *command.split(), words=words)
+        text = check_run(unpacked, code, "python", "-m", *command.split(), words=words)
         assert "profile full" not in text or code == 2, "it offers a profile that it lacks"
     assert "Error" not in text
     pages = [unpacked / "README.md", *unpacked.glob("handout/*.md")]
@@ -112,14 +112,14 @@ def test_a_bad_plan_is_refused_in_one_line(tmp_path, old, new, words):
 
 def test_the_command_takes_the_plan_that_is_here(tmp_path, monkeypatch, said):
     monkeypatch.chdir(tmp_path)
-    told = functools.partial(said, main, "release", "--out", "a.zip")
-    assert told("--on", "2026-11-09") == (
+    command = functools.partial(said, main, "release", "--out", "a.zip")
+    assert command("--on", "2026-11-09") == (
         2, "grader: --on: expected a plan of what is out from when; write release-plan.toml, or leave --on out\n",
     )  # fmt: skip
     (tmp_path / "release-plan.toml").write_text(PLAN)
-    assert told("--profile", "short")[0] == 2
+    assert command("--profile", "short")[0] == 2
     assert not (tmp_path / "a.zip").exists()
-    code, text = told("--on", "2026-11-02")
+    code, text = command("--on", "2026-11-02")
     assert code == 0
     assert "release-plan.toml: 1 of the 26 of core are out on 2026-11-02; more on 2026-11-09" in text
     assert (tmp_path / "a.zip").is_file()

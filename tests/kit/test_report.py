@@ -17,7 +17,7 @@ from lab.course.assignment import default
 from lab.course.questions import default as questions
 from lab.course.scoring import Result, totals
 
-from .classroom import ABOUT, passed, result
+from .classroom import A_RUN, passed, result
 
 A = default()
 IDS = list(A.profiles["tour"])
@@ -57,8 +57,8 @@ def hostile(text: str, status: str = "graded") -> Graded:
     marks = [
         Mark("ddp.timeline", c.name, 1.0, text, text, "", "") for c in questions().questions["ddp.timeline"].criteria
     ]
-    said = (text, text, text, status, text, 1.0, [text], results, [Flag(text, text)])
-    return Graded(*said, decisions=decisions, policy=LATE, answers=answers, marks=marks)
+    fields = (text, text, text, status, text, 1.0, [text], results, [Flag(text, text)])
+    return Graded(*fields, decisions=decisions, policy=LATE, answers=answers, marks=marks)
 
 
 class Page(HTMLParser):
@@ -81,14 +81,14 @@ def visible(page: str) -> str:
 
 
 def both_pages(g: Graded) -> list[str]:
-    return [submission_page(g, A, ABOUT, IDS), class_page({g.name: g}, A, ABOUT, IDS)]
+    return [submission_page(g, A, A_RUN, IDS), class_page({g.name: g}, A, A_RUN, IDS)]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: ascii(t[:20]))
 @pytest.mark.parametrize("status", ["graded", "refused"])
 def test_hostile_text_is_shown_as_text(text: str, status: str) -> None:
-    for page, same in zip(both_pages(hostile(text, status)), both_pages(hostile("tame", status)), strict=True):
-        assert Page(page).tags == Page(same).tags, "the text made tags of its own"
+    for page, tame in zip(both_pages(hostile(text, status)), both_pages(hostile("tame", status)), strict=True):
+        assert Page(page).tags == Page(tame).tags, "the text made tags of its own"
         assert not re.search("[\x1b\x00\u202e]", page)
         assert len(page.encode("utf-8")) <= PAGE_LIMIT
         assert "1337" not in visible(page), "a template of the submission ran"
@@ -111,19 +111,19 @@ def test_pages_load_nothing_and_run_nothing() -> None:
 
 
 def test_many_failures_with_megabytes_fit_the_page() -> None:
-    ids, long = A.profiles["full"], 9_000
+    ids, size = A.profiles["full"], 9_000
     results = [
-        result(i, "failed", test=f"{n}", message="&" * long + str(n), output="<" * long) for i in ids for n in range(9)
+        result(i, "failed", test=f"{n}", message="&" * size + str(n), output="<" * size) for i in ids for n in range(9)
     ]
-    page = submission_page(Graded("ada", results=results), A, ABOUT, list(ids))
+    page = submission_page(Graded("ada", results=results), A, A_RUN, list(ids))
     assert len(page.encode()) <= PAGE_LIMIT
     assert "0 of 502 points" in visible(page)
 
 
 def test_the_students_page_says_what_to_do() -> None:
-    means = {"message": "worst at (3,): expected 1.0,\n got 2.0", "public": "failed", "case": "world=2"}
+    fields = {"message": "worst at (3,): expected 1.0,\n got 2.0", "public": "failed", "case": "world=2"}
     results = [
-        result("ddp.naive", "failed", test="means", **means),
+        result("ddp.naive", "failed", test="means", **fields),
         result("ddp.naive", "failed", test="means", message="worst at (4,)", public="passed", output="rank 0 here"),
         result("ddp.naive", kind="property", test="one_all_reduce", instrumented=True),
         result(ROW, test="o"),
@@ -131,7 +131,7 @@ def test_the_students_page_says_what_to_do() -> None:
     ]
     flags = [Flag("forged", "caught red-handed")]
     g = Graded("ada", seconds=12.0, notes=["left out: .git/"], results=results, flags=flags)
-    page = submission_page(g, A, ABOUT, IDS)
+    page = submission_page(g, A, A_RUN, IDS)
     text = visible(page)
     earned, possible, not_run = totals(g.scores(A, IDS))
     for expected in (
@@ -150,20 +150,20 @@ def test_the_students_page_says_what_to_do() -> None:
         *A.exercises["ddp.naive"].hints,
     ):
         assert " ".join(expected.split()) in text, expected
-    for hidden in ("caught", "forged", ABOUT.seed):
+    for hidden in ("caught", "forged", A_RUN.seed):
         assert hidden not in page, "evidence is for the instructor, and the secret seed must stay secret"
     assert "expected 1.0,\n got 2.0</pre>" in page, "a message keeps its lines"
     assert A.exercises["benchmarking.benchmark"].hints[0] not in text, "no hint where nothing was lost"
 
 
 def small_class() -> dict[str, Graded]:
-    def of(outcome: str, **more) -> list[Result]:
-        return [*passed(IDS[:2]), result(IDS[2], outcome, test="means", **more)]
+    def results(outcome: str, **fields) -> list[Result]:
+        return [*passed(IDS[:2]), result(IDS[2], outcome, test="means", **fields)]
 
     members = [
-        Graded("ada", results=of("passed")),
-        Graded("bob", results=of("failed", message="wrong"), flags=[Flag("forged results", "found results.json")]),
-        Graded("cyd", results=of("not_run", reason="needs Linux")),
+        Graded("ada", results=results("passed")),
+        Graded("bob", results=results("failed", message="wrong"), flags=[Flag("forged results", "found results.json")]),
+        Graded("cyd", results=results("not_run", reason="needs Linux")),
         Graded("dan", status="refused", message="a bomb"),
     ]
     return {g.name: g for g in members}
@@ -172,7 +172,7 @@ def small_class() -> dict[str, Graded]:
 def test_a_refused_submission_gets_a_page_that_says_why_and_zero_of_all(tmp_path: Path) -> None:
     graded = small_class()
     dan = graded["dan"]
-    text = visible(submission_page(dan, A, ABOUT, IDS))
+    text = visible(submission_page(dan, A, A_RUN, IDS))
     assert all(word in text for word in ("Not graded", "a bomb", "What to do"))
     assert "points" not in text.lower().replace("checkpoints", "")
     (test,) = exports.gradescope(dan, A, IDS)["tests"]
@@ -187,7 +187,7 @@ def test_a_refused_submission_gets_a_page_that_says_why_and_zero_of_all(tmp_path
 
 
 def test_the_class_page_counts_right_and_leads_to_every_page(tmp_path: Path) -> None:
-    index = write_reports(tmp_path / "report", small_class(), A, ABOUT, IDS)
+    index = write_reports(tmp_path / "report", small_class(), A, A_RUN, IDS)
     page = index.read_text()
     text = visible(page)
     assert "graded 3 median 100 %" in text
@@ -195,17 +195,17 @@ def test_the_class_page_counts_right_and_leads_to_every_page(tmp_path: Path) -> 
     assert re.search(r"ddp\. naive 1 of 2 50 % means \(1\) · not run for 1", text)
     for words in ("forged results found results.json", "a bomb", "70–80 % 1", "90–100 % 2"):
         assert words in text
-    assert ABOUT.seed not in page
+    assert A_RUN.seed not in page
     links = re.findall(r'<th scope="row" data-v="\w+"><a href="(submissions/\w+\.html)">', page)
     assert links == [f"submissions/{name}.html" for name in ("ada", "bob", "cyd", "dan")]
     files = [p.relative_to(tmp_path / "report").as_posix() for p in tmp_path.rglob("*") if p.is_file()]
     assert sorted(files) == ["index.html", *links]
-    index = write_reports(tmp_path / "other", {"ünal": Graded("ünal")}, A, ABOUT, IDS)
+    index = write_reports(tmp_path / "other", {"ünal": Graded("ünal")}, A, A_RUN, IDS)
     (link,) = re.findall(r'<a href="(submissions/ünal-\w+\.html)">', index.read_text())
     assert (tmp_path / "other" / link).is_file()
-    one = small_class()
-    again = {f"bob_102_{n}_kit": replace(one.pop(g), name="") for n, g in ((1, "ada"), (2, "bob"), (3, "dan"))}
-    text = visible(class_page(one | again, A, ABOUT, IDS))
+    graded = small_class()
+    attempts = {f"bob_102_{n}_kit": replace(graded.pop(g), name="") for n, g in ((1, "ada"), (2, "bob"), (3, "dan"))}
+    text = visible(class_page(graded | attempts, A, A_RUN, IDS))
     assert "graded 2 median" in text, "of bob's three attempts one counts"
     assert text.count("another attempt counts") == 2
     assert "bob_102_2_kit 25" in text
@@ -214,13 +214,13 @@ def test_the_class_page_counts_right_and_leads_to_every_page(tmp_path: Path) -> 
 def decided() -> dict[str, Graded]:
     """The small class; ada is two days late and adjusted, bob's failed exercise is excluded."""
     graded = small_class()
-    of = ("2026-02-16 09:00:00", "tess")
+    stamp = ("2026-02-16 09:00:00", "tess")
     graded["ada"].decisions = [
-        Decision(1, *of, "submitted", "ada", "", "2026-02-17T12:00:00Z", "times.csv"),
-        Decision(2, *of, "adjust", "ada", IDS[2], 2.5, "our typo"),
-        Decision(3, *of, "adjust", "ada", "", -1, "asked twice"),
+        Decision(1, *stamp, "submitted", "ada", "", "2026-02-17T12:00:00Z", "times.csv"),
+        Decision(2, *stamp, "adjust", "ada", IDS[2], 2.5, "our typo"),
+        Decision(3, *stamp, "adjust", "ada", "", -1, "asked twice"),
     ]
-    graded["bob"].decisions = [Decision(4, *of, "exclude", "bob", IDS[2], "", "his machine broke")]
+    graded["bob"].decisions = [Decision(4, *stamp, "exclude", "bob", IDS[2], "", "his machine broke")]
     for g in graded.values():
         g.policy = LATE
     return graded
@@ -229,8 +229,8 @@ def decided() -> dict[str, Graded]:
 def test_what_people_decided_is_shown_beside_what_tests_said() -> None:
     """35 by tests, +2.5 and −1 by hand, two of three late days at 10 % of 37.5: 29 in all."""
     graded = decided()
-    page = class_page(graded, A, ABOUT, IDS)
-    text, ada, bob = (visible(p) for p in (page, *(submission_page(graded[n], A, ABOUT, IDS) for n in ("ada", "bob"))))
+    page = class_page(graded, A, A_RUN, IDS)
+    text, ada, bob = (visible(p) for p in (page, *(submission_page(graded[n], A, A_RUN, IDS) for n in ("ada", "bob"))))
     for shown, words in (
         (text, "Earned Adjusted Late Final Possible"),
         (text, "ada 35 +1.5 −7.5 29 35"),
@@ -249,14 +249,14 @@ def test_what_people_decided_is_shown_beside_what_tests_said() -> None:
         assert words in shown
     assert "tess" not in ada, "whom to ask is the course's to say"
     assert "dan refused – – –" in text, "no final points"
-    of_all = Decision(5, "2026-02-16 09:00:00", "tess", "exclude", "", IDS[1], "", "our text was wrong")
+    common = Decision(5, "2026-02-16 09:00:00", "tess", "exclude", "", IDS[1], "", "our text was wrong")
     for g in graded.values():
-        g.decisions = [of_all, *g.decisions]
-    assert visible(class_page(graded, A, ABOUT, IDS)).count("our text was wrong") == 1
+        g.decisions = [common, *g.decisions]
+    assert visible(class_page(graded, A, A_RUN, IDS)).count("our text was wrong") == 1
     assert f"everyone {IDS[1]} excluded for everyone our text was wrong tess" in visible(
-        class_page(graded, A, ABOUT, IDS)
+        class_page(graded, A, A_RUN, IDS)
     )
-    assert "Adjusted" not in visible(class_page(small_class(), A, ABOUT, IDS))
+    assert "Adjusted" not in visible(class_page(small_class(), A, A_RUN, IDS))
 
 
 def table(graded: dict[str, Graded]) -> dict[str, dict]:
@@ -267,10 +267,10 @@ def table(graded: dict[str, Graded]) -> dict[str, dict]:
 
 def test_what_people_decided_is_exported() -> None:
     graded = decided()
-    data, rows = exports.as_json(ABOUT, graded, A, IDS), table(graded)
+    data, rows = exports.as_json(A_RUN, graded, A, IDS), table(graded)
     ada, bob = data["submissions"]["ada"], data["submissions"]["bob"]
-    for of in (ada, rows["ada"]):
-        assert [of[key] for key in ("earned", "adjusted", "late", "final", "possible")] == [35, 1.5, 7.5, 29, 35]
+    for row in (ada, rows["ada"]):
+        assert [row[key] for key in ("earned", "adjusted", "late", "final", "possible")] == [35, 1.5, 7.5, 29, 35]
     assert [rows["bob"][key] for key in ("ddp.naive", "final", "possible")] == ["excluded", 25, 25]
     assert [d["why"] for d in ada["decisions"]][:2] == ["our typo", "asked twice"]
     assert bob["exercises"]["ddp.naive"]["excluded"] is True
@@ -283,7 +283,7 @@ def test_what_people_decided_is_exported() -> None:
     excluded = exports.gradescope(graded["bob"], A, IDS)["tests"][-1]
     assert (excluded["name"], {"score", "status"} & set(excluded)) == ("ddp.naive (excluded)", set())
     graded["dan"].decisions = graded["ada"].decisions = graded["cyd"].decisions = graded["bob"].decisions
-    assert "ddp. naive – excluded" in visible(class_page(graded, A, ABOUT, IDS))
+    assert "ddp. naive – excluded" in visible(class_page(graded, A, A_RUN, IDS))
 
 
 def test_names_never_share_a_page_or_a_label() -> None:

@@ -1,4 +1,4 @@
-"""What runs in the sandbox finds nothing it should not, harms nothing, and ends when told.
+"""What runs in the sandbox finds nothing it should not, harms nothing, and ends when it is killed.
 
 Spies run without a box, too: one that finds nothing there would prove nothing here.
 """
@@ -60,12 +60,12 @@ def test_no_hidden_file_can_be_read_inside(kit: Path, isolation: str) -> None:
 
 def test_gpus_are_seen_inside_and_other_devices_are_not(boxed, monkeypatch) -> None:
     """A job's choice of GPUs comes with them; for want of one, another device stands for it."""
-    listed = "print(json.dumps([os.path.exists('/dev/kmsg'), os.environ.get('CUDA_VISIBLE_DEVICES')]))"
+    code = "print(json.dumps([os.path.exists('/dev/kmsg'), os.environ.get('CUDA_VISIBLE_DEVICES')]))"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert boxed(listed) == [False, None]
+    assert boxed(code) == [False, None]
     monkeypatch.setattr(sandbox.bubblewrap, "devices", lambda: [Path("/dev/kmsg")])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert boxed(listed) == [True, "1"]
+    assert boxed(code) == [True, "1"]
 
 
 def test_the_kit_inside_is_lab_probes_and_the_submission(boxed) -> None:
@@ -80,15 +80,15 @@ def test_the_kit_inside_is_lab_probes_and_the_submission(boxed) -> None:
 
 
 def test_the_repository_around_a_virtual_environment_looks_empty(boxed) -> None:
-    listed = boxed(f"p = {str(KIT)!r}; print(json.dumps(os.listdir(p) if os.path.exists(p) else []))")
-    assert set(listed) <= {Path(sys.prefix).name}
+    entries = boxed(f"p = {str(KIT)!r}; print(json.dumps(os.listdir(p) if os.path.exists(p) else []))")
+    assert set(entries) <= {Path(sys.prefix).name}
 
 
 def test_a_virtual_environment_below_tmp_is_seen(kit: Path, tmp_path: Path) -> None:
-    """The scratch /tmp must not hide the interpreter of a checkout that lies there."""
-    made = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(made)], check=True)
-    with box(kit, python=str(made / "bin" / "python")) as opened:
+    """The scratch /tmp must not hide the interpreter of a checkout that is there."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    with box(kit, python=str(venv / "bin" / "python")) as opened:
         assert started(opened, "print(6 * 7)")[1] == "42\n"
 
 
@@ -123,8 +123,8 @@ def test_homes_shadow_and_other_processes_are_out_of_reach(kit: Path, isolation:
     assert len(set(uids)) == 1
     assert 0 not in uids
     assert all(int(c, 16) == 0 for c in caps)
-    on_the_way = {part for path in (sys.prefix, sys.base_prefix) for part in Path(path).parts}
-    assert set(home) <= on_the_way, "of the home only the way to the interpreter is there"
+    parents = {part for path in (sys.prefix, sys.base_prefix) for part in Path(path).parts}
+    assert set(home) <= parents, "of the home only the way to the interpreter is there"
     assert (homes, shadow) == (None, None)
 
 
@@ -155,15 +155,15 @@ print(json.dumps(wrote))
 
 @BOTH
 def test_only_the_scratch_folders_can_be_written(kit: Path, tmp_path: Path, isolation: str) -> None:
-    wrote = folders = [str(tmp_path)]  # without a box nothing outside: here every write succeeds
+    written = folders = [str(tmp_path)]  # without a box nothing outside: here every write succeeds
     files = [str(tmp_path / "forged")]
     if isolation == "bubblewrap":
-        wrote = ["/tmp", "/dev/shm"]
+        written = ["/tmp", "/dev/shm"]
         folders = ["/", "/kit", "/kit/lab", "/kit/impl", "/kit/impl/ddp", "/usr", "/usr/lib", "/etc", "/dev", "/sys",
-                   "/proc", "/var", sys.prefix, sys.base_prefix, *wrote]  # fmt: skip
+                   "/proc", "/var", sys.prefix, sys.base_prefix, *written]  # fmt: skip
         files = ["/kit/lab/__init__.py", "/kit/impl/ddp/naive.py", "/etc/passwd", "/proc/sys/kernel/hostname"]
     got = in_a_box(kit, f"FOLDERS, FILES = {folders!r}, {files!r}\n" + WRITE, isolation)
-    assert got == (wrote if isolation == "bubblewrap" else wrote + files)
+    assert got == (written if isolation == "bubblewrap" else written + files)
 
 
 CONNECT = """

@@ -1,4 +1,4 @@
-"""What runs in the sandbox harms nothing, and ends when told."""
+"""What runs in the sandbox harms nothing, and ends when it is killed."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def members(marker: str) -> list[int]:
     return [p.pid for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or [])]
 
 
-def gone(marker: str, within_s: float = 5.0) -> bool:
+def ended(marker: str, within_s: float = 5.0) -> bool:
     """Who was killed may take a moment to be gone, on busy cores."""
     deadline = time.monotonic() + within_s
     while members(marker) and time.monotonic() < deadline:
@@ -51,12 +51,12 @@ def gone(marker: str, within_s: float = 5.0) -> bool:
 @pytest.mark.parametrize("wrapped", ["fork bomb", "setsid"])
 def test_kill_ends_everything(kit: Path, wrapped: str) -> None:
     marker, bomb = f"marker-{time.monotonic_ns()}", wrapped == "fork bomb"
-    with box(kit, processes=100) as opened:
-        process, said = started(opened, BOMB if bomb else DAEMON, marker)
-        count = int(said)
+    with box(kit, processes=100) as sandbox:
+        process, line = started(sandbox, BOMB if bomb else DAEMON, marker)
+        count = int(line)
         assert 80 <= count <= 100 if bomb else count == 7
         assert len(members(marker)) >= (count if bomb else 2)
-        opened.kill(process)
+        sandbox.kill(process)
         assert members(marker) == []
         assert leftovers() == []
 
@@ -68,8 +68,8 @@ def leftovers(grader: int | None = None) -> list[str]:
 
 
 def test_an_enormous_allocation_fails_inside_only(boxed) -> None:
-    take = "try: x = bytearray(10 << 30); print('\"got it\"')\nexcept MemoryError: print('\"no\"')"
-    assert boxed(take) == "no"
+    code = "try: x = bytearray(10 << 30); print('\"got it\"')\nexcept MemoryError: print('\"no\"')"
+    assert boxed(code) == "no"
 
 
 TOGETHER = """
@@ -83,12 +83,12 @@ print(json.dumps([os.waitpid(p, 0)[1] for p in pids]))
 
 
 def test_the_memory_of_all_processes_together_is_bounded(kit: Path) -> None:
-    with box(kit, memory_bytes=300 << 20) as opened:
-        _, said = started(opened, TOGETHER)
-        if any("memory" in n for n in opened.notes):
+    with box(kit, memory_bytes=300 << 20) as sandbox:
+        _, line = started(sandbox, TOGETHER)
+        if any("memory" in n for n in sandbox.notes):
             assert os.geteuid() != 0 or not os.access("/sys/fs/cgroup/memory", os.W_OK)
-            pytest.skip(f"no memory cgroup can be written here: {opened.notes}")
-        assert signal.SIGKILL in json.loads(said), "600 MiB fitted into 300"
+            pytest.skip(f"no memory cgroup can be written here: {sandbox.notes}")
+        assert signal.SIGKILL in json.loads(line), "600 MiB fitted into 300"
 
 
 FILL = """
@@ -110,16 +110,16 @@ def test_a_disk_bomb_meets_the_bound_of_its_tmpfs(boxed) -> None:
 def test_one_file_and_the_open_files_are_bounded(boxed) -> None:
     names = ["RLIMIT_DATA", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_CPU", "RLIMIT_CORE"]
     got = boxed(f"import resource\nprint(json.dumps([resource.getrlimit(getattr(resource, n)) for n in {names}]))")
-    mine = Limits()
-    want = [mine.process_bytes, mine.processes, mine.file_bytes, mine.open_files, mine.cpu_s, 0]
+    limits = Limits()
+    want = [limits.process_bytes, limits.processes, limits.file_bytes, limits.open_files, limits.cpu_s, 0]
     assert got == [[w, w] for w in want] or os.geteuid() != 0
 
 
 def test_boxes_at_the_same_time_have_different_users(kit: Path) -> None:
-    with box(kit) as opened:
+    with box(kit) as sandbox:
         if os.geteuid() != 0:
             pytest.skip("only root changes users")
-        uids = {int(started(opened, "print(os.getuid(), flush=True); time.sleep(60)")[1]) for _ in range(2)}
+        uids = {int(started(sandbox, "print(os.getuid(), flush=True); time.sleep(60)")[1]) for _ in range(2)}
         assert len(uids) == 2
         assert min(uids) >= 50_000
 
@@ -143,13 +143,13 @@ process.stdout.readline(); print(box._root, flush=True); time.sleep(100)
     assert root.is_dir()
     grader.kill()
     grader.wait()
-    assert gone(marker)
+    assert ended(marker)
     with box(kit):  # sweeps
         assert leftovers(grader.pid) == []
         assert not root.exists()
 
 
-def of_another_user() -> str:
+def python_for_uid() -> str:
     """An interpreter: one under a private home is out of an unprivileged user's reach."""
     for python in (sys.executable, "/usr/bin/python3"):
         if not fallback.why_not_uid(python):
@@ -159,29 +159,29 @@ def of_another_user() -> str:
 
 @pytest.mark.parametrize("isolation", ["uid", "process"])
 def test_the_weaker_boxes_run_and_end(kit: Path, isolation: str) -> None:
-    python = of_another_user() if isolation == "uid" else sys.executable
+    python = python_for_uid() if isolation == "uid" else sys.executable
     marker = f"marker-{time.monotonic_ns()}"
     code = "import lab; os.fork(); print(os.getuid(), os.getcwd(), flush=True); time.sleep(100)"
-    with box(kit, isolation, python=python) as opened:
-        process, said = started(opened, code, marker)
-        uid, folder = said.split()
+    with box(kit, isolation, python=python) as sandbox:
+        process, line = started(sandbox, code, marker)
+        uid, folder = line.split()
         assert (int(uid) != os.getuid()) == (isolation == "uid")
-        assert sorted(p.name for p in Path(opened.kit_path).iterdir()) == ["impl", "lab", "tests"]
-        opened.kill(process)
-        assert gone(marker)
+        assert sorted(p.name for p in Path(sandbox.kit_path).iterdir()) == ["impl", "lab", "tests"]
+        sandbox.kill(process)
+        assert ended(marker)
         assert not Path(folder).exists()
 
 
 def test_uid_isolation_ends_daemons_and_keeps_other_boxes_out(kit: Path) -> None:
-    python, marker = of_another_user(), f"marker-{time.monotonic_ns()}"
+    python, marker = python_for_uid(), f"marker-{time.monotonic_ns()}"
     with box(kit, "uid", "bob", python) as bob:
         with box(kit, "uid", "alice", python) as alice:
-            theirs = bob.impl + "/ddp/naive.py"
+            path = bob.impl + "/ddp/naive.py"
             assert (
-                started(alice, f"try: print(open({theirs!r}).read())\nexcept OSError as e: print(e.errno)")[1] == "13\n"
+                started(alice, f"try: print(open({path!r}).read())\nexcept OSError as e: print(e.errno)")[1] == "13\n"
             )
-        process, said = started(bob, DAEMON, marker)
-        assert said == "7\n"
+        process, line = started(bob, DAEMON, marker)
+        assert line == "7\n"
         assert len(members(marker)) >= 2
         bob.kill(process)
         assert members(marker) == []

@@ -12,17 +12,17 @@ def line(text: str) -> list[Action]:
 
 
 def test_a_schedule_played_by_hand_and_drawn_in_text():
-    by_hand = [line("F0 F1 B0 B1"), line("F0 B0 F1 B1")]
-    played = check(by_hand, 2)
-    assert played.starts == [[0, 1, 4, 7], [1, 2, 4, 5]]
-    assert played.ends == [[1, 2, 6, 9], [2, 4, 5, 7]]
-    assert (played.length, played.busy, played.bubble, played.live) == (9, 6, 0.5, [2, 1])
-    slow = check(by_hand, 2, forward=2, backward=2)
+    schedule = [line("F0 F1 B0 B1"), line("F0 B0 F1 B1")]
+    outcome = check(schedule, 2)
+    assert outcome.starts == [[0, 1, 4, 7], [1, 2, 4, 5]]
+    assert outcome.ends == [[1, 2, 6, 9], [2, 4, 5, 7]]
+    assert (outcome.length, outcome.busy, outcome.bubble, outcome.live) == (9, 6, 0.5, [2, 1])
+    slow = check(schedule, 2, forward=2, backward=2)
     assert (slow.length, slow.bubble) == (12, 0.5)
-    assert drawn(played) == "rank 0  F0 F1 ·  ·  B0 B0 ·  B1 B1\nrank 1  ·  F0 B0 B0 F1 B1 B1 ·  ·"
-    assert all(len(row) == 20 and row.endswith(" …") for row in drawn(played, 20).splitlines())
-    two = check([line("F0 F0.1 B0.1 B0")], 1, 2)
-    assert drawn(two).split() == ["rank", "0", "F0", "F0'", "B0'", "B0'", "B0", "B0"]
+    assert drawn(outcome) == "rank 0  F0 F1 ·  ·  B0 B0 ·  B1 B1\nrank 1  ·  F0 B0 B0 F1 B1 B1 ·  ·"
+    assert all(len(row) == 20 and row.endswith(" …") for row in drawn(outcome, 20).splitlines())
+    chunked = check([line("F0 F0.1 B0.1 B0")], 1, 2)
+    assert drawn(chunked).split() == ["rank", "0", "F0", "F0'", "B0'", "B0'", "B0", "B0"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from grader.report import page_name
 from grader.serve import shelf as shelves
 from lab.course import questions
 
-from .classroom import latest, reading, recorded, refused, result, say
+from .classroom import invoke, latest, reading, recorded, refused, result
 
 EVIL = "<script>alert(1)</script>"
 QUESTION = "ddp.timeline"
@@ -78,17 +78,17 @@ class Client:
         assert found.status_code == 200, found.text
         return found.text
 
-    def post(self, on: str, path: str, **form: object):
-        """Fill in the hidden fields of the page `on` and post to `path`."""
-        form = {"csrf_token": hidden(self.page(on), "csrf_token"), **form}
+    def post(self, page: str, path: str, **form: object):
+        """Fill in the hidden fields of `page` and post to `path`."""
+        form = {"csrf_token": hidden(self.page(page), "csrf_token"), **form}
         return self.client.post(path, data=form)
 
-    def mark(self, slug: str, points: str, page: str | None = None, **more: str):
+    def mark(self, slug: str, points: str, page: str | None = None, **fields: str):
         path = f"/mark/{QUESTION}/{slug}"
         page = page or self.page(path)
         return self.client.post(path, data={
             "csrf_token": hidden(page, "csrf_token"), "version": hidden(page, "version"),
-            f"points {CRITERIA[0]}": points, **more,
+            f"points {CRITERIA[0]}": points, **fields,
         })  # fmt: skip
 
 
@@ -103,9 +103,9 @@ def decide(person: Client, page: str, **form: object):
 
 def addresses(app) -> list[tuple[str, str]]:
     """(method, path) of everything there is, filled in with bob's page."""
-    fill = {"slug": "bob", "number": "1", "question": QUESTION, "file": "style.css", "filename": "serve.css"}
+    values = {"slug": "bob", "number": "1", "question": QUESTION, "file": "style.css", "filename": "serve.css"}
     return [
-        (method, re.sub(r"<(?:\w+:)?(\w+)>", lambda m: fill[m[1]], rule.rule))
+        (method, re.sub(r"<(?:\w+:)?(\w+)>", lambda m: values[m[1]], rule.rule))
         for rule in app.url_map.iter_rules()
         for method in sorted(rule.methods & {"GET", "POST"})
     ]
@@ -117,10 +117,10 @@ def addresses(app) -> list[tuple[str, str]]:
 def test_nobody_sees_anything_but_the_log_in(app):
     app.config["WTF_CSRF_ENABLED"] = False  # so that the gate alone answers
     for method, path in addresses(app):
-        code = app.test_client().open(path, method=method)
+        response = app.test_client().open(path, method=method)
         if path == "/login" or "css" in path:
             continue
-        assert (code.status_code, code.location[:6]) == (302, "/login"), f"{method} {path}: {code.status}"
+        assert (response.status_code, response.location[:6]) == (302, "/login"), f"{method} {path}: {response.status}"
 
 
 def test_a_student_sees_no_page_but_their_own(app):
@@ -133,10 +133,10 @@ def test_a_student_sees_no_page_but_their_own(app):
             code = ada.open(path, method=method, data={"text": "x"}).status_code
             assert code in (403, 404), f"ada may {method} {path}: {code}"
     assert ada.get("/").location == "/student/ada"
-    own = ada.get("/student/ada").text
-    assert "forbidden call" not in own, "flags are for staff"
-    assert "Withdraw" not in own
-    assert "bob" not in own
+    page = ada.get("/student/ada").text
+    assert "forbidden call" not in page, "flags are for staff"
+    assert "Withdraw" not in page
+    assert "bob" not in page
     assert "forbidden call" not in ada.get("/student/ada/report").text
     assert ada.post("/student/ada/decide", data={"kind": "adjust", "value": 5, "why": "x"}).status_code == 403
 
@@ -175,8 +175,8 @@ def test_nothing_is_taken_without_the_token(app, out):
     for method, path in addresses(app):
         if method == "POST":
             assert tess.client.post(path, data={"why": "x"}).status_code == 400, path
-    with reading(out) as found:
-        assert (found.decisions(), found.threads()) == ([], {})
+    with reading(out) as book:
+        assert (book.decisions(), book.threads()) == ([], {})
 
 
 def test_what_submissions_say_is_text(app):
@@ -197,23 +197,23 @@ def test_what_submissions_say_is_text(app):
 def test_a_decision_counts_and_says_who(app, out):
     tess = Client(app, "tess")
     assert decide(tess, tess.page("/student/ada"), kind="adjust", value=2, exercise="ddp.naive").status_code == 303
-    assert '"by": "tess"' in say(out, "decisions", "--json")
-    with reading(out) as found:
-        (made,) = found.decisions()
-    assert (made.kind, made.name, made.exercise, made.value, made.why) == ("adjust", "ada", "ddp.naive", 2, "ill")
+    assert '"by": "tess"' in invoke(out, "decisions", "--json")
+    with reading(out) as book:
+        (d,) = book.decisions()
+    assert (d.kind, d.name, d.exercise, d.value, d.why) == ("adjust", "ada", "ddp.naive", 2, "ill")
     assert "tess" in tess.page("/decisions")
     assert tess.post("/student/ada", "/withdraw/1", why="mistaken").status_code == 303
     assert tess.post("/student/ada", "/withdraw/1", why="again").status_code == 400
     assert latest(out)["ada"].decisions == []
     with Gradebook(out / "gradebook.sqlite") as book:
-        of_all = book.decide("exclude", EVERYONE, "ddp.naive", "", "our mistake", "tess")
-        own = book.decide("submitted", "ada", "", "2026-02-18T12:00:00-08:00", "people.csv", "tess")
-    page, every = tess.page("/student/ada"), tess.page("/decisions")
+        for_all = book.decide("exclude", EVERYONE, "ddp.naive", "", "our mistake", "tess")
+        for_ada = book.decide("submitted", "ada", "", "2026-02-18T12:00:00-08:00", "people.csv", "tess")
+    page, listing = tess.page("/student/ada"), tess.page("/decisions")
     assert "exclude ddp.naive  for everyone" in page
-    assert [f"/withdraw/{n}" in page for n in (1, of_all, own)] == [False, False, True]
-    assert [f"/withdraw/{n}" in every for n in (1, of_all, own)] == [False, True, True]
+    assert [f"/withdraw/{n}" in page for n in (1, for_all, for_ada)] == [False, False, True]
+    assert [f"/withdraw/{n}" in listing for n in (1, for_all, for_ada)] == [False, True, True]
     assert "imported from people.csv" in page
-    assert tess.post("/decisions", f"/withdraw/{of_all}", why="it was right").location == "/decisions"
+    assert tess.post("/decisions", f"/withdraw/{for_all}", why="it was right").location == "/decisions"
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_what_a_command_would_refuse_is_refused(app, out, form, words):
     done = decide(tess, tess.page("/student/ada"), **form)
     assert done.status_code == 400
     assert words in done.text
-    with reading(out) as found:
-        assert found.decisions() == []
+    with reading(out) as book:
+        assert book.decisions() == []
 
 
 def test_marks_are_those_of_a_sheet(app, out):
@@ -245,9 +245,9 @@ def test_marks_are_those_of_a_sheet(app, out):
 
 def test_what_nobody_marked_keeps_its_points_and_its_marker(app, out):
     """The form shows two decimals, and comments in one line."""
-    about = ("A. Lovelace", "2026-01-31 23:59:59", written.text_id(EVIL))
-    with Gradebook(out / "gradebook.sqlite") as found:
-        found.mark([("ada", Mark(QUESTION, CRITERIA[0], 1 / 3, "one\ntwo", *about))])
+    origin = ("A. Lovelace", "2026-01-31 23:59:59", written.text_id(EVIL))
+    with Gradebook(out / "gradebook.sqlite") as book:
+        book.mark([("ada", Mark(QUESTION, CRITERIA[0], 1 / 3, "one\ntwo", *origin))])
     tess = Client(app, "tess")
     tess.mark("ada", "0.33", **{f"comment {CRITERIA[0]}": "one two"})
     (mark,) = latest(out)["ada"].marks
@@ -256,16 +256,16 @@ def test_what_nobody_marked_keeps_its_points_and_its_marker(app, out):
 
 def test_a_request_has_a_thread_here_and_on_the_command_line(app, out):
     ada, tess = Client(app, "ada"), Client(app, "tess")
-    assert say(out, "requests") == "no requests yet"
+    assert invoke(out, "requests") == "no requests yet"
     ada.post("/student/ada", "/student/ada/ask", exercise="ddp.naive", text="The message is wrong.", state="closed")
     assert "open" in tess.page("/requests"), "a student closes nothing"
-    told = say(out, "requests", "ada", "--exercise", "ddp.naive", "--answer", "It is.", "--close")
-    assert "closed: ada: ddp.naive" in told
+    output = invoke(out, "requests", "ada", "--exercise", "ddp.naive", "--answer", "It is.", "--close")
+    assert "closed: ada: ddp.naive" in output
     assert "It is." in ada.page("/student/ada")
-    told = say(out, "requests", "ada", "--exercise", "ddp.naive", "--answer", "Thanks.")
-    assert "this request was closed, and is open again" in told
-    told = say(out, "requests", "bob", "--answer", "Well done.", "--close")
-    assert "bob had no request about the whole submission: this starts one" in told
+    output = invoke(out, "requests", "ada", "--exercise", "ddp.naive", "--answer", "Thanks.")
+    assert "this request was closed, and is open again" in output
+    output = invoke(out, "requests", "bob", "--answer", "Well done.", "--close")
+    assert "bob had no request about the whole submission: this starts one" in output
 
 
 def test_while_a_grader_is_at_work_nothing_is_lost_and_the_page_says_so(app, out):
@@ -302,13 +302,13 @@ def test_the_second_of_two_who_mark_is_shown_what_the_first_gave(app, out):
     path = f"/mark/{QUESTION}/ada"
     first, second = tess.page(path), zoe.page(path)
     assert tess.mark("ada", "1", first).status_code == 303
-    told = zoe.mark("ada", "0", second)
-    assert told.status_code == 409
-    assert "1 by tess" in told.text
-    given = rf'name="points {CRITERIA[0]}" type="number" min="0" max="1(\.0)?" step="any" value="0"'
-    assert re.search(given, told.text), "what zoë gave stays in the form"
+    response = zoe.mark("ada", "0", second)
+    assert response.status_code == 409
+    assert "1 by tess" in response.text
+    field = rf'name="points {CRITERIA[0]}" type="number" min="0" max="1(\.0)?" step="any" value="0"'
+    assert re.search(field, response.text), "what zoë gave stays in the form"
     assert [m.by for m in latest(out)["ada"].marks] == ["tess"]
-    assert zoe.mark("ada", "0", told.text).status_code == 303
+    assert zoe.mark("ada", "0", response.text).status_code == 303
 
 
 def test_of_ten_who_save_at_the_same_moment_one_does(app, out):
@@ -326,32 +326,32 @@ def test_of_ten_who_save_at_the_same_moment_one_does(app, out):
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert sorted(codes) == [303] + [409] * 9
-    with reading(out) as found:
-        assert len(found.decisions()) == 1
+    with reading(out) as book:
+        assert len(book.decisions()) == 1
 
 
 # ---- the command ----
 
 
 def test_accounts_are_added_by_the_command(out):
-    add = ["serve", "--out", str(out), "--add-user"]
-    done = CliRunner().invoke(commands, [*add, "cyd", "--submission", "bob"], input="a long word\n")
+    base = ["serve", "--out", str(out), "--add-user"]
+    done = CliRunner().invoke(commands, [*base, "cyd", "--submission", "bob"], input="a long word\n")
     assert done.exit_code == 0, done.output
     assert Client(serve.create_app(out), "cyd").get("/").location == "/student/bob"
     (out / "people.csv").write_text("submission,submitted,student,login,id\nada,,Ada,al,1\nada,,Bob,cyd,2\n")
     done = CliRunner().invoke(commands, ["serve", "--out", str(out), "--add-users", str(out / "people.csv")])
-    (made,) = csv.DictReader(done.stdout.splitlines())
-    assert (made["login"], made["submission"]) == ("al", "ada"), "cyd has a password"
+    (account,) = csv.DictReader(done.stdout.splitlines())
+    assert (account["login"], account["submission"]) == ("al", "ada"), "cyd has a password"
     assert Client(serve.create_app(out), "cyd", "a long word").get("/").location == "/student/ada", "a new number"
     assert "1 students added, 1 moved to another submission" in done.stderr
-    assert Client(serve.create_app(out), "al", made["password"]).get("/").location == "/student/ada"
+    assert Client(serve.create_app(out), "al", account["password"]).get("/").location == "/student/ada"
     (out / "words.csv").write_text("words")
     with refused(Wrong, "--add-users: expected columns login, submission; "):
-        say(out, "serve", "--add-users", "{out}/words.csv")
+        invoke(out, "serve", "--add-users", "{out}/words.csv")
     for arguments, typed, words in (
         ("dan --submission dan", WORD, "expected one that is graded"),
         ("dan --role boss", WORD, "expected staff or student"),
         ("dan --role staff", "short", "at least 8 characters"),
     ):
         with refused(Wrong, words):
-            CliRunner().invoke(commands, [*add, *arguments.split()], input=f"{typed}\n", catch_exceptions=False)
+            CliRunner().invoke(commands, [*base, *arguments.split()], input=f"{typed}\n", catch_exceptions=False)

@@ -33,5 +33,5 @@ def test_prose_is_marked_by_keyboard_in_a_browser(tmp_path):
             page.wait_for_url("**/bob")
     finally:
         server.shutdown()
-    given = [(m.criterion, m.points, m.comment, m.by) for m in latest(out)["ada"].marks]
-    assert given == [(CRITERIA[0], 1, "ok", "tess"), (CRITERIA[1], 0.5, "", "tess")]
+    marks = [(m.criterion, m.points, m.comment, m.by) for m in latest(out)["ada"].marks]
+    assert marks == [(CRITERIA[0], 1, "ok", "tess"), (CRITERIA[1], 0.5, "", "tess")]

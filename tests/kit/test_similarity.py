@@ -13,7 +13,7 @@ from grader.report import pairs as pages
 from grader.submissions import find
 from lab.course.assignment import ROOT, default
 
-from .classroom import latest, recorded, result, say
+from .classroom import invoke, latest, recorded, result
 
 FILE = "flash_attention/tiled_backward.py"
 APART = "tiled-backward-queries-outside"  # a variant: another loop order, written anew
@@ -91,9 +91,9 @@ def test_forks_are_compared_by_what_they_wrote_and_not_by_the_bridge(classroom, 
 
 
 def test_the_kits_solutions_are_known_in_every_version(compared):
-    of_kit = {one: p.files[0] for (one, other), p in compared.items() if other == similarity.KIT and p.files}
-    assert (of_kit["ada"].share, of_kit["ada"].other.label) == (1.0, "reference")
-    assert (of_kit["cyd"].share, of_kit["cyd"].other.label) == (1.0, APART)
+    kit_pairs = {one: p.files[0] for (one, other), p in compared.items() if other == similarity.KIT and p.files}
+    assert (kit_pairs["ada"].share, kit_pairs["ada"].other.label) == (1.0, "reference")
+    assert (kit_pairs["cyd"].share, kit_pairs["cyd"].other.label) == (1.0, APART)
 
 
 def test_earlier_years_are_beside_the_class_and_not_beside_each_other(compared):
@@ -118,13 +118,13 @@ def test_what_comes_from_submissions_is_escaped_everywhere(compared, tmp_path):
 
 
 def test_pairs_are_flagged_when_asked_and_no_grade_changes(classroom, tmp_path):
-    only, found = tmp_path / "class", Flag("forbidden call", "torch")
+    folder, found = tmp_path / "class", Flag("forbidden call", "torch")
     for name in ("ada", "bob"):
-        shutil.copytree(classroom / "class" / name, only / name)
+        shutil.copytree(classroom / "class" / name, folder / name)
     recorded(tmp_path, *(Graded(name, flags=[found], results=[result()]) for name in ("ada", "bob")))
 
-    def flags(*more: str) -> tuple[list[Flag], list[float]]:
-        say(tmp_path, "similarity", only, *more)
+    def flags(*options: str) -> tuple[list[Flag], list[float]]:
+        invoke(tmp_path, "similarity", folder, *options)
         bob = latest(tmp_path)["bob"]
         return bob.flags, [s.earned for s in bob.scores(default(), default().profiles["tour"])]
 

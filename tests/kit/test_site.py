@@ -1,4 +1,4 @@
-"""The site, as far as it can be told without Sphinx: cards, links, and what the student's edition may show.
+"""The site, as far as it can be checked without Sphinx: cards, links, and what the student's edition may show.
 
 How it would go wrong: a card that was right once; a heading that was renamed under its links; a body of student/, or
 of reference/, that reaches a page; a student's file in the middle of an edit that stops the build.
@@ -50,20 +50,20 @@ def test_each_exercise_has_a_card_below_its_heading_that_says_what_assignment_to
 
 def test_a_card_lists_every_test_of_its_exercise_by_kind():
     for e in default().exercises.values():
-        of_kind = cards.judged(e)
-        assert of_kind, f"{e.id}: no test names it"
-        assert sum(points for points, _ in of_kind.values()) == pytest.approx(e.points)
+        by_kind = cards.judged(e)
+        assert by_kind, f"{e.id}: no test names it"
+        assert sum(points for points, _ in by_kind.values()) == pytest.approx(e.points)
     assert cards.judged(default().exercise("ddp.naive"))["property"][1]
 
 
 def test_an_interface_keeps_what_is_provided_and_no_body():
-    shown = interface(
+    text = interface(
         '@provided\nclass Given:\n    x: int = 1\n\ndef _mine(): return 1\n\nSECRET = 2\n\n'
         '@wrapped(by=lambda x: x)\ndef f(\n    x: int,  # (n,)\n) -> int:  # told\n    # how\n'
         '    """What.\n\n    More.\n    """\n    return _mine() + x\n\n'
         "class C(Base):\n    y = SECRET\n    def __init__(self, a): self.a = a\n    def _own(self): return 3\n"
     )  # fmt: skip
-    assert shown == (
+    assert text == (
         "@provided\nclass Given:\n    x: int = 1\n\n\n"
         "@wrapped(by=lambda x: x)\ndef f(\n    x: int,  # (n,)\n) -> int:\n"
         '    """What.\n\n    More.\n    """\n\n\nclass C(Base):\n\n\n    def __init__(self, a):\n        ...\n'
@@ -79,7 +79,7 @@ def test_a_file_in_the_middle_of_an_edit_gets_one_line(tmp_path, monkeypatch, he
     if held is not None:
         (tmp_path / "student" / "ddp" / "naive.py").write_bytes(held)
     monkeypatch.setattr(stage, "ROOT", tmp_path)
-    told = stage.code_of("ddp/naive.py", "student")
-    assert says in told
-    assert "\n" not in told
-    assert str(tmp_path) not in told
+    text = stage.code_of("ddp/naive.py", "student")
+    assert says in text
+    assert "\n" not in text
+    assert str(tmp_path) not in text

@@ -62,8 +62,8 @@ class Daemons:
         self.folder, self.running = folder, dict[str, subprocess.Popen[bytes]]()
         for name in ("state", "spool"):
             (folder / name).mkdir()
-        with contextlib.ExitStack() as held:
-            free = [held.enter_context(socket.socket()) for _ in range(2)]
+        with contextlib.ExitStack() as stack:
+            free = [stack.enter_context(socket.socket()) for _ in range(2)]
             for s in free:
                 s.bind(("127.0.0.1", 0))
             ports = [s.getsockname()[1] for s in free]
@@ -77,15 +77,15 @@ class Daemons:
         os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
 
     def begin(self) -> None:
-        own = [
+        options = [
             f"--{what}={self.folder}/munge.{what.partition('-')[0]}"
             for what in ("socket", "key-file", "pid-file", "log-file", "seed-file")
         ]
-        self.start("munged", "--foreground", "--force", *own)
+        self.start("munged", "--foreground", "--force", *options)
         wait_for((self.folder / "munge.socket").exists, "munged")
         self.start("slurmctld", "-D")
         self.start("slurmd", "-D")
-        wait_for(lambda: "idle" in said("sinfo", "--noheader", "--format=%T"), f"a node; see {self.folder}/*.log")
+        wait_for(lambda: "idle" in run("sinfo", "--noheader", "--format=%T"), f"a node; see {self.folder}/*.log")
 
     def start(self, name: str, *options: str) -> None:
         with open(self.folder / f"{name}.out", "ab") as out:
@@ -142,13 +142,13 @@ def light(slurm: Daemons, tmp_path: Path) -> Path:
     return kit
 
 
-def said(*command: str) -> str:
+def run(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def wait_for(what: Callable[[], object], name: str) -> None:
+def wait_for(condition: Callable[[], object], name: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while not what():
+    while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {name}"
         time.sleep(0.2)
 
@@ -158,9 +158,9 @@ def grade(kit: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def result(head: subprocess.Popen[str], code: int = 0) -> dict:
-    told, says = head.communicate(timeout=PATIENCE_S)
-    assert head.returncode == code, says
-    return json.loads(told)["submissions"]
+    output, errors = head.communicate(timeout=PATIENCE_S)
+    assert head.returncode == code, errors
+    return json.loads(output)["submissions"]
 
 
 def test_jobs_of_a_lost_node_are_requeued(light, slurm):
@@ -168,11 +168,11 @@ def test_jobs_of_a_lost_node_are_requeued(light, slurm):
     head = grade(light, "--cluster", "slurm", "--jobs", "6")
     wait_for(lambda: len(toy.judged(light)) >= 2, "jobs")
     slurm.lose_the_node()
-    wait_for(lambda: "down" in said("sinfo", "--noheader", "--format=%T"), "Slurm to miss the node")
+    wait_for(lambda: "down" in run("sinfo", "--noheader", "--format=%T"), "Slurm to miss the node")
     slurm.start("slurmd", "-D")
     assert len(result(head)) == 6
     assert len(toy.judged(light)) > 6
-    wait_for(lambda: not said("squeue", "--noheader"), "nothing to be left in the queue")
+    wait_for(lambda: not run("squeue", "--noheader"), "nothing to be left in the queue")
 
 
 def test_a_head_that_was_killed_goes_on_with_its_jobs(light):
@@ -186,10 +186,10 @@ def test_a_head_that_was_killed_goes_on_with_its_jobs(light):
 
 def test_what_sbatch_refuses_is_told_before_a_run_begins(light):
     head = grade(light, "--cluster", "slurm", "--slurm", "partition=nope")
-    _, says = head.communicate(timeout=PATIENCE_S)
+    _, errors = head.communicate(timeout=PATIENCE_S)
     assert head.returncode == 2
-    assert "invalid partition specified: nope" in says or "sbatch refuses such jobs" in says
-    assert len(says.strip().splitlines()) == 1
+    assert "invalid partition specified: nope" in errors or "sbatch refuses such jobs" in errors
+    assert len(errors.strip().splitlines()) == 1
     assert not (light / "out").exists()
 
 
@@ -213,12 +213,12 @@ def test_a_run_that_lost_its_node_is_queued_again_and_goes_on_behind_its_checkpo
     folder, log, steps = tmp_path / "run", tmp_path / "log", 120
     script = [str(ROOT / "examples" / "cluster" / "train.sbatch"), "--mesh", "data=rest", "--folder", str(folder)]
     train = ["--fsdp", "--impl", "reference", "--steps", str(steps), "--save-every", "5"]
-    job = said("sbatch", "--parsable", "--nodes=1-2", "--gpus-per-node=0", f"--output={log}", *script, *train).strip()
+    job = run("sbatch", "--parsable", "--nodes=1-2", "--gpus-per-node=0", f"--output={log}", *script, *train).strip()
     wait_for((folder / "checkpoint" / "index.json").exists, "a checkpoint")
     slurm.lose_the_node()
     slurm.start("slurmd", "-D")
-    wait_for(lambda: "PENDING" in said("squeue", "--noheader", "--format=%T"), "the job to be queued again")
-    said("scontrol", "update", f"JobId={job}", "StartTime=now+5")  # seconds, not two minutes
-    wait_for(lambda: "JobState=COMPLETED" in said("scontrol", "show", "job", job), "the job to end")
+    wait_for(lambda: "PENDING" in run("squeue", "--noheader", "--format=%T"), "the job to be queued again")
+    run("scontrol", "update", f"JobId={job}", "StartTime=now+5")  # seconds, not two minutes
+    wait_for(lambda: "JobState=COMPLETED" in run("scontrol", "show", "job", job), "the job to end")
     assert log.read_text().count("resumed behind step") == 1, log.read_text()[-2000:]
     assert len(json.loads((folder / "losses.json").read_text())) == steps

@@ -31,7 +31,7 @@ def stub(folder: Path, source: str, file: str = FILE) -> str:
     return stubs.generate(folder, default())[file]
 
 
-HOUSE = '''
+SOLUTION = '''
     """A wrapper."""
 
     from __future__ import annotations
@@ -103,7 +103,7 @@ HOUSE = '''
         def _secret_of(self, x):
             pass  # SECRET
 '''
-BESIDES = """
+STUB_LINES = """
             raise NotImplementedError("ddp.naive: write Base.forward")
         order: Literal["secrets"]
             raise NotImplementedError("ddp.naive: write NaiveDDP.__init__")
@@ -112,12 +112,12 @@ BESIDES = """
 
 
 def test_a_stub_is_the_house_without_what_is_in_it(tmp_path):
-    text, house = stub(tmp_path, HOUSE), textwrap.dedent(HOUSE).splitlines()
-    besides = [line[4:] for line in BESIDES.splitlines()[1:]]
+    text, solution = stub(tmp_path, SOLUTION), textwrap.dedent(SOLUTION).splitlines()
+    stub_lines = [line[4:] for line in STUB_LINES.splitlines()[1:]]
     lines = [line for line in text.splitlines() if line]
-    assert [line for line in lines if line in besides] == besides
-    stays = [line for line in house if line and "secret" not in line.lower()]
-    assert [line for line in lines if line not in besides] == stays
+    assert [line for line in lines if line in stub_lines] == stub_lines
+    want = [line for line in solution if line and "secret" not in line.lower()]
+    assert [line for line in lines if line not in stub_lines] == want
     assert stub(tmp_path, text) == text, "the stub of a stub is itself"
     assert_clean(tmp_path)
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_cut_is_refused_in_a_line_that_names_its_own(tmp_path, sa
         stub(tmp_path, source)
 
 
-MORE = {  # source, what stays, what does not
+CORNERS = {  # source, what stays, what does not
     "shadowed": (
         "import zlib\ndef _h(): SECRET\n@provided\ndef f(zlib, _h):\n    return zlib, _h\ndef g(): zlib\n",
         "zlib, _h",
@@ -155,28 +155,28 @@ MORE = {  # source, what stays, what does not
 }
 
 
-@pytest.mark.parametrize("case", MORE)
+@pytest.mark.parametrize("case", CORNERS)
 def test_corners(tmp_path, case):
-    source, stays, goes = MORE[case]
+    source, present, absent = CORNERS[case]
     text = stub(tmp_path, source)
-    assert stays in text, text
-    assert goes not in text, text
+    assert present in text, text
+    assert absent not in text, text
 
 
 def test_the_id_is_that_of_the_exercise_nearest_by_file_then_name(tmp_path):
     assert "flash_attention.online_softmax: write f" in stub(tmp_path, "def f(): pass\n", "flash_attention/extra.py")
     first = default().exercises["ddp.naive"]
     second = dataclasses.replace(first, id="ddp.flat", object="ddp/naive.py:FlatDDP")
-    both = dataclasses.replace(default(), exercises={e.id: e for e in (first, second)})
+    assignment = dataclasses.replace(default(), exercises={e.id: e for e in (first, second)})
     stub(tmp_path, "class FlatDDP:\n    def f(self): x\ndef flatten(): x\nclass NaiveDDP:\n    def f(self): x\n")
-    text = stubs.generate(tmp_path, both)[FILE]
+    text = stubs.generate(tmp_path, assignment)[FILE]
     for message in ("ddp.flat: write FlatDDP.f", "ddp.flat: write flatten", "ddp.naive: write NaiveDDP.f"):
         assert f'"{message}"' in text
 
 
 def test_stubs_are_written_where_they_differ_and_what_is_no_stub_goes(tmp_path):
     reference, student = tmp_path / "reference", tmp_path / "student"
-    stub(reference, HOUSE)
+    stub(reference, SOLUTION)
     stub(reference, "x = 1\n", "benchmarking/benchmark.py")
 
     def command(*options: str) -> Result:
@@ -188,10 +188,10 @@ def test_stubs_are_written_where_they_differ_and_what_is_no_stub_goes(tmp_path):
     (student / FILE).write_text('"""A wrapper."""\n\nchanged = 1\n', encoding="utf-8")
     (student / "benchmarking/benchmark.py").unlink()
     (student / "more.py").touch()
-    differ = command("--check")
-    assert differ.exit_code == 1
+    done = command("--check")
+    assert done.exit_code == 1
     for file, why in (("benchmarking/benchmark.py", "missing"), (FILE, "differs"), ("more.py", "extra")):
-        assert re.search(rf"{file}: .*{why}", differ.output)
+        assert re.search(rf"{file}: .*{why}", done.output)
     command()
     assert not stubs.out_of_step(reference, student)
     with pytest.raises(Wrong, match="folder of the reference"):

@@ -28,13 +28,13 @@ def a_zip(path: Path, members: dict[str, bytes], prefix: str = "") -> Path:
     return path
 
 
-def a_tar(path: Path, members: dict[str, bytes], prefix: str = "", more: tuple[tarfile.TarInfo, ...] = ()) -> Path:
+def a_tar(path: Path, members: dict[str, bytes], prefix: str = "", extra: tuple[tarfile.TarInfo, ...] = ()) -> Path:
     with tarfile.open(path, "w:gz") as archive:
         for name, content in members.items():
             info = tarfile.TarInfo(prefix + name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-        for info in more:
+        for info in extra:
             archive.addfile(info)
     return path
 
@@ -64,7 +64,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def unpacked(path: Path, tmp_path: Path, **limits: int) -> tuple[dict[str, bytes], str]:
-    """(what lies there afterwards, all notes)."""
+    """(what is there afterwards, all notes)."""
     before = files(tmp_path)
     done = unpack(Submission("s", path), tmp_path / "out", UnpackLimits(**limits))
     assert {k: v for k, v in files(tmp_path).items() if not k.startswith("out/")} == before, "wrote elsewhere"
@@ -74,17 +74,17 @@ def unpacked(path: Path, tmp_path: Path, **limits: int) -> tuple[dict[str, bytes
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("prefix", ["", "hw/", "alice/hw/student/"])
 def test_code_arrives_from_any_wrapping_and_depth(tmp_path: Path, kind: str, prefix: str) -> None:
-    made = packed(kind, tmp_path, CODE | ({} if prefix else {"__MACOSX/x/._naive.py": b"junk"}), prefix)
-    assert unpacked(made, tmp_path)[0] == CODE
+    sent = packed(kind, tmp_path, CODE | ({} if prefix else {"__MACOSX/x/._naive.py": b"junk"}), prefix)
+    assert unpacked(sent, tmp_path)[0] == CODE
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("prefix", ["", "alice-repository/"])
 def test_of_a_whole_repository_student_is_handed_in(tmp_path: Path, kind: str, prefix: str) -> None:
-    around = {"tests/ddp/test_naive.py": b"", "lab/commands/cli.py": b"", "README.md": b"", "assignment.toml": b""}
-    made = packed(kind, tmp_path, {f"student/{n}": data for n, data in CODE.items()} | around, prefix)
-    assert unpacked(made, tmp_path)[0] == CODE
-    assert [s.path for s in find([made])] == ([made] if kind != "folder" or not prefix else [made / "alice-repository"])
+    rest = {"tests/ddp/test_naive.py": b"", "lab/commands/cli.py": b"", "README.md": b"", "assignment.toml": b""}
+    sent = packed(kind, tmp_path, {f"student/{n}": data for n, data in CODE.items()} | rest, prefix)
+    assert unpacked(sent, tmp_path)[0] == CODE
+    assert [s.path for s in find([sent])] == ([sent] if kind != "folder" or not prefix else [sent / "alice-repository"])
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -103,12 +103,12 @@ def test_what_is_no_part_of_a_submission_is_left_out_and_counted(tmp_path: Path,
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_modes_are_plain_whatever_was_sent(tmp_path: Path, kind: str) -> None:
-    made = packed(kind, tmp_path, CODE)
-    old = os.umask(0o077)
+    sent = packed(kind, tmp_path, CODE)
+    umask = os.umask(0o077)
     try:
-        root = unpack(Submission("s", made), tmp_path / "out").root
+        root = unpack(Submission("s", sent), tmp_path / "out").root
     finally:
-        os.umask(old)
+        os.umask(umask)
     for path in (root, *root.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644), path
 
@@ -128,13 +128,13 @@ def test_an_unsafe_name_is_left_out_and_named(tmp_path: Path, kind: str, name: s
     assert len(notes.splitlines()) == 1, notes
 
 
-def refused(path: Path, tmp_path: Path, *says: str, **limits: int) -> None:
-    with in_one_line(SubmissionError, *says):
+def refused(path: Path, tmp_path: Path, *words: str, **limits: int) -> None:
+    with in_one_line(SubmissionError, *words):
         unpack(Submission("s", path), tmp_path / "out", UnpackLimits(**limits))
     assert not (tmp_path / "out").exists(), "a refused submission left files behind"
 
 
-SAYS = {"with-a-password": "encrypted", "one-name-twice": "twice", "bomb-within-the-limits": "200 times"}
+REASONS = {"with-a-password": "encrypted", "one-name-twice": "twice", "bomb-within-the-limits": "200 times"}
 ARCHIVES = {attack.name: attack for attack in hostile.read() if attack.archive}
 
 
@@ -142,7 +142,7 @@ ARCHIVES = {attack.name: attack for attack in hostile.read() if attack.archive}
 def test_a_hostile_archive_is_refused_or_its_honest_code_is_taken(tmp_path: Path, name: str) -> None:
     path = ARCHIVES[name].write(tmp_path)
     if not ARCHIVES[name].exercise:
-        refused(path, tmp_path, SAYS.get(name, ""))
+        refused(path, tmp_path, REASONS.get(name, ""))
         return
     got, notes = unpacked(path, tmp_path)
     honest = (ROOT / "reference" / archives.EXERCISE).read_bytes()
@@ -161,17 +161,17 @@ def test_a_link_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_limits_refuse_and_name_the_member(tmp_path: Path, kind: str) -> None:
-    made = packed(kind, tmp_path, CODE | {"ddp/large.py": os.urandom(5000), "ddp/" + "d/" * 13 + "x.py": b""})
-    refused(made, tmp_path, "nested")
-    refused(made, tmp_path, "ddp/large.py", file_bytes=4000, depth=20)
-    refused(made, tmp_path, "in all", total_bytes=4000, depth=20)
-    refused(made, tmp_path, "at most 3 files", files=3, depth=20)
+    sent = packed(kind, tmp_path, CODE | {"ddp/large.py": os.urandom(5000), "ddp/" + "d/" * 13 + "x.py": b""})
+    refused(sent, tmp_path, "nested")
+    refused(sent, tmp_path, "ddp/large.py", file_bytes=4000, depth=20)
+    refused(sent, tmp_path, "in all", total_bytes=4000, depth=20)
+    refused(sent, tmp_path, "at most 3 files", files=3, depth=20)
 
 
 def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
     info = tarfile.TarInfo("ddp/pax.py")  # the module itself would hold all of its header
     info.pax_headers = {"comment": "x" * (40 << 20)}
-    refused(a_tar(tmp_path / "p.tgz", {}, more=(info,)), tmp_path, "p.tgz", "unpacks to over")
+    refused(a_tar(tmp_path / "p.tgz", {}, extra=(info,)), tmp_path, "p.tgz", "unpacks to over")
     refused(a_tar(tmp_path / "c.tgz", CODE | {"ddp/naive.py/x.py": b""}), tmp_path, "ddp/naive.py", "as a file")
     with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("ddp/x.py", "x = 1")
@@ -207,9 +207,9 @@ def test_find_takes_folders_archives_and_folders_of_those(tmp_path: Path) -> Non
 @pytest.mark.parametrize("newcomers", [["_bob"], ["bob!", "bob "], ["-bob", "bob~0", "BOB?"]])
 def test_no_newcomer_takes_a_name_or_shifts_one(tmp_path: Path, newcomers: list[str]) -> None:
     def names() -> dict[str, str]:
-        return {s.path.name: s.name for s in find([tmp_path], told.append)}
+        return {s.path.name: s.name for s in find([tmp_path], messages.append)}
 
-    told: list[str] = []
+    messages: list[str] = []
     for name in ("bob", "bo*b", "ada@uni.edu"):
         a_zip(tmp_path / f"{name}.zip", CODE)
     before = names()
@@ -219,7 +219,7 @@ def test_no_newcomer_takes_a_name_or_shifts_one(tmp_path: Path, newcomers: list[
     after = names()
     assert before.items() <= after.items()
     assert len({n.casefold() for n in after.values()}) == len(after)
-    assert "bo*b.zip is bo_b~" in told[0]
+    assert "bo*b.zip is bo_b~" in messages[0]
 
 
 FORK = {"tests/adapters.py": b"", "cs336_systems/ddp.py": b"", "cs336-basics/tests/adapters.py": b""}
@@ -243,10 +243,10 @@ def test_no_folders_name_makes_one_submission_of_a_class(tmp_path, folders: dict
     (tmp_path / "in").mkdir()
     for name, content in folders.items():
         a_folder(tmp_path / "in" / name, content)
-    told: list[str] = []
-    assert [s.name for s in find([tmp_path / "in"], told.append)] == names
-    assert len(told) == bool(doubt), told
-    assert all(doubt in line and "taken as" in line for line in told)
+    messages: list[str] = []
+    assert [s.name for s in find([tmp_path / "in"], messages.append)] == names
+    assert len(messages) == bool(doubt), messages
+    assert all(doubt in line and "taken as" in line for line in messages)
 
 
 def test_find_refuses_what_holds_no_submission_and_a_linked_one_is_not_followed(tmp_path: Path) -> None:
@@ -284,10 +284,10 @@ NAMES = st.lists(
 def test_whatever_the_names_only_stage_code_lands_and_only_inside(tmp_path_factory, members: dict, kind: str) -> None:
     tmp_path = tmp_path_factory.mktemp("any")
     try:
-        made = packed(kind, tmp_path, members)
+        sent = packed(kind, tmp_path, members)
     except (UnicodeEncodeError, ValueError, IndexError):
         return  # the archive cannot even be written
-    got = attempted(made, tmp_path)
+    got = attempted(sent, tmp_path)
     for path, content in got.items():
         assert path in ("answers.toml", "writeup.md") or (path.split("/")[0] in STAGES and path.endswith(".py")), path
         assert content in members.values()
@@ -310,9 +310,9 @@ STAGES = ("benchmarking", "mixed_precision", "flash_attention", "ddp", "zero", "
 @given(st.data(), st.sampled_from(["zip", "tar"]))
 def test_a_damaged_archive_never_raises_anything_else(tmp_path_factory, data, kind: str) -> None:
     tmp_path = tmp_path_factory.mktemp("damaged")
-    made = packed(kind, tmp_path, CODE)
-    content = bytearray(made.read_bytes())
+    sent = packed(kind, tmp_path, CODE)
+    content = bytearray(sent.read_bytes())
     for _ in range(data.draw(st.integers(1, 8))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    made.write_bytes(content)
-    attempted(made, tmp_path)
+    sent.write_bytes(content)
+    attempted(sent, tmp_path)

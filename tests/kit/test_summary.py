@@ -20,8 +20,8 @@ from lab.harness.verdicts import VERDICTS, Verdicts
 FIRST = "ddp.naive"  # needed by others
 
 
-def said(id: str, outcome: str = "passed", **more) -> Result:
-    return Result(id, "numerics", f"tests/x/test_x.py::test_{id.partition('.')[2]}", "", outcome, **more)
+def result(id: str, outcome: str = "passed", **fields) -> Result:
+    return Result(id, "numerics", f"tests/x/test_x.py::test_{id.partition('.')[2]}", "", outcome, **fields)
 
 
 CONFIG = SimpleNamespace(
@@ -29,49 +29,49 @@ CONFIG = SimpleNamespace(
 )
 
 
-def written() -> tuple[list[str], SimpleNamespace]:
+def fake_terminal() -> tuple[list[str], SimpleNamespace]:
     """A list of lines, and a terminal that writes to it."""
     lines: list[str] = []
     return lines, SimpleNamespace(write_line=lambda line, **colour: lines.append(line), verbosity=-1)
 
 
 def test_the_cases_in_which_a_test_passes_stand_beside_those_in_which_it_fails():
-    lines, terminal = written()
-    cases = [dataclasses.replace(said(FIRST, "failed", message="off"), case=case) for case in ("half", "single")]
+    lines, terminal = fake_terminal()
+    cases = [dataclasses.replace(result(FIRST, "failed", message="off"), case=case) for case in ("half", "single")]
     summary._failures(terminal, cases)
     assert not any("passes" in line for line in lines)
-    summary._failures(terminal, [*cases, dataclasses.replace(said(FIRST), case="double")])
+    summary._failures(terminal, [*cases, dataclasses.replace(result(FIRST), case="double")])
     assert "  this test fails in [half, single] and passes in [double]" in lines
 
 
 def test_an_untouched_stub_is_not_attempted_and_next_follows_what_was_tried():
-    stub = said(FIRST, "failed", reason="unwritten", message="not written")
-    lines, terminal = written()
-    summary.write(terminal, [stub, said("flash_attention.speed", "not_run", reason="no GPU")], CONFIG)
+    stub = result(FIRST, "failed", reason="unwritten", message="not written")
+    lines, terminal = fake_terminal()
+    summary.write(terminal, [stub, result("flash_attention.speed", "not_run", reason="no GPU")], CONFIG)
     assert any(line.startswith(f"next: {FIRST}") for line in lines), "what did not run was not tried"
     lines.clear()
-    summary.write(terminal, [stub, said("ddp.flat"), dataclasses.replace(stub, exercise="ddp.overlapped")], CONFIG)
+    summary.write(terminal, [stub, result("ddp.flat"), dataclasses.replace(stub, exercise="ddp.overlapped")], CONFIG)
     assert not any("numerics" in line for line in lines), "nothing is wrong with what nobody wrote"
     assert sum(line.endswith("not attempted") for line in lines) == 2
     assert any(line.startswith("next: ddp.overlapped") for line in lines), "behind what was tried, not before"
     half = [stub, dataclasses.replace(stub, test="t::test_2", outcome="passed", reason="")]
     assert unattempted(half) == set()
     assert unattempted([stub, dataclasses.replace(stub, outcome="not_run", reason="no GPU")]) == {FIRST}
-    (one,) = score(default(), [stub], [FIRST])
-    assert (one.attempted, one.earned, one.possible) == (False, 0, one.exercise.points)
+    (points,) = score(default(), [stub], [FIRST])
+    assert (points.attempted, points.earned, points.possible) == (False, 0, points.exercise.points)
 
 
 def test_a_message_has_its_cause_and_six_lines_and_whole_it_is_with_v():
-    lines, terminal = written()
-    long = said(FIRST, "failed", reason="assertion", message="\n".join(f"line {i}" for i in range(9)))
-    summary._failures(terminal, [long])
+    lines, terminal = fake_terminal()
+    failure = result(FIRST, "failed", reason="assertion", message="\n".join(f"line {i}" for i in range(9)))
+    summary._failures(terminal, [failure])
     assert [line for line in lines if "line" in line] == [f"  line {i}" for i in range(7)] + [
         "  … 2 more lines with -v"
     ]
     assert f"numerics: {ASKS['numerics']}" in lines
     lines.clear()
     terminal.verbosity = 0
-    summary._failures(terminal, [long])
+    summary._failures(terminal, [failure])
     assert "  line 8" in lines
 
 
@@ -79,20 +79,20 @@ def test_a_hint_at_the_method_is_not_given_where_only_a_refusal_is_missed():
     """By the summary, by lab and in Gradescope; with another failure it is given again."""
     id = next(iter(default().exercises))  # what lab says is next on a fresh tree
     hint = default().exercise(id).hints[0]
-    refusal = dataclasses.replace(said(id, "failed", reason="assertion", message="off"), test="t::test_0_is_refused")
-    for results, given in (([refusal], False), ([refusal, said(id, "failed", reason="assertion")], True)):
-        lines, terminal = written()
+    refusal = dataclasses.replace(result(id, "failed", reason="assertion", message="off"), test="t::test_0_is_refused")
+    for results, expected in (([refusal], False), ([refusal, result(id, "failed", reason="assertion")], True)):
+        lines, terminal = fake_terminal()
         summary.write(terminal, results, CONFIG)
         out = Console(file=io.StringIO(), width=400)
         status.show(Progress(results, {id: {}}), out)
         (entry,) = gradescope(Graded("ada", results=results), default(), [id])["tests"]
         folded = " ".join(" ".join(lines).split())
-        assert [hint in folded, f"hint: {hint}" in out.file.getvalue(), hint in entry["output"]] == [given] * 3
+        assert [hint in folded, f"hint: {hint}" in out.file.getvalue(), hint in entry["output"]] == [expected] * 3
 
 
 def test_what_was_stopped_half_run_has_no_points():
-    lines, terminal = written()
-    summary.write(terminal, [said(FIRST), said("ddp.flat")], CONFIG, {"ddp.flat": (1, 9)})
+    lines, terminal = fake_terminal()
+    summary.write(terminal, [result(FIRST), result("ddp.flat")], CONFIG, {"ddp.flat": (1, 9)})
     assert "ddp.flat: stopped after 1 of 9 tests: no verdict yet" in lines
     assert [line.partition(" ")[0] for line in lines if "✓" in line] == [FIRST]
     assert not any(line.startswith("next: ") for line in lines)
@@ -112,9 +112,9 @@ def session(folder, outcomes, judging) -> Verdicts:
     config = SimpleNamespace(option=SimpleNamespace(expect_cache=folder, seed="public"))
     runner = SimpleNamespace(executor=SimpleNamespace(source=ROOT / "reference"), verdicts={})
     results = [Result(FIRST, "numerics", f"test_{n}", "", outcome) for n, outcome in enumerate(outcomes)]
-    made = Verdicts(config, runner, results)
-    made.judging = {FIRST: judging}
-    return made
+    verdicts = Verdicts(config, runner, results)
+    verdicts.judging = {FIRST: judging}
+    return verdicts
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def session(folder, outcomes, judging) -> Verdicts:
 def test_the_next_session_knows_a_verdict(tmp_path, outcomes, judging, kept):
     session(tmp_path, outcomes, judging).keep()
     later = session(tmp_path, [], None)
-    asked = []
-    later._ask = lambda id: asked.append(id) or True
+    calls = []
+    later._ask = lambda id: calls.append(id) or True
     assert later.passes(FIRST) is (kept is not False)
-    assert asked == ([FIRST] if kept is None else [])
+    assert calls == ([FIRST] if kept is None else [])

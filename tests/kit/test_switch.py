@@ -36,7 +36,7 @@ class Wired:
         self.thread = threading.Thread(target=self.switch.serve, args=arguments)
         self.thread.start()
         for rank in range(self.world):
-            self.say(rank, do="group", name="0", ranks=list(range(self.world)), of_all=True)
+            self.send(rank, do="group", name="0", ranks=list(range(self.world)), of_all=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,18 +47,18 @@ class Wired:
         for end in (*self.ends, self.done, self.end):
             end.close()
 
-    def say(self, rank: int, payload: bytes = b"", **header) -> None:
+    def send(self, rank: int, payload: bytes = b"", **header) -> None:
         self.ends[rank].sendall(frames.pack(header, len(payload)) + payload)
 
-    def issue(self, rank: int, op: str, payload: bytes = b"", elements: int = 0, wait: bool = False, **more) -> int:
+    def issue(self, rank: int, op: str, payload: bytes = b"", elements: int = 0, wait: bool = False, **fields) -> int:
         """Issue an operation on float32 elements, and return its number."""
         number = self.issued[rank]
         self.issued[rank] += 1
         segments = [["float32", elements or len(payload) // 4]] if payload or elements else []
-        header = {"do": "issue", "number": number, "op": op, "group": "0", "peer": -1, "segments": segments, **more}
-        self.say(rank, payload, **header)
+        header = {"do": "issue", "number": number, "op": op, "group": "0", "peer": -1, "segments": segments, **fields}
+        self.send(rank, payload, **header)
         if wait:
-            self.say(rank, do="wait", number=number)
+            self.send(rank, do="wait", number=number)
         return number
 
     def all_reduce(self, rank: int, *values: float, wait: bool = False) -> int:
@@ -105,15 +105,15 @@ def test_a_rank_that_runs_may_still_send():
 def other_tags(w: Wired) -> None:
     w.issue(0, "send", floats(1.0), peer=1, tag=2, wait=True)
     w.issue(1, "recv", elements=1, peer=0, tag=1, wait=True)
-    w.say(2, do="finish")
+    w.send(2, do="finish")
 
 
 def a_collective_of_some(w: Wired) -> None:
     for rank in range(3):
-        w.say(rank, do="group", name="1", ranks=[0, 2], of_all=True)
+        w.send(rank, do="group", name="1", ranks=[0, 2], of_all=True)
     w.all_reduce(0, 1.0, wait=True)
     w.all_reduce(2, 1.0, wait=True)
-    w.say(1, do="finish")
+    w.send(1, do="finish")
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_a_deadlock_is_seen_and_says_who_waits_for_what(act, told):
          "one asks for SUM, the other for MAX"),
         (lambda w: w.issue(0, "send", floats(1.0, 2.0), peer=1), lambda w: w.issue(1, "recv", elements=1, peer=0),
          "rank 0 issued send #0 (8 B, float32); rank 1 issued recv #0 (4 B, float32)"),
-        (lambda w: w.say(0, do="group", name="1", ranks=[0], of_all=True),
-         lambda w: w.say(1, do="group", name="1", ranks=[1], of_all=True),
+        (lambda w: w.send(0, do="group", name="1", ranks=[0], of_all=True),
+         lambda w: w.send(1, do="group", name="1", ranks=[1], of_all=True),
          "rank 0 made a group of ranks 0; rank 1 made a group of ranks 1: every rank makes every group"),
     ],
 )  # fmt: skip
@@ -157,9 +157,9 @@ def test_the_first_mismatch_is_the_answer_of_both(first, second, told):
 def test_a_gate_gives_its_numbers_when_it_is_asked():
     with Wired(2, gates={"a": [2.0, 3.0]}) as w:
         w.all_reduce(0, 1.0)
-        w.say(0, do="gate", name="a", number=-1)
+        w.send(0, do="gate", name="a", number=-1)
         assert w.answer(0)[0]["numbers"] == [2.0, 3.0]
-        w.say(0, do="gate", name="unknown", number=-2)
+        w.send(0, do="gate", name="unknown", number=-2)
         assert w.answer(0)[0]["numbers"] == 1.0
     assert [(gate.name, gate.issued) for gate in w.switch.ranks[0].gates] == [("a", 1), ("unknown", 1)]
 
@@ -167,16 +167,16 @@ def test_a_gate_gives_its_numbers_when_it_is_asked():
 def test_answers_are_kept_back_between_two_gates():
     with Wired(2, hold=[("first", "last")]) as w:
         for rank in range(2):
-            w.say(rank, do="gate", name="first", number=-1)
+            w.send(rank, do="gate", name="first", number=-1)
             w.answer(rank)
             w.all_reduce(rank, 1.0)
         assert w.is_silent(0)
-        w.say(0, do="gate", name="last", number=-2)
+        w.send(0, do="gate", name="last", number=-2)
         assert w.answer(0)[0]["numbers"] == 1.0
         assert w.answer(0)[1] == [2.0]
         assert w.is_silent(1), "rank 1 has not asked yet"
-        w.say(0, do="finish")
-        w.say(1, do="wait", number=0)
+        w.send(0, do="finish")
+        w.send(1, do="wait", number=0)
         assert w.answer(1)[1] == [2.0], "it stands still: it is noted, and goes on"
     assert [(rank, row.number) for rank, row in w.switch.stood_still] == [(1, 0)]
 
@@ -186,9 +186,9 @@ def test_by_rounds_all_wait_before_anybody_has_an_answer():
         for turn in range(2):
             for rank in range(2):
                 w.all_reduce(rank, 1.0)
-            w.say(0, do="wait", number=turn)
+            w.send(0, do="wait", number=turn)
             assert w.is_silent(0), "rank 1 does not wait yet"
-            w.say(1, do="wait", number=turn)
+            w.send(1, do="wait", number=turn)
             assert [w.answer(rank)[1] for rank in range(2)] == [[2.0]] * 2
     assert w.switch.rounds == 2
 
@@ -206,14 +206,14 @@ def test_a_process_that_sleeps_is_told_from_one_that_runs():
 
 def test_polling_again_for_an_answer_that_is_kept_back_is_noted():
     with Wired(1, hold=[("first", "last")]) as w:
-        w.say(0, do="gate", name="first", number=-1)
+        w.send(0, do="gate", name="first", number=-1)
         w.answer(0)
         w.all_reduce(0, 1.0)
-        w.say(0, do="poll", number=0)
+        w.send(0, do="poll", number=0)
         w.all_reduce(0, 1.0)
-        w.say(0, do="poll", number=0)
+        w.send(0, do="poll", number=0)
         assert w.is_silent(0), "it went on in between: it may ask once in every hook"
-        w.say(0, do="poll", number=0)
+        w.send(0, do="poll", number=0)
         assert w.answer(0)[1] == [1.0], "it stands still: it is noted, and goes on"
     assert [(rank, row.number) for rank, row in w.switch.stood_still] == [(0, 0)]
 
@@ -222,10 +222,10 @@ GARBAGE = [
     lambda w: w.ends[0].sendall(b"\xff" * 64),
     lambda w: w.ends[0].sendall(struct.pack("<IQ", 4, 0) + b"nope"),
     lambda w: w.ends[0].sendall(struct.pack("<IQ", 4, 1 << 40)),
-    lambda w: w.say(0, do="nothing"),
-    lambda w: w.say(0, do="wait", number="7"),
-    lambda w: w.say(0, do="poll", number=7),
-    lambda w: w.say(0, do="group", name="0"),
+    lambda w: w.send(0, do="nothing"),
+    lambda w: w.send(0, do="wait", number="7"),
+    lambda w: w.send(0, do="poll", number=7),
+    lambda w: w.send(0, do="group", name="0"),
     lambda w: w.issue(0, "all_reduce", floats(1.0), elements=1 << 30, reduce="SUM"),
     lambda w: w.issue(0, "all_reduce", floats(1.0), group="of others", reduce="SUM"),
     lambda w: w.issue(0, "send", floats(1.0), peer=9),
@@ -240,7 +240,7 @@ def test_what_no_rank_of_ours_sends_ends_its_part_and_no_other(send):
     with Wired(3) as w:
         send(w)
         for rank in (1, 2):
-            w.say(rank, do="group", name="1", ranks=[1, 2], of_all=False)
+            w.send(rank, do="group", name="1", ranks=[1, 2], of_all=False)
             w.issue(rank, "all_reduce", floats(1.0), group="1", reduce="SUM")
         assert [w.answer(rank)[1] for rank in (1, 2)] == [[2.0]] * 2
         for rank in (1, 2):

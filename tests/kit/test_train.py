@@ -67,10 +67,10 @@ def alone(tmp_path_factory) -> Path:
 def test_a_run_that_is_finished_says_so_in_a_line(alone, here):
     before = (alone / "run.json").read_text()
     for steps in (STEPS, STEPS - 10):
-        code, told = here("--folder", alone, "--steps", steps)
-        assert code == 0, told
-        assert f"holds a run of {STEPS} steps, and --steps asks for {steps}; --steps {2 * STEPS} goes on" in told
-        assert len(told.strip().splitlines()) == 1
+        code, output = here("--folder", alone, "--steps", steps)
+        assert code == 0, output
+        assert f"holds a run of {STEPS} steps, and --steps asks for {steps}; --steps {2 * STEPS} goes on" in output
+        assert len(output.strip().splitlines()) == 1
     assert (alone / "run.json").read_text() == before, "what the run was like stays"
 
 
@@ -82,24 +82,24 @@ def test_a_killed_rank_costs_no_more_than_the_last_interval_and_another_mesh_goe
     with log.open("w") as stderr:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=stderr)
     index = tmp_path / "checkpoint" / "index.json"
-    give_up = time.monotonic() + 120
+    deadline = time.monotonic() + 120
     while not (index.exists() and json.loads(index.read_text())["number"] >= 2):
         assert process.poll() is None, log.read_text()
-        assert time.monotonic() < give_up, "no second checkpoint in 120 s"
+        assert time.monotonic() < deadline, "no second checkpoint in 120 s"
         time.sleep(0.005)
     workers = [c for c in psutil.Process(process.pid).children(recursive=True) if "lab.train" in c.cmdline()]
-    behind = len(json.loads(index.read_text())["extra"]["losses"])
+    saved = len(json.loads(index.read_text())["extra"]["losses"])
     os.kill(max(workers, key=lambda c: c.create_time()).pid, signal.SIGKILL)
     assert process.wait(timeout=120) == 0, log.read_text()
-    said = log.read_text()
-    resumed = [int(line.split("step ")[1].split()[0]) for line in said.splitlines() if "resumed behind step" in line]
-    assert len(resumed) == 1, said
-    assert behind <= resumed[0] < STEPS, f"killed after the checkpoint of step {behind}, resumed behind {resumed[0]}"
+    text = log.read_text()
+    resumed = [int(line.split("step ")[1].split()[0]) for line in text.splitlines() if "resumed behind step" in line]
+    assert len(resumed) == 1, text
+    assert saved <= resumed[0] < STEPS, f"killed after the checkpoint of step {saved}, resumed behind {resumed[0]}"
     for step, (got, want) in enumerate(zip(losses(tmp_path), losses(alone), strict=True)):
         assert abs(got - want) <= 1e-4 * want, f"step {step}: {got}, without a kill and on one rank {want}"
-    code, told = here("--folder", tmp_path, "--steps", STEPS + SAVED, "--fsdp")
-    assert code == 0, told
-    assert f"resumed behind step {STEPS} of {STEPS + SAVED}" in told
+    code, output = here("--folder", tmp_path, "--steps", STEPS + SAVED, "--fsdp")
+    assert code == 0, output
+    assert f"resumed behind step {STEPS} of {STEPS + SAVED}" in output
     assert len(losses(tmp_path)) == STEPS + SAVED
 
 
@@ -115,9 +115,9 @@ def test_a_killed_rank_costs_no_more_than_the_last_interval_and_another_mesh_goe
     ],
 )
 def test_bad_input_gets_one_line(tmp_path, here, arguments, words):
-    code, told = here("--folder", tmp_path, *arguments)
+    code, output = here("--folder", tmp_path, *arguments)
     assert code == 2
-    line = told.strip().splitlines()[-1]  # behind the bar of progress
+    line = output.strip().splitlines()[-1]  # behind the bar of progress
     assert line.startswith("lab.train: ")
     assert words in line
 
@@ -161,13 +161,13 @@ def test_what_is_unsolved_has_a_stand_in_and_is_told(nothing_passes):
     options = capstone.parse([])
     assert (options.stack, options.mesh) == ("data", {"data": 2})
     assert capstone.lacking(options) == pieces("data", cpu)
-    told = "own: nothing yet; a stand-in trains for each of these until it passes: flash_attention.tiled_forward"
-    assert told in capstone.of_what(options, capstone.lacking(options))
-    whole = capstone.parse(["--impl", "reference"])
-    assert (whole.stack, whole.mesh) == ("mesh", {"data": 2, "tensor": 2})
-    assert capstone.lacking(whole) == []
-    some = capstone.parse(["--impl", "reference", "--replace", "mesh.route"])
-    assert capstone.lacking(some) == ["mesh.route"]
+    words = "own: nothing yet; a stand-in trains for each of these until it passes: flash_attention.tiled_forward"
+    assert words in capstone.of_what(options, capstone.lacking(options))
+    full = capstone.parse(["--impl", "reference"])
+    assert (full.stack, full.mesh) == ("mesh", {"data": 2, "tensor": 2})
+    assert capstone.lacking(full) == []
+    partial = capstone.parse(["--impl", "reference", "--replace", "mesh.route"])
+    assert capstone.lacking(partial) == ["mesh.route"]
 
 
 def test_without_a_reference_stand_ins_are_compared(nothing_passes, monkeypatch):

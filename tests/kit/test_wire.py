@@ -76,11 +76,11 @@ def test_what_may_not_cross_is_refused_by_name(value):
 
 
 def test_limits_hold_before_anything_is_built(monkeypatch):
-    deep = []
+    nested = []
     for _ in range(40):
-        deep = [deep]
+        nested = [nested]
     with pytest.raises(WireError, match="deeper"):
-        wire.pack(deep)
+        wire.pack(nested)
     with pytest.raises(WireError, match="bytes cannot be sent"):
         wire.pack(torch.zeros(1).expand(1 << 50))  # claims four petabytes
     large, many = wire.pack(torch.zeros(1000)), wire.pack([0] * 11)
@@ -99,8 +99,8 @@ def test_limits_hold_before_anything_is_built(monkeypatch):
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
 @settings(max_examples=200, deadline=None)
-def test_a_flipped_byte_is_another_value_or_a_refusal(where, flip):
+def test_a_flipped_byte_is_another_value_or_a_refusal(position, flip):
     message = bytearray(wire.pack({"a": [1, "x"], "t": torch.arange(5)}))
-    message[where % len(message)] ^= flip
+    message[position % len(message)] ^= flip
     with contextlib.suppress(WireError):
         wire.unpack(bytes(message))

@@ -34,7 +34,7 @@ def handed_in(folder: Path, toml: str = "", prose: str = "") -> list[Answer]:
     return written.judge(folder, KNOWN)[0]
 
 
-def of(found: list[Answer], id: str) -> Answer:
+def answer(found: list[Answer], id: str) -> Answer:
     return next(a for a in found if a.question == id)
 
 
@@ -51,9 +51,9 @@ def test_every_stage_asks_two_to_four_one_in_prose_and_a_profile_of_stages_that_
     assert questions.default().of_profile("tour") == ()
     assert set(profiles["full"]) == set(KNOWN)
     for stage in default().stages:
-        asked = questions.default().of_stage(stage.name)
-        assert 2 <= len(asked) <= 4
-        assert any(q.kind == "prose" for q in asked)
+        stage_questions = questions.default().of_stage(stage.name)
+        assert 2 <= len(stage_questions) <= 4
+        assert any(q.kind == "prose" for q in stage_questions)
     for name, ids in profiles.items():
         assert {KNOWN[id].stage for id in ids} <= {id.partition(".")[0] for id in default().profiles[name]}
 
@@ -102,10 +102,10 @@ def test_what_is_worked_out_is_what_the_formula_says(id):
 
 def test_the_models_flops_are_those_that_it_spends():
     config, batch, context = SIZES["tiny"], 1, 16
-    with FlopCounterMode(display=False) as counted:
+    with FlopCounterMode(display=False) as counter:
         Transformer(config)(torch.randint(256, (batch, context)))
     hidden_half = config.layers * 2 * batch * config.heads * context**2 * config.dim
-    assert answer_key._forward_flops(config, batch, context) == counted.get_total_flops() - hidden_half
+    assert answer_key._forward_flops(config, batch, context) == counter.get_total_flops() - hidden_half
 
 
 def test_every_question_that_is_no_prose_has_a_plausible_truth():
@@ -131,7 +131,7 @@ def test_the_truth_earns_all_points_and_what_is_beside_it_none_or_half(tmp_path,
 
 
 def test_a_likely_slip_is_named_and_the_truth_is_not_told(tmp_path):
-    a = of(handed_in(tmp_path, '[ddp.ring_bytes]\nvalue = 868\nunit = "GB"\n'), "ddp.ring_bytes")
+    a = answer(handed_in(tmp_path, '[ddp.ring_bytes]\nvalue = 868\nunit = "GB"\n'), "ddp.ring_bytes")
     assert (a.outcome, a.share) == ("wrong", 0)
     assert "the wrong prefix?" in a.message
     assert "868" not in a.message
@@ -182,8 +182,8 @@ def test_a_bad_file_is_one_line_and_costs_its_answers_alone(tmp_path, content, w
     (tmp_path / "answers.toml").write_bytes(content)
     (tmp_path / "writeup.md").write_text(f"## {PROSE[0].id}\nBecause.\n")
     found, notes = written.judge(tmp_path, KNOWN)
-    assert of(found, PROSE[0].id).outcome == "prose"
-    assert not words or {of(found, q.id).outcome for q in COMPUTED} == {"unreadable"}
+    assert answer(found, PROSE[0].id).outcome == "prose"
+    assert not words or {answer(found, q.id).outcome for q in COMPUTED} == {"unreadable"}
     assert [n for n in notes if words in n and n.startswith("answers.toml: ")]
     assert all("\n" not in n for n in notes)
 
@@ -201,7 +201,7 @@ def test_a_bad_file_is_one_line_and_costs_its_answers_alone(tmp_path, content, w
     ],
 )
 def test_an_answer_that_cannot_be_read_says_why_in_a_line(tmp_path, table, words):
-    a = of(handed_in(tmp_path, f"[ddp.ring_bytes]\n{table}\n"), "ddp.ring_bytes")
+    a = answer(handed_in(tmp_path, f"[ddp.ring_bytes]\n{table}\n"), "ddp.ring_bytes")
     assert (a.outcome, a.share) == ("unreadable", 0)
     assert words in a.message
     assert "\n" not in a.message
@@ -209,7 +209,7 @@ def test_an_answer_that_cannot_be_read_says_why_in_a_line(tmp_path, table, words
 
 def test_quoted_numbers_are_read_empty_ones_are_not_answered_and_a_misspelt_question_is_named(tmp_path):
     found = handed_in(tmp_path, '[ddp.ring_bytes]\nvalue = "868"\nunit = "MB"\n[zero.devices]\nvalue = " "\n')
-    assert (of(found, "ddp.ring_bytes").outcome, of(found, "zero.devices").outcome) == ("right", "missing")
+    assert (answer(found, "ddp.ring_bytes").outcome, answer(found, "zero.devices").outcome) == ("right", "missing")
     (tmp_path / "answers.toml").write_text("[ddp.ring_byte]\nvalue = 1\n")
     (note,) = written.judge(tmp_path, KNOWN)[1]
     assert note == "answers.toml: ddp.ring_byte: no such question; there is ddp.ring_bytes"
@@ -234,8 +234,8 @@ def test_prose_is_what_the_student_wrote_below_its_heading(tmp_path):
         f"## {second.id}\n", "### Table\n\n> quoted\n\n## ddp.naive\nof it\n\n" + f"## {second.id}\n"
     )
     found = handed_in(tmp_path, prose=text)
-    assert of(found, first.id).given == "### Table\n\n> quoted\n\n## ddp.naive\nof it"
-    assert of(found, second.id).outcome == "missing"
+    assert answer(found, first.id).given == "### Table\n\n> quoted\n\n## ddp.naive\nof it"
+    assert answer(found, second.id).outcome == "missing"
     assert handed_in(tmp_path, prose="Written above any heading.") == handed_in(tmp_path)
 
 
@@ -244,8 +244,8 @@ def test_grading_a_submission_judges_its_answers(tmp_path):
     (submitted / "ddp").mkdir(parents=True)
     (submitted / "ddp" / "naive.py").write_text("")
     handed_in(submitted, "[zero.devices]\nvalue = 6\n[mesh.nothing]\nvalue = 1\n", "## ddp.timeline\nPictures.\n")
-    asked = ("zero.devices", "ddp.timeline")
-    job = batch.Settings("public", (), "process", str(tmp_path / "cache"), asked)
+    ids = ("zero.devices", "ddp.timeline")
+    job = batch.Settings("public", (), "process", str(tmp_path / "cache"), ids)
     g = batch.grade_one(Submission("ada", submitted), job)
     assert [(a.question, a.outcome) for a in g.answers] == [("zero.devices", "right"), ("ddp.timeline", "prose")]
     assert any("mesh.nothing" in note for note in g.notes)
