@@ -29,10 +29,10 @@ def examine() -> Iterator[Finding]:
 def isolation() -> Iterator[Finding]:
     """The sandboxes that start here. Grading needs one that is safe for hostile code: bubblewrap or uid."""
     found = available()
-    boxed = not (found["bubblewrap"] and found["uid"])
+    isolated = not (found["bubblewrap"] and found["uid"])
     for kind in ("bubblewrap", "uid"):
         why, _, do = found[kind].rpartition(";") if found[kind] else ("", "", "")
-        fatal = kind == "bubblewrap" and not boxed
+        fatal = kind == "bubblewrap" and not isolated
         if kind == "uid" and not found["bubblewrap"]:
             do = ""  # bubblewrap works, so uid is not needed
         elif kind == "bubblewrap" and why and not fatal:
@@ -47,9 +47,9 @@ def kernel() -> Iterator[Finding]:
         return
     yield Finding("kernel", f"Linux {platform.release()}")
     filtered, known = Path("/proc/sys/kernel/seccomp/actions_avail").exists(), bool(seccomp.program())
-    there = "there" if filtered else "not there"
+    state = "there" if filtered else "not there"
     do = "" if filtered and known else "boxes work without a system-call filter; nested namespaces are not refused"
-    yield Finding("seccomp", there if known else f"{there}, system calls of {platform.machine()} not known", do)
+    yield Finding("seccomp", state if known else f"{state}, system calls of {platform.machine()} not known", do)
     yield _cgroups()
 
 
