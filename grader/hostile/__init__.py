@@ -71,12 +71,12 @@ def read() -> list[Attack]:
     found = [
         _attack(path.name, technique, name, table)
         for path in sorted(HERE.glob("*.toml")) if path.name not in ("techniques.toml", "shared.toml")
-        for technique, named in _tables(path).items()
-        for name, table in named.items()
+        for technique, attacks in _tables(path).items()
+        for name, table in attacks.items()
     ]  # fmt: skip
     names = [a.name.casefold() for a in found]
-    if twice := sorted(name for name in names if names.count(name) > 1):
-        raise Wrong(f"two attacks are named {twice[0]}: names are unique")
+    if duplicates := sorted(name for name in names if names.count(name) > 1):
+        raise Wrong(f"two attacks are named {duplicates[0]}: names are unique")
     return found
 
 

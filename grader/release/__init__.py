@@ -17,7 +17,7 @@ import tomlkit
 
 from grader import stubs
 from grader.errors import Wrong
-from grader.submissions import AT_THE_ROOT
+from grader.submissions import ROOT_FILES
 from lab.commands.answers import templates
 from lab.course import questions
 from lab.course.assignment import ROOT, default, needed
@@ -30,11 +30,11 @@ __all__ = ["Leak", "Solutions", "archive", "files", "leaks", "solutions"]
 HERE = Path(__file__).parent
 NAME = "shardlings"  # the archive's top folder
 LONG_AGO = (2026, 1, 1, 0, 0, 0)  # fixed time of all files, so that archives are reproducible byte for byte
-_WHOLE = ("assignment.toml", "questions.toml", "constraints.txt", "LICENSE", ".gitignore")
+_KIT_FILES = ("assignment.toml", "questions.toml", "constraints.txt", "LICENSE", ".gitignore")
 # Suffixes of text files, which are searched for solutions.
 _TEXT = ("", ".py", ".md", ".toml", ".json", ".txt", ".tsv", ".yaml", ".sh", ".sbatch", ".ipynb", ".css", ".js")
 _KINDS = (*_TEXT, ".html", ".svg", ".png")  # and pictures
-_NOT_THEIRS = ("kit", "docs", "cs336")  # below tests/
+_OMITTED_TESTS = ("kit", "docs", "cs336")  # below tests/
 _INSTRUCTORS = ("instructors.md",)
 _TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "handout pdf:", "clean:")  # paragraphs of the Makefile
 
@@ -54,10 +54,10 @@ def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
 
     profile: unless "full", the archive has only the exercises of this profile. ids: if given, only these of them.
     """
-    found = read(ROOT / name for name in (*_WHOLE, *(f"student/{name}" for name in AT_THE_ROOT)))
+    found = read(ROOT / name for name in (*_KIT_FILES, *(f"student/{name}" for name in ROOT_FILES)))
     found |= {f"student/{file}": text.encode() for file, text in _stubs().items()}
     found |= read(p for p in below("lab"))
-    found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] not in _NOT_THEIRS)
+    found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] not in _OMITTED_TESTS)
     found |= read(p for p in (ROOT / "handout").glob("*.*") if p.name not in _INSTRUCTORS)
     found |= read(p for p in below("handout/site"))
     found |= read(p for p in below("examples/cluster"))
@@ -88,9 +88,9 @@ def leaks(found: Mapping[str, bytes]) -> list[Leak]:
 def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
     """Write the archive; return its number of files. If it held a solution, raise Wrong and write nothing."""
     found = files(profile, ids)
-    if held := leaks(found):
-        more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
-        raise Wrong(f"{held[0]}{more}; expected no solution in a release; take it out, then release again")
+    if leaked := leaks(found):
+        more = f" (and {len(leaked) - 1} more)" if len(leaked) > 1 else ""
+        raise Wrong(f"{leaked[0]}{more}; expected no solution in a release; take it out, then release again")
     scripts = [f"{NAME}/{name}" for name in found if name.endswith(".sh")]
     write_zip(out, {f"{NAME}/{name}": data for name, data in found.items()}, scripts)
     return len(found)
@@ -100,14 +100,14 @@ def write_zip(out: Path, found: Mapping[str, bytes], run: Iterable[str] = ()) ->
     """Write a zip atomically and reproducibly; the files named in `run` become executable."""
     if not out.parent.is_dir():
         raise Wrong(f"--out: expected a place for a file, got {out}: {out.parent} is no folder")
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w") as packed:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as zipped:
         for name, data in found.items():
             info = zipfile.ZipInfo(name, LONG_AGO)
             info.create_system, info.external_attr = 3, (0o100755 if name in set(run) else 0o100644) << 16
-            packed.writestr(info, data, zipfile.ZIP_DEFLATED)
+            zipped.writestr(info, data, zipfile.ZIP_DEFLATED)
     try:
-        write_whole(out, whole.getvalue())
+        write_whole(out, buffer.getvalue())
     except OSError as error:
         raise Wrong(f"--out: expected a place for a file, got {out}: {error.strerror}") from None
 
@@ -136,25 +136,25 @@ def _pictures(name: str, data: bytes) -> Iterable[Path]:
 
 def _of_profile(found: dict[str, bytes], profile: str, ids: tuple[str, ...]) -> dict[str, bytes]:
     """Remove stubs and tests of other exercises; keep the stubs of prerequisites."""
-    there = set(ids) | {need for id in ids for need in needed(id)}
+    needed_ids = set(ids) | {need for id in ids for need in needed(id)}
     for e in default().exercises.values():
         if e.id not in ids:
             del found[f"tests/{e.stage}/test_{e.id.partition('.')[2]}.py"]
-        if e.id not in there:
+        if e.id not in needed_ids:
             del found[f"student/{e.file}"]
     while broken := [name for name, data in found.items() if not _imported(name, data) <= set(found)]:
         for name in broken:  # a file that imports a removed stub
             del found[name]
     known = questions.default()
-    asked = [q for q in known.of_profile(profile) if q.partition(".")[0] in {id.partition(".")[0] for id in ids}]
-    of_those = questions.Questions({q: known.questions[q] for q in asked}, {})
-    found |= {f"student/{name}": text.encode() for name, text in templates(of_those).items()}
-    for name, listed in (("assignment.toml", ids), ("questions.toml", asked)):
+    question_ids = [q for q in known.of_profile(profile) if q.partition(".")[0] in {id.partition(".")[0] for id in ids}]
+    selected = questions.Questions({q: known.questions[q] for q in question_ids}, {})
+    found |= {f"student/{name}": text.encode() for name, text in templates(selected).items()}
+    for name, listed in (("assignment.toml", ids), ("questions.toml", question_ids)):
         data = tomlkit.parse(found[name].decode())
         data["profiles"] = {profile: list(listed)}
         found[name] = tomlkit.dumps(data).encode()
     for name in [n for n in found if n.endswith(".md")]:
-        found[name] = _less_links(name, found).encode()
+        found[name] = _without_dead_links(name, found).encode()
     for name, others in _OF_OTHER_PROFILES:
         page, times = re.subn(others, "", found[name].decode(), flags=re.MULTILINE)
         if not times:
@@ -170,7 +170,7 @@ def _imported(name: str, data: bytes) -> set[str]:
     return {f"{PurePosixPath(name).parents[n.level - 1]}/{str(n.module).replace('.', '/')}.py" for n in nodes}
 
 
-def _less_links(name: str, found: Mapping[str, bytes]) -> str:
+def _without_dead_links(name: str, found: Mapping[str, bytes]) -> str:
     """A page in which links to Python files missing from the archive become plain text."""
 
     def link(match: re.Match[str]) -> str:
