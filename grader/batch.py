@@ -39,10 +39,10 @@ class Settings:
 
 
 def grade_all(
-    submissions: Sequence[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None],
+    submissions: Sequence[Submission], settings: Settings, jobs: int, record: Callable[[Graded], None],
     before: AllGraded | None = None,
 ) -> Iterator[tuple[Submission, str]]:  # fmt: skip
-    """Grade all submissions; call done(graded) for each. Yields (submission, reason) where judging itself failed.
+    """Grade all submissions; call record(graded) for each. Yields (submission, reason) where judging itself failed.
 
     before: earlier grades by name; only the exercises that `Graded.judged` marks are judged again. Each worker is a
     pool of one process, so a worker that dies loses only its own submission, which is tried once more, alone.
@@ -67,7 +67,7 @@ def grade_all(
                 submission, pool = running.pop(future)
                 idle.append(_pool() if isinstance(future.exception(), BrokenProcessPool) else pool)
                 try:
-                    done(future.result())
+                    record(future.result())
                 except BrokenProcessPool:
                     if submission in crashed:
                         yield submission, "the worker that judged it died twice; is there enough memory?"

@@ -233,7 +233,7 @@ def _judge(
         with progress.bar:
 
             def record(graded: Graded) -> None:
-                if graded.status == "refused" and not again and (earlier := _graded_before(book, run_id, graded)):
+                if graded.status == "refused" and not again and (earlier := _earlier_grade(book, run_id, graded)):
                     why = graded.message.removeprefix(f"{graded.name}: ")
                     problems.append(f"{graded.name}: refused, its earlier attempt counts: {why}")
                     graded = earlier
@@ -253,7 +253,7 @@ def _judge(
     return problems
 
 
-def _graded_before(book: Gradebook, run_id: int, refused: Graded) -> Graded | None:
+def _earlier_grade(book: Gradebook, run_id: int, refused: Graded) -> Graded | None:
     """Return a student's earlier grade, with a note that it still counts, if the new archive is refused; else None."""
     base = max((r.id for r in book.runs() if r.id < run_id), default=0)
     g = book.graded(base).get(refused.name)

@@ -44,7 +44,7 @@ Answer = Graded | str  # str: why it could not be judged
 
 
 def grade_on(
-    cluster: Cluster, submissions: Sequence[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None]
+    cluster: Cluster, submissions: Sequence[Submission], settings: Settings, jobs: int, record: Callable[[Graded], None]
 ) -> Iterator[tuple[Submission, str]]:
     """Like `batch.grade_all`, but in jobs of a cluster: at most `jobs` at a time on each track."""
     lanes = []
@@ -65,7 +65,7 @@ def grade_on(
                         continue
                     joined = _joined(parts)
                     if isinstance(joined, Graded):
-                        done(joined)
+                        record(joined)
                     for each in lanes:
                         each.forget(task.submission, joined)
                     if isinstance(joined, str):

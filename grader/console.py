@@ -40,9 +40,9 @@ def latest(folder: Path, write: bool = True) -> Iterator[tuple[Gradebook, Run, t
         yield book, run, profiles[run.profile]
 
 
-def say(text: str, to: Console = out, style: str | None = None) -> None:
+def say(text: str, console: Console = out, style: str | None = None) -> None:
     """Print one line without interpreting markup: it may contain a name from a submission."""
-    to.print(one_line(text, 4000), style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(one_line(text, 4000), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress(hidden: bool) -> Progress:
@@ -69,9 +69,9 @@ class Grading:
             say(f"{self.task.completed:g} of {self.task.total:g}: {name}{estimate}", err)
 
 
-def check_known(given: Collection[str], existing: Collection[str], what: str) -> None:
-    """Raise Wrong for the first of `given` that is not in `existing`, and suggest similar names."""
-    for one in given:
+def check_known(requested: Collection[str], existing: Collection[str], what: str) -> None:
+    """Raise Wrong for the first of `requested` that is not in `existing`, and suggest similar names."""
+    for one in requested:
         if one not in existing:
             prefixed = sorted(name for name in existing if name.startswith(one)) if one else []
             similar = prefixed[:3] or difflib.get_close_matches(one, existing, 3) or sorted(existing)[:3]

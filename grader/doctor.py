@@ -74,11 +74,11 @@ def slurm() -> Iterator[Finding]:
     yield Finding("Slurm", output(["sinfo", "--version"]).strip().removeprefix("slurm ") or "answers")
     rows = [line.split("|") for line in output(["sinfo", "--noheader", "--format=%P|%a|%D|%T|%G"]).splitlines()]
     partitions = [r for r in rows if len(r) == 5]
-    for name, up, nodes, state, gres in partitions:
-        down = up != "up" or state.rstrip("*~#!%$@^-") in ("down", "drained", "draining", "drain", "fail", "inval")
+    for name, avail, nodes, state, gres in partitions:
+        down = avail != "up" or state.rstrip("*~#!%$@^-") in ("down", "drained", "draining", "drain", "fail", "inval")
         do = "look at: sinfo -R; scontrol update nodename=… state=resume" if down else ""
         gpus = f", {gres}" if "gpu" in gres else ""
-        yield Finding(f"partition {name}", f"{up}, {nodes} nodes {state}{gpus}", do)
+        yield Finding(f"partition {name}", f"{avail}, {nodes} nodes {state}{gpus}", do)
     if not partitions:
         yield Finding("partitions", "none", "look at: sinfo")
     elif not any("gpu" in r[4] for r in partitions):

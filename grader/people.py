@@ -65,7 +65,7 @@ def _student(row: Mapping[str, str]) -> str:
     return (row["login"] or row["id"] or row["student"]).casefold()
 
 
-def attempt(name: str) -> tuple[int, str]:
+def attempt_key(name: str) -> tuple[int, str]:
     """Return the sort key of a student's attempts: Canvas gives a later file a higher number."""
     canvas = CANVAS_FILE.fullmatch(name)
     return int(canvas["file"][:18]) if canvas else 0, name
@@ -73,7 +73,7 @@ def attempt(name: str) -> tuple[int, str]:
 
 def counting(names: Iterable[str], graded: AllGraded) -> str:
     """Return the attempt of a student that counts: the latest that was not refused, else the latest."""
-    return max(names, key=lambda name: (graded[name].status != "refused", attempt(name)))
+    return max(names, key=lambda name: (graded[name].status != "refused", attempt_key(name)))
 
 
 def superseded(graded: AllGraded) -> dict[str, str]:

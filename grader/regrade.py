@@ -32,8 +32,8 @@ def affected(runs: Collection[Run], graded: AllGraded, ids: Collection[str]) -> 
         if run is None:
             return BEGUN
         if (run, id) not in reasons:
-            same = by_id[run].assignment == now
-            reasons[run, id] = "" if same else fingerprint.changes(id, by_id[run].manifest)
+            unchanged = by_id[run].assignment == now
+            reasons[run, id] = "" if unchanged else fingerprint.changes(id, by_id[run].manifest)
         return reasons[run, id]
 
     written = fingerprint.written_changes(by_id[latest].manifest)
@@ -65,14 +65,14 @@ def differences(before: AllGraded, after: AllGraded, assignment: Assignment, ids
     """A line per submission and exercise (or written part) whose points changed; one line if none changed."""
     shown, changed = labels(after), False
     for name, g in after.items():
-        then, now = (
+        earlier, now = (
             {s.exercise.id: (s.earned, s.possible) for s in one.scores(assignment, ids)}
             | {WRITTEN: written.totals(written.score(one))[:2]}
             for one in (before.get(name, g), g)
         )
-        for what in (what for what in now if then[what] != now[what]):
+        for what in (what for what in now if earlier[what] != now[what]):
             changed = True
-            (old, old_possible), (new, new_possible) = then[what], now[what]
+            (old, old_possible), (new, new_possible) = earlier[what], now[what]
             yield f"{shown[name]}: {what}: {old:.6g} of {old_possible:.6g} → {new:.6g} of {new_possible:.6g}"
     if not changed:
         yield "nobody's points changed"

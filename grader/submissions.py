@@ -66,7 +66,7 @@ def find(
         else:
             kind = "a file of another kind" if path.exists() else "nothing"
             raise SubmissionError(f"{given}: expected a folder or {', '.join(SUFFIXES)}, found {kind}; check the path")
-    return _named(list(dict.fromkeys(found)), report)
+    return _with_unique_names(list(dict.fromkeys(found)), report)
 
 
 def _resolved(given: Path) -> Path:
@@ -82,7 +82,7 @@ def _resolved(given: Path) -> Path:
 def unpack(submission: Submission, destination: Path, limits: UnpackLimits | None = None) -> Unpacked:
     """Copy a submission's files into the new or empty folder `destination`, with modes 0644 and 0755.
 
-    It copies `<stage>/**/*.py`, answers.toml and writeup.md; of a CS336 fork the files that `cs336.place` accepts, plus
+    It copies `<stage>/**/*.py`, answers.toml and writeup.md; of a CS336 fork what `cs336.target_of` accepts, plus
     the bridge. Raises SubmissionError if there is no stage folder, a limit is exceeded, or the archive's headers are
     false; then it removes `destination`.
     """
@@ -92,7 +92,7 @@ def unpack(submission: Submission, destination: Path, limits: UnpackLimits | Non
     source = archives.open_source(submission.path, limits)
     members, layout = list(source.members()), submission.layout
     root = layouts.root_of(members, submission.path.name, layout)
-    chosen, notes = _choose(members, root.parts, limits, cs336.place if root.fork else _place)
+    chosen, notes = _choose(members, root.parts, limits, cs336.target_of if root.fork else _stage_target)
     try:
         _make_folder(destination)
         _write(source, chosen, destination)
@@ -114,7 +114,7 @@ def hash_of(root: Path) -> str:
     return digest.hexdigest()
 
 
-def _named(paths: list[Path], report: Callable[[str], None]) -> list[Submission]:
+def _with_unique_names(paths: list[Path], report: Callable[[str], None]) -> list[Submission]:
     """Give each path a unique name, also for file systems that ignore case. A safe and free name stays unchanged.
 
     Any other name gets a suffix: ~ and a hash of the file name. No safe name contains ~, so a changed name never takes
@@ -150,15 +150,15 @@ def _safe(stem: str) -> str:
 
 
 Parts = tuple[str, ...]
-Place = Callable[[Member, Parts, UnpackLimits], Parts]
+TargetOf = Callable[[Member, Parts, UnpackLimits], Parts]
 
 
 def _choose(
-    members: list[Member], root: Parts, limits: UnpackLimits, place: Place
+    members: list[Member], root: Parts, limits: UnpackLimits, target_of: TargetOf
 ) -> tuple[dict[str, Parts], list[str]]:
     """({member name: target}, notes). Notes name links and unsafe names, and count other files that are left out.
 
-    place(member, its parts below the root, limits): the target, or () to leave it out.
+    target_of(member, its parts below the root, limits): the target, or () to leave it out.
     """
     chosen: dict[str, Parts] = {}
     targets, unsafe, others = set[Parts](), list[str](), list[Member]()
@@ -170,7 +170,7 @@ def _choose(
             if not any(map(ignored, member.parts)):  # ignore links inside .git
                 unsafe.append(f"left out {member.shown}: {member.problem or member.kind}")
                 continue
-        elif member.parts[: len(root)] == root and (target := _put(member, len(root), limits, place)):
+        elif member.parts[: len(root)] == root and (target := _target(member, len(root), limits, target_of)):
             if len(target) > limits.depth:
                 raise SubmissionError(f"{member.shown}: expected at most {limits.depth} nested folders; flatten it")
             if times[member.name] > 1 or target in targets:
@@ -194,12 +194,12 @@ def _choose(
     return chosen, notes
 
 
-def _put(member: Member, depth: int, limits: UnpackLimits, place: Place) -> tuple[str, ...]:
+def _target(member: Member, depth: int, limits: UnpackLimits, target_of: TargetOf) -> tuple[str, ...]:
     path = member.parts[depth:]
-    return () if not path or any(map(ignored, path)) else place(member, path, limits)
+    return () if not path or any(map(ignored, path)) else target_of(member, path, limits)
 
 
-def _place(member: Member, path: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
+def _stage_target(member: Member, path: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
     code = len(path) > 1 and path[0] in layouts.stages() and path[-1].endswith(".py") and path[-1] != "conftest.py"
     return path if code or path in [(name,) for name in ROOT_FILES] else ()
 

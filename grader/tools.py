@@ -218,7 +218,7 @@ def similarity(
     from . import submissions
     from .report import pairs as pages
 
-    report_line = functools.partial(say, to=err)
+    report_line = functools.partial(say, console=err)
     current, older = submissions.find(paths, report_line), submissions.find(earlier, report_line) if earlier else []
     with progress(False) as bar:
         source = itertools.chain(alike.of_class(current), alike.of_class(older, "earlier"))

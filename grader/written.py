@@ -133,8 +133,8 @@ def out_of_step(student: Path) -> dict[Path, str]:
 def section(questions: Iterable[Question]) -> str:
     lines = []
     for q in questions:
-        worth = f"{q.points:g} {'point' if q.points == 1 else 'points'}"
-        lines += answers.wrapped(f"**Question `{q.id}`** ({worth}; {q.asks}). {q.text}")
+        points = f"{q.points:g} {'point' if q.points == 1 else 'points'}"
+        lines += answers.wrapped(f"**Question `{q.id}`** ({points}; {q.asks}). {q.text}")
         for item in (*(f"{letter}: {text}" for letter, text in q.options), *_criteria(q)):
             lines += answers.wrapped(item, "- ", "  ")
         lines += [""]

@@ -48,7 +48,7 @@ def roots(members: Sequence[Member]) -> list[tuple[str, ...]]:
     return sorted(root for root in found if len(root) == min(map(len, found)))
 
 
-def place(member: Member, path: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
+def target_of(member: Member, path: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
     """The target of a file whose path below the root is `path`: the same path, or () to leave it out.
 
     Code is taken, except tests and files that the bridge replaces. Text data is taken inside the course's packages, if
@@ -94,9 +94,9 @@ class Asked:
     def counts(self, id: str) -> bool:
         return id.startswith("tests/cs336/") or self._matches(id, "counts")
 
-    def _matches(self, id: str, which: str) -> bool:
+    def _matches(self, id: str, key: str) -> bool:
         name = id.removeprefix("tests/")
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in profiles()[self.edition][which])
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in profiles()[self.edition][key])
 
 
 @functools.cache

@@ -29,7 +29,7 @@ __all__ = ["Leak", "Solutions", "archive", "files", "leaks", "solutions"]
 
 HERE = Path(__file__).parent
 NAME = "shardlings"  # the archive's top folder
-LONG_AGO = (2026, 1, 1, 0, 0, 0)  # fixed time of all files, so that archives are reproducible byte for byte
+FIXED_TIME = (2026, 1, 1, 0, 0, 0)  # fixed time of all files, so that archives are reproducible byte for byte
 _KIT_FILES = ("assignment.toml", "questions.toml", "constraints.txt", "LICENSE", ".gitignore")
 # Suffixes of text files, which are searched for solutions.
 _TEXT = ("", ".py", ".md", ".toml", ".json", ".txt", ".tsv", ".yaml", ".sh", ".sbatch", ".ipynb", ".css", ".js")
@@ -56,11 +56,11 @@ def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
     """
     found = read(ROOT / name for name in (*_KIT_FILES, *(f"student/{name}" for name in ROOT_FILES)))
     found |= {f"student/{file}": text.encode() for file, text in _stubs().items()}
-    found |= read(p for p in below("lab"))
-    found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] not in _OMITTED_TESTS)
+    found |= read(p for p in files_below("lab"))
+    found |= read(p for p in files_below("tests") if p.relative_to(ROOT).parts[1] not in _OMITTED_TESTS)
     found |= read(p for p in (ROOT / "handout").glob("*.*") if p.name not in _INSTRUCTORS)
-    found |= read(p for p in below("handout/site"))
-    found |= read(p for p in below("examples/cluster"))
+    found |= read(p for p in files_below("handout/site"))
+    found |= read(p for p in files_below("examples/cluster"))
     found |= read(p for p in (ROOT / "notebooks").glob("*.*") if p.suffix in (".py", ".ipynb") and p.name != "build.py")
     found["README.md"] = (HERE / "README.md").read_bytes()
     found["Makefile"] = _makefile().encode()
@@ -96,15 +96,15 @@ def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
     return len(found)
 
 
-def write_zip(out: Path, found: Mapping[str, bytes], run: Iterable[str] = ()) -> None:
+def write_zip(out: Path, found: Mapping[str, bytes], executable: Iterable[str] = ()) -> None:
     """Write a zip atomically and reproducibly; the files named in `run` become executable."""
     if not out.parent.is_dir():
         raise Wrong(f"--out: expected a place for a file, got {out}: {out.parent} is no folder")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as zipped:
         for name, data in found.items():
-            info = zipfile.ZipInfo(name, LONG_AGO)
-            info.create_system, info.external_attr = 3, (0o100755 if name in set(run) else 0o100644) << 16
+            info = zipfile.ZipInfo(name, FIXED_TIME)
+            info.create_system, info.external_attr = 3, (0o100755 if name in set(executable) else 0o100644) << 16
             zipped.writestr(info, data, zipfile.ZIP_DEFLATED)
     try:
         write_whole(out, buffer.getvalue())
@@ -117,7 +117,7 @@ def _stubs() -> dict[str, str]:
     return stubs.generate(ROOT / "reference", default())
 
 
-def below(folder: str) -> Iterable[Path]:
+def files_below(folder: str) -> Iterable[Path]:
     """The kit's files below a folder, without caches and hidden files."""
     paths = (p for p in sorted((ROOT / folder).rglob("*")) if p.is_file())
     return (p for p in paths if not any(n.startswith(".") or n == "__pycache__" for n in p.relative_to(ROOT).parts))
@@ -183,26 +183,26 @@ def _without_dead_links(name: str, found: Mapping[str, bytes]) -> str:
 def _makefile() -> str:
     """The kit's Makefile, reduced to the targets that students need."""
     paragraphs = (ROOT / "Makefile").read_text(encoding="utf-8").split("\n\n")
-    kept = [p for p in paragraphs if any(line.startswith(_TARGETS) for line in p.splitlines())]
-    if len(kept) != len(_TARGETS):
-        raise Wrong(f"Makefile: expected paragraphs for {', '.join(_TARGETS)}, found {len(kept)} of them")
-    kept[0] = re.sub(r"EXTRAS \?= .*", "EXTRAS ?= jupyter", re.sub(r"^#.*\n", "", kept[0]))
+    parts = [p for p in paragraphs if any(line.startswith(_TARGETS) for line in p.splitlines())]
+    if len(parts) != len(_TARGETS):
+        raise Wrong(f"Makefile: expected paragraphs for {', '.join(_TARGETS)}, found {len(parts)} of them")
+    parts[0] = re.sub(r"EXTRAS \?= .*", "EXTRAS ?= jupyter", re.sub(r"^#.*\n", "", parts[0]))
     head = "# make env, make test, make handout: see README.md. TORCH=keep leaves torch alone (Colab, a cluster).\n"
-    rules = [".PHONY: env test handout pdf clean", *kept[1:-1], "test: env\n\t$(PY) -m pytest tests/", kept[-1]]
-    return head + "\n\n".join([kept[0], *rules]).rstrip().replace("; EDITION=solutions shows the reference", "") + "\n"
+    rules = [".PHONY: env test handout pdf clean", *parts[1:-1], "test: env\n\t$(PY) -m pytest tests/", parts[-1]]
+    return head + "\n\n".join([parts[0], *rules]).rstrip().replace("; EDITION=solutions shows the reference", "") + "\n"
 
 
 def _pyproject() -> str:
     """The kit's pyproject.toml, without the grader and developers' tools."""
     kit = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project, tool = kit["project"], kit["tool"]
-    for table, kept in (
+    for table, keys in (
         (project["optional-dependencies"], ("jupyter", "docs")),
         (project["scripts"], ("lab",)),
         (tool, ("setuptools", "pytest")),
         (tool["setuptools"], ("packages",)),
     ):
-        for key in [k for k in table if k not in kept]:
+        for key in [k for k in table if k not in keys]:
             del table[key]
     tool["setuptools"]["packages"]["find"]["include"] = ["lab*", "student*"]
     return tomlkit.dumps(kit)

@@ -46,10 +46,10 @@ def canvas(
     students = [student for _, student in table]
     possible_row = next((s for s in students if s["Student"] == POSSIBLE), dict.fromkeys(table.headings, ""))
     try:
-        worth = float(possible_row[column])
+        maximum = float(possible_row[column])
     except ValueError:
-        worth = math.nan
-    if not 0 < worth < math.inf:
+        maximum = math.nan
+    if not 0 < maximum < math.inf:
         raise Wrong(
             f"expected the points of {column!r} in the row {POSSIBLE}, got {possible_row[column]!r}; "
             "give the assignment points in Canvas, export again"
@@ -62,7 +62,7 @@ def canvas(
         row_keys = [key for row in students_of[name] for key in _keys(row["login"], row["id"])]
         for key in dict.fromkeys([*_owner_keys(name), *row_keys]):
             owners[key].append(name)
-    rows = [[*id_columns, disarmed(column)], [POSSIBLE, *[""] * (len(id_columns) - 1), f"{worth:g}"]]
+    rows = [[*id_columns, disarmed(column)], [POSSIBLE, *[""] * (len(id_columns) - 1), f"{maximum:g}"]]
     left_out = {n: "" if students_of[n] else f"{n} belongs to nobody on the roster" for n in graded}
     absent, known = [], {(key, s.get(key, "").casefold()) for s in students for key in _IDS if s["ID"]}
     for student in students:
@@ -81,7 +81,7 @@ def canvas(
             if graded[counting].status == "refused":
                 left_out[counting] = f"{counting} was refused, so the cell of its student stays empty"
             elif counts:
-                cell = str(number(worth * got / counts))
+                cell = str(number(maximum * got / counts))
             else:
                 left_out[counting] = f"nothing of {counting} counts, so the cell of its student stays empty"
         elif student["Student"] != _TEST_STUDENT:

@@ -53,13 +53,13 @@ def gradescope(
         tests = [t for i, s in enumerate(scores, 1) for t in _entries(s, graded.results, i)]
         tests += [_answer(s, len(scores) + i) for i, s in enumerate(questions, 1)]
     tests += _decision_entries(graded, grade)
-    got, counts, worth = standing(graded, assignment, ids)
+    got, counts, maximum = standing(graded, assignment, ids)
     notes = [one_line(note, 300) for note in graded.notes[:20]]
-    if counts != worth:
-        so_far = f"{points(got)} of the {points(counts)} points that count so far, as a share of {worth:g}"
+    if counts != maximum:
+        so_far = f"{points(got)} of the {points(counts)} points that count so far, as a share of {maximum:g}"
         notes.insert(0, f"{so_far}; the rest was not run, is excluded or is not marked yet.")
     return {
-        "score": round(worth * got / counts, 4) if counts else 0.0, "execution_time": round(graded.seconds, 3),
+        "score": round(maximum * got / counts, 4) if counts else 0.0, "execution_time": round(graded.seconds, 3),
         "output": "\n".join(notes), "output_format": "text", "test_output_format": "text", "test_name_format": "text",
         "visibility": "visible", "stdout_visibility": "hidden", "tests": tests,
     }  # fmt: skip

@@ -111,7 +111,7 @@ def decisions(graded: Graded, grade: Grade) -> list[Remark]:
     remarks = [
         Remark(d.kind, one_line(what, 200), plain(d.why, 2000), f"{one_line(d.by, 100)}, {d.made} UTC", not d.name)
         for d in graded.decisions
-        if (what := _what(d, grade))
+        if (what := _description(d, grade))
     ]
     for late in grade.lates:
         submitted = late.submitted.astimezone(late.due.tzinfo)
@@ -120,7 +120,7 @@ def decisions(graded: Graded, grade: Grade) -> list[Remark]:
     return remarks
 
 
-def _what(d: Decision, grade: Grade) -> str:
+def _description(d: Decision, grade: Grade) -> str:
     """A decision in words; "" for policies and times, which Grade.lates covers."""
     if d.kind == "adjust":
         note = ", which is excluded: does not count" if d.exercise in grade.excluded else ""
@@ -214,8 +214,8 @@ def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tupl
     code_points = grade.possible
     if graded.status == "refused":
         code_points = math.fsum(s.exercise.points for s in grade.scores)
-    worth = math.fsum(s.exercise.points for s in scores) + possible + unmarked
-    return grade.final + earned, code_points + possible, worth
+    maximum = math.fsum(s.exercise.points for s in scores) + possible + unmarked
+    return grade.final + earned, code_points + possible, maximum
 
 
 def together(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> str:

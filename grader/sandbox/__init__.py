@@ -60,9 +60,9 @@ class Sandbox:
         except BaseException:
             self.close()
             raise
-        inside = isolation == "bubblewrap"
-        self.kit_path = bubblewrap.KIT if inside else str(self._staged)
-        self.impl = bubblewrap.SUBMISSION if inside else str(self._staged / "impl")
+        mounted = isolation == "bubblewrap"
+        self.kit_path = bubblewrap.KIT if mounted else str(self._staged)
+        self.impl = bubblewrap.SUBMISSION if mounted else str(self._staged / "impl")
 
     def open(self, args: list[str], env: dict[str, str], stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
         """Start `python *args` in a box, with `env` plus a minimum. Stdout is a pipe, and so is stdin by default.

@@ -182,8 +182,8 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
     for path in system:
         option = ["--symlink", os.readlink(path)] if path.is_symlink() else ["--ro-bind", str(path)]
         mounts[path] = [*option, str(path)]
-    outside = [p for p in packages if not any(p.is_relative_to(root) for root in (*system, *roots))]
-    for path in (*roots, *outside, *(Path(p) for p in _EXTRA_PATHS if Path(p).exists())):
+    other_packages = [p for p in packages if not any(p.is_relative_to(root) for root in (*system, *roots))]
+    for path in (*roots, *other_packages, *(Path(p) for p in _EXTRA_PATHS if Path(p).exists())):
         mounts.setdefault(path, ["--ro-bind", str(path), str(path)])
     seen = [Path(p) for p in mounts]
     masks = [p for p in (*hidden, *(d / name for d in packages for name in _KIT_PACKAGES)) if p.is_dir()]

@@ -11,14 +11,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE / "pyproject.toml"
 ADAPTERS = f"{__package__}.tests.adapters"
-LACKING: dict[str, Exception] = {}  # module or package -> why it does not load
+MISSING: dict[str, Exception] = {}  # module or package -> why it does not load
 
 # At the end, so that a fork cannot shadow the kit, the standard library or installed packages.
 sys.path += [str(HERE / "supplied"), str(HERE)]
 supplied = importlib.import_module("cs336_supplied")
 supplied.find_packages(HERE)
 supplied.supply()
-sys.meta_path.insert(0, supplied.Hollow(LACKING))
+sys.meta_path.insert(0, supplied.Hollow(MISSING))
 
 
 def adapter(exercise: str, *names: str) -> Callable[..., Any]:
@@ -50,9 +50,9 @@ def _adapters() -> Any:
             raise
         except Exception as error:
             name = _broken_module(error)
-            if name in (*LACKING, ADAPTERS, __name__):
+            if name in (*MISSING, ADAPTERS, __name__):
                 raise
-            LACKING[name] = error
+            MISSING[name] = error
 
 
 def _broken_module(error: Exception) -> str:
