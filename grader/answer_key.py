@@ -43,8 +43,8 @@ def _forward_flops(config: Config, batch: int, context: int) -> float:
     c = config
     block = 2 * c.width**2 + 2 * c.width * c.kv_heads * c.dim + 3 * c.width * c.hidden
     weights = c.layers * block + c.width * c.vocabulary
-    square = 2 * (2 * batch * config.heads * context**2 * config.dim) / 2  # scores and values, the causal half
-    return 2 * batch * context * weights + config.layers * square
+    attention = 2 * (2 * batch * config.heads * context**2 * config.dim) / 2  # scores and values, the causal half
+    return 2 * batch * context * weights + config.layers * attention
 
 
 def mixed_precision_loss_scale(gradient: float) -> float:
@@ -59,13 +59,13 @@ def mixed_precision_kept(batch: int, context: int) -> float:
     tokens = torch.randint(256, (batch, context))
     with meter([*model.parameters(), *model.buffers(), tokens]) as memory:
         loss = model.loss(tokens, tokens)
-        kept = memory.live_bytes
+        saved_bytes = memory.live_bytes
     del loss
-    return kept
+    return saved_bytes
 
 
 def flash_attention_tiles(n: int, block_m: int, block_n: int) -> float:
-    return sum(first <= last for last in range(block_m - 1, n, block_m) for first in range(0, n, block_n))
+    return sum(column <= row for row in range(block_m - 1, n, block_m) for column in range(0, n, block_n))
 
 
 def flash_attention_whole_matrix(batch: int, heads: int, gb: float) -> float:
@@ -81,8 +81,8 @@ def ddp_ring_bytes(millions: float, ranks: int) -> float:
 
 def ddp_flat_gain(tensors: int, mb: float, ranks: int, latency_us: float, gbps: float) -> float:
     link = Link(1e-6 * latency_us, 1e9 * gbps)
-    each, whole = (link.cost_s("all_reduce", 1e6 * mb / parts, ranks) for parts in (tensors, 1))
-    return tensors * each - whole
+    per_tensor, flat = (link.cost_s("all_reduce", 1e6 * mb / parts, ranks) for parts in (tensors, 1))
+    return tensors * per_tensor - flat
 
 
 def zero_devices(billions: float, gb: float) -> float:
@@ -104,11 +104,11 @@ def fsdp_step(impl: Any) -> float:
     torch.manual_seed(0)
     model = impl.zero.fsdp_gather.FSDP(Transformer(SIZES["tiny"]), small=0)
     optimizer = torch.optim.AdamW(model.parameters())
-    first = len(ledger.rows)
+    start = len(ledger.rows)
     model(torch.randint(256, (1, 8))).sum().backward()
     model.finish_gradient_synchronization()
     optimizer.step()
-    return sum(sent_bytes(r.op, r.bytes, len(r.group)) for r in ledger.rows[first:])
+    return sum(sent_bytes(r.op, r.bytes, len(r.group)) for r in ledger.rows[start:])
 
 
 def mesh_across(width: int, hidden: int, degree: int, tokens: int) -> str:
@@ -132,5 +132,5 @@ def mesh_tensor_limit(width: int, hidden: int, tflops: float, gbps: float) -> fl
 
 def mesh_fsdp_limit(width: int, hidden: int, ranks: int, tflops: float, gbps: float) -> float:
     """Compare gathering A and B (2 bytes per number) with 2 FLOPs per number and token."""
-    part = 2 * 2 * width * hidden / ranks
-    return ring_cost("all_gather", part, ranks, 0.0, 1e-9 / gbps) * 1e12 * tflops / (4 * width * hidden)
+    shard = 2 * 2 * width * hidden / ranks
+    return ring_cost("all_gather", shard, ranks, 0.0, 1e-9 / gbps) * 1e12 * tflops / (4 * width * hidden)

@@ -23,7 +23,7 @@ from .errors import Wrong
 SUFFIXES = (".zip", ".tar.gz", ".tgz")
 _MEMBERS = 50_000  # of any kind; .git and caches have many
 # Exceptions that zipfile, tarfile, gzip and zlib raise for a broken archive
-_BROKEN = (
+_READ_ERRORS = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError,
     ValueError, KeyError, IndexError, OverflowError,
 )  # fmt: skip
@@ -64,7 +64,7 @@ class Source(ABC):
 
     def members(self) -> Iterator[Member]:
         """All members. Raises SubmissionError if the archive is broken or unpacks to too much."""
-        with self._blaming(self.path.name):
+        with self._errors_of(self.path.name):
             for count, (name, kind, size, _) in enumerate(self._entries()):
                 if count >= _MEMBERS:
                     raise SubmissionError(f"{self.path.name}: expected at most {_MEMBERS} members; hand in the stages")
@@ -73,15 +73,15 @@ class Source(ABC):
     def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
         """(name, content) of each wanted member. Raises SubmissionError if the total exceeds limits.total_bytes."""
         total = 0
-        with self._blaming(self.path.name):
+        with self._errors_of(self.path.name):
             for name, kind, _, read in self._entries():
                 if name in wanted and kind == "file":
-                    with self._blaming(name):
+                    with self._errors_of(name):
                         content = read()
                     total += len(content)
                     if total > self.limits.total_bytes:
-                        most = f"{self.limits.total_bytes >> 20} MiB"
-                        raise SubmissionError(f"{name}: expected at most {most} in all; hand in less")
+                        limit = f"{self.limits.total_bytes >> 20} MiB"
+                        raise SubmissionError(f"{name}: expected at most {limit} in all; hand in less")
                     yield name, content
 
     @abstractmethod
@@ -97,13 +97,13 @@ class Source(ABC):
         return content
 
     @contextlib.contextmanager
-    def _blaming(self, name: str) -> Iterator[None]:
+    def _errors_of(self, name: str) -> Iterator[None]:
         """Turn the exceptions of a broken archive into one line that names the member."""
         try:
             yield
         except SubmissionError:
             raise
-        except _BROKEN as error:
+        except _READ_ERRORS as error:
             why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise SubmissionError(f"{_shown(name)}: cannot be read ({why}); pack it anew") from None
 
@@ -136,8 +136,8 @@ class _Folder(Source):
                 for entry in sorted(entries, key=lambda e: e.name):
                     name, kind, size = f"{folder}{entry.name}", "file", 0
                     if not entry.is_dir(follow_symlinks=False):
-                        about = entry.stat(follow_symlinks=False)
-                        kind, size = _kind_of(about.st_mode), about.st_size
+                        info = entry.stat(follow_symlinks=False)
+                        kind, size = _kind_of(info.st_mode), info.st_size
                     elif not entry.name.startswith("."):  # do not enter .git or .venv: each counts as one member
                         if name.count("/") >= 30:
                             continue
@@ -207,14 +207,14 @@ class _Budget(io.RawIOBase):
     """A stream that raises when an archive unpacks to far more bytes than its size justifies."""
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, path: Path, limits: UnpackLimits):
-        self.stream, self.path, self.given = stream, path, 0
-        self.most = min(4 * limits.total_bytes, max(limits.ratio * path.stat().st_size, 1 << 20))
+        self.stream, self.path, self.total = stream, path, 0
+        self.limit = min(4 * limits.total_bytes, max(limits.ratio * path.stat().st_size, 1 << 20))
 
     def read(self, size: int = -1) -> bytes:
         block = self.stream.read(size)
-        self.given += len(block)
-        if self.given > self.most:
-            raise SubmissionError(f"{self.path.name}: unpacks to over {self.most >> 20} MiB; hand in only the stages")
+        self.total += len(block)
+        if self.total > self.limit:
+            raise SubmissionError(f"{self.path.name}: unpacks to over {self.limit >> 20} MiB; hand in only the stages")
         return block
 
 
@@ -242,5 +242,5 @@ def _kind_of(mode: int) -> str:
 def _tar_kind(info: tarfile.TarInfo) -> str:
     if info.issparse():
         return "a sparse file"
-    named = {tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "a symbolic link", tarfile.LNKTYPE: "a hard link"}
-    return named.get(info.type, "file" if info.isreg() else "a device, pipe or socket")
+    kinds = {tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "a symbolic link", tarfile.LNKTYPE: "a hard link"}
+    return kinds.get(info.type, "file" if info.isreg() else "a device, pipe or socket")

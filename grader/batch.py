@@ -39,17 +39,17 @@ class Settings:
 
 
 def grade_all(
-    submissions: Sequence[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None],
+    submissions: Sequence[Submission], settings: Settings, jobs: int, record: Callable[[Graded], None],
     before: AllGraded | None = None,
 ) -> Iterator[tuple[Submission, str]]:  # fmt: skip
-    """Grade all submissions; call done(graded) for each. Yields (submission, reason) where judging itself failed.
+    """Grade all submissions; call record(graded) for each. Yields (submission, reason) where judging itself failed.
 
     before: earlier grades by name; only the exercises that `Graded.judged` marks are judged again. Each worker is a
     pool of one process, so a worker that dies loses only its own submission, which is tried once more, alone.
     `cluster.grade_on` does the same with jobs of a cluster.
     """
     before = before or {}
-    waiting, suspects, died = deque(submissions), deque[Submission](), set[Submission]()
+    waiting, suspects, crashed = deque(submissions), deque[Submission](), set[Submission]()
     idle, running = [_pool() for _ in range(jobs)], dict[Future[Graded], tuple[Submission, ProcessPoolExecutor]]()
     sweep()
     try:
@@ -67,12 +67,12 @@ def grade_all(
                 submission, pool = running.pop(future)
                 idle.append(_pool() if isinstance(future.exception(), BrokenProcessPool) else pool)
                 try:
-                    done(future.result())
+                    record(future.result())
                 except BrokenProcessPool:
-                    if submission in died:
+                    if submission in crashed:
                         yield submission, "the worker that judged it died twice; is there enough memory?"
                     else:
-                        died.add(submission)
+                        crashed.add(submission)
                         suspects.append(submission)
                 except Exception as error:  # one failure must not stop the other submissions
                     yield submission, f"{type(error).__name__}: {error}"
@@ -110,17 +110,17 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
             with closing(Runner(box, limit_s=settings.limit_s, allowed=allowed)) as runner:
                 runner.warm()
 
-                def judged(ids: Collection[str]) -> list[Result]:
+                def results_of(ids: Collection[str]) -> list[Result]:
                     return judge(runner, ids, settings.seed, Path(settings.cache), unpacked.edition)
 
-                results = _anew(before, settings.ids, judged) if before else judged(settings.ids)
+                results = _anew(before, settings.ids, results_of) if before else results_of(settings.ids)
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
         flags = [*_flags(results, unpacked.edition)]
         if unpacked.edition:  # the search for forbidden names skips a fork's own files
             flags += [Flag("reads the instruments", line) for line in cs336.borrowed(unpacked.root)]
-        answers, unread = written.judge(unpacked.root, settings.questions)
+        answers, answer_notes = written.judge(unpacked.root, settings.questions)
         graded = Graded(
-            submission.name, str(submission.path), hash, notes=[*notes, *unread], results=results,
+            submission.name, str(submission.path), hash, notes=[*notes, *answer_notes], results=results,
             seconds=time.monotonic() - start, flags=flags, answers=answers,
         )  # fmt: skip
         return _kept(before, graded) if before else graded
@@ -133,8 +133,8 @@ def _anew(before: Graded, ids: Collection[str], judge: Callable[[Collection[str]
     while todo:
         results += judge([id for id in ids if id in todo])
         done = {r.exercise for r in results} | todo
-        turned = {id for id in todo if _passes(before.results, id) != _passes(results, id)}
-        todo = {id for id in ids if turned & needed(id)} - done
+        changed = {id for id in todo if _passes(before.results, id) != _passes(results, id)}
+        todo = {id for id in ids if changed & needed(id)} - done
     return results
 
 
@@ -145,12 +145,12 @@ def _passes(results: Collection[Result], id: str) -> bool:
 
 def _kept(before: Graded, graded: Graded) -> Graded:
     """The earlier grade, with the exercises that were judged now replaced."""
-    anew = {r.exercise for r in graded.results} | {id for id, run in before.judged.items() if run is None}
-    stale = list(_flags([r for r in before.results if r.exercise in anew]))
-    graded.results = [*(r for r in before.results if r.exercise not in anew), *graded.results]
+    rejudged = {r.exercise for r in graded.results} | {id for id, run in before.judged.items() if run is None}
+    stale = list(_flags([r for r in before.results if r.exercise in rejudged]))
+    graded.results = [*(r for r in before.results if r.exercise not in rejudged), *graded.results]
     graded.flags = list(dict.fromkeys([*(f for f in before.flags if f not in stale), *graded.flags]))
     graded.notes = list(dict.fromkeys([*before.notes, *graded.notes]))
-    graded.judged = {id: run for id, run in before.judged.items() if id not in anew}
+    graded.judged = {id: run for id, run in before.judged.items() if id not in rejudged}
     graded.seconds = before.seconds  # the time of the full grading
     return graded
 
@@ -161,13 +161,13 @@ def _flags(results: list, edition: str = "") -> Iterator[Flag]:
     edition: set for a CS336 fork. It was written for other tests, so it is flagged for forged answers only.
     """
     flagged, results = set(), [r for r in results if r.kind in KINDS]  # advisory tests ask more than the fork's course
-    right = Counter(r.exercise for r in results if r.outcome == "passed")
-    fits = Counter(r.exercise for r in results if _fits_public(r))
+    passed = Counter(r.exercise for r in results if r.outcome == "passed")
+    public_only = Counter(r.exercise for r in results if _fits_public(r))
     for r in results:
         kind = _KINDS_OF_FLAGS.get(r.reason, "")
         if r.reason == "refused" and FORGED in r.message:
             kind = "forged answer"
-        elif not kind and _fits_public(r) and fits[r.exercise] >= right[r.exercise]:  # fewer may be luck
+        elif not kind and _fits_public(r) and public_only[r.exercise] >= passed[r.exercise]:  # fewer may be luck
             kind = "fits the public inputs only"
         if kind and (kind, r.exercise) not in flagged and (kind == "forged answer" or not edition):
             flagged.add((kind, r.exercise))

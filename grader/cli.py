@@ -25,8 +25,8 @@ from .console import (
     Paths,
     Profile,
     Wrong,
+    check_known,
     err,
-    known,
     latest,
     out,
     say,
@@ -81,9 +81,9 @@ def grade(
     lists = [path for path in sorted({s.path.parent / received.METADATA for s in found}) if path.is_file()]
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
-    profile, of_all = layouts.of_class(found, layout, profile)
+    profile, class_layout = layouts.of_class(found, layout, profile)
     ids = tuple(assignment.of_profile(profile).exercises)
-    chosen = choose(isolation, here=cluster != "slurm")
+    chosen = choose(isolation, local=cluster != "slurm")
     if (cluster is None and gpus) or (cluster != "slurm" and slurm):
         raise Wrong("--gpus and --slurm go with --cluster slurm; add it, or leave them out")
     if seed is not None and not (seed and seed.isprintable()):
@@ -94,40 +94,40 @@ def grade(
     with writing(out_folder):
         out_folder.mkdir(parents=True, exist_ok=True)
     with Gradebook(out_folder / "gradebook.sqlite") as book:
-        latest = book.latest_run()
-        if latest is not None:
-            of_all = _same_class(latest, out_folder, profile, layout, chosen, seed)
-        seed = latest.seed if latest else seed or batch.new_seed()
-        found = [replace(s, layout=of_all) for s in found]
+        last_run = book.latest_run()
+        if last_run is not None:
+            class_layout = _same_class(last_run, out_folder, profile, layout, chosen, seed)
+        seed = last_run.seed if last_run else seed or batch.new_seed()
+        found = [replace(s, layout=class_layout) for s in found]
         if resume:
-            if latest is None:
+            if last_run is None:
                 raise Wrong(f"--resume: {out_folder} holds no run to go on with; leave --resume out")
-            if latest.assignment != fingerprint.whole():
+            if last_run.assignment != fingerprint.whole():
                 raise Wrong("--resume: the assignment or its tests changed since that run; first say: grader regrade")
-            run_id = latest.id
+            run_id = last_run.id
         else:
-            base, again = latest.id if latest else None, {s.name: ids for s in found}
-            run_id = _begin(book, of_all, seed=seed, profile=profile, isolation=chosen, base=base, again=again)
-        have = book.graded(run_id)
-        todo = _undone(found, have)
-        if kept := [name for name in have if name not in {s.name for s in found}]:
-            say(f"{len(kept)} of the class in {out_folder} stay as they were graded: {some(kept, 5)}", err)
-            if latest and latest.assignment != fingerprint.whole():
+            base, again = last_run.id if last_run else None, {s.name: ids for s in found}
+            run_id = _new_run(book, class_layout, seed=seed, profile=profile, isolation=chosen, base=base, again=again)
+        recorded = book.graded(run_id)
+        todo = _remaining(found, recorded)
+        if others := [name for name in recorded if name not in {s.name for s in found}]:
+            say(f"{len(others)} of the class in {out_folder} stay as they were graded: {some(others, 5)}", err)
+            if last_run and last_run.assignment != fingerprint.whole():
                 say("the assignment or its tests changed since; judge them again with: grader regrade", err)
-        how = "the same command and --resume"
-        problems = _judge(book, run_id, chosen, found, todo, jobs, how, quiet=as_json, nodes=nodes)
-        written, names = write_pages(book, out_folder), {s.name for s in found}
+        next_step = "the same command and --resume"
+        problems = _judge(book, run_id, chosen, found, todo, jobs, next_step, quiet=as_json, nodes=nodes)
+        page, names = write_pages(book, out_folder), {s.name for s in found}
         if as_json:
-            from .report.exports import as_json as plain
+            from .report.exports import as_json as to_json
 
-            print(json.dumps(plain(book.runs()[-1], book.graded(run_id), assignment, ids), indent=1))
+            print(json.dumps(to_json(book.runs()[-1], book.graded(run_id), assignment, ids), indent=1))
         else:
             _show(book.graded(run_id), assignment, ids, names)
-            say(f"report: {written}")
+            say(f"report: {page}")
         for path in lists:
-            take = f"grader people {shlex.quote(str(path))} --out {shlex.quote(str(out_folder))}"
-            say(f"next, to add the names of the students and the times of submission: {take}", err)
-        _end(problems, any(name in names for name, _ in _refused(book.graded(run_id))))
+            command = f"grader people {shlex.quote(str(path))} --out {shlex.quote(str(out_folder))}"
+            say(f"next, to add the names of the students and the times of submission: {command}", err)
+        _exit(problems, any(name in names for name, _ in _refused(book.graded(run_id))))
 
 
 @app.command()
@@ -155,24 +155,24 @@ def regrade(
     assignment = default()
     with latest(out_folder) as (book, run, ids):
         before = book.graded(run.id)
-        known(names or (), before, "NAME")
-        known(exercise or (), ids, "--exercise")
+        check_known(names or (), before, "NAME")
+        check_known(exercise or (), ids, "--exercise")
         by_name = bool(names or exercise)
         why = r.asked(before, names or before, exercise or ids) if by_name else r.affected(book.runs(), before, ids)
         if not why:
             out.print(f"nothing to regrade: nothing that run {run.id} rests on has changed")
             return
-        todo, gone = r.submissions(before, why, run.layout)
-        if gone:
-            where = before[gone[0]].source
-            raise Wrong(f"{gone[0]}: expected it at {where}, it is gone; put it back, or grade it anew")
+        todo, missing = r.submissions(before, why, run.layout)
+        if missing:
+            where = before[missing[0]].source
+            raise Wrong(f"{missing[0]}: expected it at {where}, it is gone; put it back, or grade it anew")
         for line in r.plan(why):
             say(f"regrading {line}")
-        begun = {reason for reasons in why.values() for reason in reasons.values()} == {r.BEGUN}
+        unfinished = {reason for reasons in why.values() for reason in reasons.values()} == {r.BEGUN}
         run_id = run.id
-        if not begun or run.assignment != fingerprint.whole():
-            same = {"seed": run.seed, "profile": run.profile, "isolation": choose(run.isolation)}
-            run_id = _begin(book, run.layout, **same, base=run.id, again=why)
+        if not unfinished or run.assignment != fingerprint.whole():
+            options = {"seed": run.seed, "profile": run.profile, "isolation": choose(run.isolation)}
+            run_id = _new_run(book, run.layout, **options, base=run.id, again=why)
         problems = _judge(book, run_id, choose(run.isolation), todo, todo, jobs, "grader regrade", again=True)
         for line in r.differences(before, book.graded(run_id), assignment, ids):
             say(line)
@@ -180,7 +180,7 @@ def regrade(
         refused = [(name, reason) for name, reason in _refused(book.graded(run_id)) if name in why]
         for name, reason in refused:
             say(f"refused: {name}: {reason}")
-        _end(problems, bool(refused))
+        _exit(problems, bool(refused))
 
 
 for command in (
@@ -193,39 +193,39 @@ for command in (
 app.add_typer(decide.rubric, name="rubric")
 
 
-def _begin(book: Gradebook, layout: str, **how: Any) -> int:
-    """Start a run and record the present assignment and kit; how: further arguments of `Gradebook.start_run`."""
+def _new_run(book: Gradebook, layout: str, **options: Any) -> int:
+    """Start a run and record the present assignment and kit; options: further arguments of `Gradebook.start_run`."""
     from . import fingerprint
 
-    rests_on, manifest = fingerprint.whole(), fingerprint.manifest(layout)
-    return book.start_run(versions=versions(), commit=commit(), assignment=rests_on, manifest=manifest, **how)
+    digest, manifest = fingerprint.whole(), fingerprint.manifest(layout)
+    return book.start_run(versions=versions(), commit=commit(), assignment=digest, manifest=manifest, **options)
 
 
 def _same_class(run: Run, folder: Path, profile: str, layout: str, isolation: str, seed: str | None) -> str:
     """The layout of the run to continue. Raises Wrong if that run was started with other options."""
-    fits = "auto" in (layout, run.layout) or run.layout.startswith(layout)
-    if (profile, isolation) == (run.profile, run.isolation) and fits and seed in (None, run.seed):
+    same_layout = "auto" in (layout, run.layout) or run.layout.startswith(layout)
+    if (profile, isolation) == (run.profile, run.isolation) and same_layout and seed in (None, run.seed):
         return run.layout
-    began = f"--profile {run.profile} --isolation {run.isolation}"
-    began += "" if fits else f" --layout {run.layout.partition('-')[0]}"
-    began += "" if seed in (None, run.seed) else " and another --seed"
-    raise Wrong(f"--out: the class in {folder} was begun with {began}; join it with these, or name another folder")
+    options = f"--profile {run.profile} --isolation {run.isolation}"
+    options += "" if same_layout else f" --layout {run.layout.partition('-')[0]}"
+    options += "" if seed in (None, run.seed) else " and another --seed"
+    raise Wrong(f"--out: the class in {folder} was begun with {options}; join it with these, or name another folder")
 
 
 def _judge(
-    book: Gradebook, run_id: int, isolation: str, found: list[Any], todo: list[Any], jobs: int, how: str, *,
+    book: Gradebook, run_id: int, isolation: str, found: list[Any], todo: list[Any], jobs: int, next_step: str, *,
     again: bool = False, quiet: bool = False, nodes: Any = None,
 ) -> list[str]:  # fmt: skip
     """Grade the submissions in `todo` and record each; return one line for each that could not be judged.
 
-    found: all submissions, for the progress bar. Ctrl-C ends the grader with a message; `how` says how to continue.
+    found: all submissions, for the progress bar. Ctrl-C ends the grader; its message has `next_step`.
     """
     from . import batch
     from .cluster import grade_on
 
-    have, run = book.graded(run_id), next(r for r in book.runs() if r.id == run_id)
-    ids, asked = book.assignment.profiles[run.profile], questions().of_profile(run.profile)
-    settings = batch.Settings(run.seed, ids, isolation, str(book.path.parent.resolve() / "expected"), asked)
+    recorded, run = book.graded(run_id), next(r for r in book.runs() if r.id == run_id)
+    ids, question_ids = book.assignment.profiles[run.profile], questions().of_profile(run.profile)
+    settings = batch.Settings(run.seed, ids, isolation, str(book.path.parent.resolve() / "expected"), question_ids)
     sweep_halves(book.path.parent)
     problems = []
     progress = Grading(len(found), len(found) - len(todo), quiet)
@@ -233,27 +233,27 @@ def _judge(
         with progress.bar:
 
             def record(graded: Graded) -> None:
-                if graded.status == "refused" and not again and (kept := _graded_before(book, run_id, graded)):
+                if graded.status == "refused" and not again and (earlier := _earlier_grade(book, run_id, graded)):
                     why = graded.message.removeprefix(f"{graded.name}: ")
                     problems.append(f"{graded.name}: refused, its earlier attempt counts: {why}")
-                    graded = kept
+                    graded = earlier
                 book.record(run_id, graded)
-                progress.tell(graded.name)
+                progress.advance(graded.name)
 
             if nodes:
-                judged = grade_on(nodes.of_run(run), todo, settings, jobs, record)  # whole submissions only
+                failures = grade_on(nodes.of_run(run), todo, settings, jobs, record)  # whole submissions only
             else:
-                judged = batch.grade_all(todo, settings, jobs, record, have if again else None)
-            for submission, why in judged:
+                failures = batch.grade_all(todo, settings, jobs, record, recorded if again else None)
+            for submission, why in failures:
                 problems.append(f"{submission.name}: {why}")
     except KeyboardInterrupt:
-        done = len(found) - len(_undone(found, book.graded(run_id)))
-        say(f"stopped; {done} of {len(found)} are in the gradebook. Go on with: {how}", err)
+        done = len(found) - len(_remaining(found, book.graded(run_id)))
+        say(f"stopped; {done} of {len(found)} are in the gradebook. Go on with: {next_step}", err)
         sys.exit(130)
     return problems
 
 
-def _graded_before(book: Gradebook, run_id: int, refused: Graded) -> Graded | None:
+def _earlier_grade(book: Gradebook, run_id: int, refused: Graded) -> Graded | None:
     """Return a student's earlier grade, with a note that it still counts, if the new archive is refused; else None."""
     base = max((r.id for r in book.runs() if r.id < run_id), default=0)
     g = book.graded(base).get(refused.name)
@@ -264,12 +264,12 @@ def _graded_before(book: Gradebook, run_id: int, refused: Graded) -> Graded | No
     return replace(g, judged=judged, notes=[*g.notes, note])
 
 
-def _undone(found: list[Any], have: AllGraded) -> list[Any]:
+def _remaining(found: list[Any], recorded: AllGraded) -> list[Any]:
     """Submissions that this run has not graded yet, or of which it marks exercises to be judged again."""
-    return [s for s in found if s.name not in have or None in have[s.name].judged.values()]
+    return [s for s in found if s.name not in recorded or None in recorded[s.name].judged.values()]
 
 
-def _end(problems: list[str], refused: bool = False) -> None:
+def _exit(problems: list[str], refused: bool = False) -> None:
     for problem in problems:
         say(f"not graded: {problem}", err, "red")
     sys.exit(1 if problems or refused else 0)
@@ -280,10 +280,10 @@ def _refused(graded: AllGraded) -> list[tuple[str, str]]:
     return [(n, g.message.removeprefix(f"{n}: ")) for n, g in graded.items() if g.status == "refused"]
 
 
-def _show(graded: AllGraded, assignment: Assignment, ids: tuple[str, ...], now: Collection[str]) -> None:
+def _show(graded: AllGraded, assignment: Assignment, ids: tuple[str, ...], names: Collection[str]) -> None:
     """Print the points of each submission, and the refused ones.
 
-    now: names of the submissions given to this command; earlier commands graded the others.
+    names: those of the submissions given to this command; earlier commands graded the others.
     """
     rows = class_summary(graded, assignment, ids).rows
     out.print(_table(rows, assignment, ids))
@@ -291,9 +291,9 @@ def _show(graded: AllGraded, assignment: Assignment, ids: tuple[str, ...], now: 
         out.print("? timed, but inconclusive on this machine: neither earned nor lost")
     earlier_counts = superseded(graded)
     for name, reason in _refused(graded):
-        if name in now:
+        if name in names:
             say(f"refused: {name}: {reason}" + (f"; {one} counts" if (one := earlier_counts.get(name)) else ""))
-    if earlier := [name for name, _ in _refused(graded) if name not in now]:
+    if earlier := [name for name, _ in _refused(graded) if name not in names]:
         say(f"refused by earlier calls: {some(earlier, 5)}")
 
 
@@ -303,27 +303,27 @@ def _table(rows: Sequence[ClassRow], assignment: Assignment, ids: tuple[str, ...
     by_stage: dict[str, list[str]] = defaultdict(list)
     for id in ids:  # break stage names, to keep columns narrow
         by_stage[assignment.exercises[id].stage.replace("_", "_\n").replace("benchmarking", "bench-\nmarking")] += [id]
-    wide, narrow = (_of_columns(rows, assignment, columns) for columns in (by_exercise, by_stage))
+    wide, narrow = (_table_of(rows, assignment, columns) for columns in (by_exercise, by_stage))
     return wide if out.measure(wide, options=out.options.update(width=10_000)).maximum <= out.width else narrow
 
 
-def _of_columns(rows: Sequence[ClassRow], assignment: Assignment, columns: Mapping[str, list[str]]) -> Table:
+def _table_of(rows: Sequence[ClassRow], assignment: Assignment, columns: Mapping[str, list[str]]) -> Table:
     """columns: heading → the exercises whose points it sums. Only the names of submissions may wrap."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("submission", overflow="fold", vertical="bottom")
     decided = any(row.grade.adjusted or row.grade.late for row in rows)
     headings = [
-        f"{what}\nof {points(sum(assignment.exercises[id].points for id in of))}" for what, of in columns.items()
+        f"{what}\nof {points(sum(assignment.exercises[id].points for id in group))}" for what, group in columns.items()
     ]
     for heading in (*headings, *["adjusted\n− late"] * decided, "points", "not\nrun"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         grade, refused = row.grade, row.graded.status == "refused"
         counted = {s.exercise.id: s for s in row.scores if s.exercise.id not in grade.excluded}
-        parts = [[counted[id] for id in of if id in counted] for of in columns.values()]
-        cells = [points(sum(s.earned for s in of)) if any(s.possible for s in of) else "–" for of in parts]
+        parts = [[counted[id] for id in group if id in counted] for group in columns.values()]
+        cells = [points(sum(s.earned for s in group)) if any(s.possible for s in group) else "–" for group in parts]
         cells += ["–" if refused else signed(grade.adjusted - grade.late)] * decided
-        away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if grade.inconclusive else ''}"
-        total = ["refused", ""] if refused else [f"{points(grade.final)}/{points(grade.possible)}", away]
+        not_run = f"{points(grade.not_run) if grade.not_run else ''}{'?' if grade.inconclusive else ''}"
+        total = ["refused", ""] if refused else [f"{points(grade.final)}/{points(grade.possible)}", not_run]
         table.add_row(shown(row.label), *cells, *total)
     return table

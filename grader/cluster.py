@@ -30,7 +30,7 @@ from .schedulers import Cluster, Local, Slurm, alive, start
 from .submissions import Submission
 
 TRIES = 3  # jobs for one result
-NOT_AGAIN = ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")  # another job would hit the same limit
+FINAL_STATES = ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")  # another job would hit the same limit
 
 
 @dataclass(frozen=True)
@@ -44,33 +44,33 @@ Answer = Graded | str  # str: why it could not be judged
 
 
 def grade_on(
-    cluster: Cluster, submissions: Sequence[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None]
+    cluster: Cluster, submissions: Sequence[Submission], settings: Settings, jobs: int, record: Callable[[Graded], None]
 ) -> Iterator[tuple[Submission, str]]:
     """Like `batch.grade_all`, but in jobs of a cluster: at most `jobs` at a time on each track."""
     lanes = []
     for track, ids in _tracks(cluster, settings.ids).items():
-        folder = _private(cluster.folder / track)
-        results, of_track = _private(folder / "results"), replace(settings, ids=ids)
-        tasks = [Task(s, of_track, results / f"{s.name}.json") for s in submissions]
+        folder = _private_folder(cluster.folder / track)
+        results, track_settings = _private_folder(folder / "results"), replace(settings, ids=ids)
+        tasks = [Task(s, track_settings, results / f"{s.name}.json") for s in submissions]
         lanes.append(Lane(tasks, start(cluster, track, folder, jobs), folder / "jobs.json"))
-    ended: dict[Submission, list[Answer]] = defaultdict(list)
+    answers: dict[Submission, list[Answer]] = defaultdict(list)
     lost = False
     try:
         while any(lane.busy for lane in lanes):
             for lane in lanes:
-                for task, answer in lane.turn():
-                    parts = ended[task.submission]
+                for task, answer in lane.poll():
+                    parts = answers[task.submission]
                     parts.append(answer)
                     if len(parts) < len(lanes):
                         continue
-                    whole = _joined(parts)
-                    if isinstance(whole, Graded):
-                        done(whole)
+                    joined = _joined(parts)
+                    if isinstance(joined, Graded):
+                        record(joined)
                     for each in lanes:
-                        each.forget(task.submission, whole)
-                    if isinstance(whole, str):
+                        each.forget(task.submission, joined)
+                    if isinstance(joined, str):
                         lost = True
-                        yield task.submission, whole
+                        yield task.submission, joined
             if any(lane.busy for lane in lanes):
                 time.sleep(min(lane.scheduler.pause_s for lane in lanes))
     finally:
@@ -87,7 +87,7 @@ def _tracks(cluster: Cluster, ids: tuple[str, ...]) -> dict[str, tuple[str, ...]
     known = default().exercises
     gpu = tuple(id for id in ids if known[id].track == "gpu" and cluster.gpus)
     cpu = tuple(id for id in ids if id not in gpu)
-    return {track: of_track for track, of_track in (("cpu", cpu), ("gpu", gpu)) if of_track}
+    return {track: track_ids for track, track_ids in (("cpu", cpu), ("gpu", gpu)) if track_ids}
 
 
 def _joined(parts: list[Answer]) -> Answer:
@@ -108,13 +108,13 @@ def _joined(parts: list[Answer]) -> Answer:
 class Lane:
     """The tasks of one track: waiting, in a job, or answered."""
 
-    def __init__(self, tasks: list[Task], scheduler: Slurm | Local, memory: Path):
-        self.scheduler, self.memory = scheduler, memory
+    def __init__(self, tasks: list[Task], scheduler: Slurm | Local, jobs_file: Path):
+        self.scheduler, self.jobs_file = scheduler, jobs_file
         self.jobs: dict[Task, str] = {}
-        self.gone: dict[Task, float] = {}  # time at which its job was first seen to be gone
+        self.gone_since: dict[Task, float] = {}  # time at which its job was first seen to be gone
         self.tries: defaultdict[Task, int] = defaultdict(int)
         self.warned = False
-        known = _remembered(memory)
+        known = _recorded_jobs(jobs_file)
         states = scheduler.states(list(known.values())) if known else {}
         for task in tasks:  # jobs of a grader that died: answered, running, or perhaps running
             job = known.get(task.submission.name, "")
@@ -127,13 +127,13 @@ class Lane:
     def busy(self) -> bool:
         return bool(self.waiting or self.jobs)
 
-    def turn(self) -> Iterator[tuple[Task, Answer]]:
+    def poll(self) -> Iterator[tuple[Task, Answer]]:
         """Submit as many tasks as the scheduler accepts; yield tasks that were answered or given up."""
         self._submit()
-        there = set(os.listdir(self.memory.parent / "results"))  # listing makes a network file system refresh
-        for task in [t for t in self.jobs if t.result.name in there]:
+        files = set(os.listdir(self.jobs_file.parent / "results"))  # listing makes a network file system refresh
+        for task in [t for t in self.jobs if t.result.name in files]:
             if answer := read(task.result):
-                self._end(task)
+                self._remove(task)
                 yield task, answer
         if not self.jobs:
             return
@@ -142,9 +142,9 @@ class Lane:
         for task, job in list(self.jobs.items() if states is not None else ()):
             state = (states or {}).get(job)
             if alive(state):
-                self.gone.pop(task, None)
-            elif time.monotonic() - self.gone.setdefault(task, time.monotonic()) > self.scheduler.late_s:
-                yield from self._lost(task, job, state or "gone")
+                self.gone_since.pop(task, None)
+            elif time.monotonic() - self.gone_since.setdefault(task, time.monotonic()) > self.scheduler.late_s:
+                yield from self._retry_or_fail(task, job, state or "gone")
 
     def _submit(self) -> None:
         free = self.scheduler.room(len(self.jobs))
@@ -159,22 +159,22 @@ class Lane:
         self.jobs.update(zip(tasks, submitted, strict=True))
         self.all_jobs += submitted
         known = {t.submission.name: job for t, job in self.jobs.items()}
-        write_whole(self.memory, json.dumps(known).encode())
+        write_whole(self.jobs_file, json.dumps(known).encode())
 
-    def _lost(self, task: Task, job: str, state: str) -> Iterator[tuple[Task, str]]:
-        self._end(task)
+    def _retry_or_fail(self, task: Task, job: str, state: str) -> Iterator[tuple[Task, str]]:
+        self._remove(task)
         self.scheduler.cancel([job])
         self.tries[task] += 1
-        if self.tries[task] < TRIES and state not in NOT_AGAIN:
+        if self.tries[task] < TRIES and state not in FINAL_STATES:
             self.waiting.append(task)
             return
         jobs = "one job" if self.tries[task] == 1 else f"{self.tries[task]} jobs"
         why = f"node lost: {jobs} ended without a result, the last, {job}, {state}"
         yield task, f"{why}; look at {self.scheduler.log(job)}, then go on with --resume"
 
-    def _end(self, task: Task) -> None:
+    def _remove(self, task: Task) -> None:
         del self.jobs[task]
-        self.gone.pop(task, None)
+        self.gone_since.pop(task, None)
 
     def _warn_once(self, answered: bool) -> None:
         """Log a warning when the controller stops answering, and only one until it answers again."""
@@ -184,7 +184,7 @@ class Lane:
 
     def forget(self, submission: Submission, answer: Answer) -> None:
         """Delete the answer file once the gradebook has it. If a job was lost, keep the other track's answer."""
-        path = self.memory.parent / "results" / f"{submission.name}.json"
+        path = self.jobs_file.parent / "results" / f"{submission.name}.json"
         if isinstance(answer, Graded) or isinstance(read(path), str):
             path.unlink(missing_ok=True)
 
@@ -195,7 +195,7 @@ class Lane:
             return  # the controller is silent: keep jobs.json for the next grader
         if left := [job for job in self.all_jobs if alive(states.get(job))]:
             self.scheduler.cancel(left)
-        self.memory.unlink(missing_ok=True)
+        self.jobs_file.unlink(missing_ok=True)
 
 
 def work(task: Task) -> NoReturn:
@@ -237,12 +237,12 @@ def read(path: Path) -> Answer | None:
         return None
 
 
-def _remembered(path: Path) -> dict[str, str]:
+def _recorded_jobs(path: Path) -> dict[str, str]:
     with contextlib.suppress(OSError, ValueError):
         return {str(name): str(job) for name, job in json.loads(path.read_text(encoding="utf-8")).items()}
     return {}
 
 
-def _private(folder: Path) -> Path:
+def _private_folder(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # readable by us only: it holds the secret seed
     return folder

@@ -40,9 +40,9 @@ def latest(folder: Path, write: bool = True) -> Iterator[tuple[Gradebook, Run, t
         yield book, run, profiles[run.profile]
 
 
-def say(text: str, to: Console = out, style: str | None = None) -> None:
+def say(text: str, console: Console = out, style: str | None = None) -> None:
     """Print one line without interpreting markup: it may contain a name from a submission."""
-    to.print(one_line(text, 4000), style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(one_line(text, 4000), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress(hidden: bool) -> Progress:
@@ -60,22 +60,22 @@ class Grading:
         self.bar.add_task("grading", total=total, completed=done)
         (self.task,) = self.bar.tasks
 
-    def tell(self, name: str) -> None:
+    def advance(self, name: str) -> None:
         """Report that one more submission is recorded."""
         self.bar.update(self.task.id, advance=1, description=f"graded {one_line(name, 100)[:30]}")
         if self.by_line:
             left = self.task.time_remaining
-            about = "" if left is None else f"; about {timedelta(seconds=round(left))} left"
-            say(f"{self.task.completed:g} of {self.task.total:g}: {name}{about}", err)
+            estimate = "" if left is None else f"; about {timedelta(seconds=round(left))} left"
+            say(f"{self.task.completed:g} of {self.task.total:g}: {name}{estimate}", err)
 
 
-def known(given: Collection[str], there: Collection[str], what: str) -> None:
-    """Raise Wrong for the first of `given` that is not in `there`, and suggest similar names."""
-    for one in given:
-        if one not in there:
-            begin = sorted(name for name in there if name.startswith(one)) if one else []
-            near = begin[:3] or difflib.get_close_matches(one, there, 3) or sorted(there)[:3]
-            raise Wrong(f"{what}: expected one that is graded, as {', '.join(near)}; got {one!r}")
+def check_known(requested: Collection[str], existing: Collection[str], what: str) -> None:
+    """Raise Wrong for the first of `requested` that is not in `existing`, and suggest similar names."""
+    for one in requested:
+        if one not in existing:
+            prefixed = sorted(name for name in existing if name.startswith(one)) if one else []
+            similar = prefixed[:3] or difflib.get_close_matches(one, existing, 3) or sorted(existing)[:3]
+            raise Wrong(f"{what}: expected one that is graded, as {', '.join(similar)}; got {one!r}")
 
 
 @contextlib.contextmanager
@@ -84,8 +84,8 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        at = f"{error.filename}: " if error.filename and str(error.filename) != str(folder) else ""
-        why = f"{folder}: {at}{error.strerror or error}"
+        where = f"{error.filename}: " if error.filename and str(error.filename) != str(folder) else ""
+        why = f"{folder}: {where}{error.strerror or error}"
         raise Wrong(f"--out: expected a folder, or a place for one, got {why}; clear the way or name another") from None
 
 

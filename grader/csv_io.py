@@ -14,10 +14,10 @@ _FORMULA = "=+-@＝＋－＠\t\r|"  # first characters of a formula, also for Ex
 class Sheet:
     """Headings and rows of a CSV text. The delimiter (comma, semicolon or tab) is detected from the first line.
 
-    where: prefix of error messages. needs: required columns. Raises Wrong, also while rows are read.
+    where: prefix of error messages. required: columns that must be there. Raises Wrong, also while rows are read.
     """
 
-    def __init__(self, text: str, where: str = "", needs: Sequence[str] = ()):
+    def __init__(self, text: str, where: str = "", required: Sequence[str] = ()):
         text = text.removeprefix("\ufeff")
         heading = text.partition("\n")[0]
         delimiter = max(",;\t", key=heading.count)
@@ -27,9 +27,9 @@ class Sheet:
             self.headings = list(self._rows.fieldnames or ())
         except csv.Error as error:
             raise Wrong(f"{where}line 1: expected CSV: {error}") from None
-        if missing := [name for name in needs if name not in self.headings]:
-            came = ", ".join(self.headings)[:200] or "nothing"
-            raise Wrong(f"{where}expected columns {', '.join(needs)}; {missing[0]!r} is missing, got {came}")
+        if missing := [name for name in required if name not in self.headings]:
+            got = ", ".join(self.headings)[:200] or "nothing"
+            raise Wrong(f"{where}expected columns {', '.join(required)}; {missing[0]!r} is missing, got {got}")
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
         """(number of the row's last line, cells by heading) of each row; a missing cell is ""."""

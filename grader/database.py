@@ -27,8 +27,8 @@ class Database(ABC):
     """A connection, usable in the thread that opened it. A writing one locks out other writers until it closes."""
 
     where: str  # which database, for errors
-    own: tuple[str, ...]  # further statements that create a new database, besides TABLES
-    reading = "BEGIN"  # begins a consistent read, also while another process writes
+    setup: tuple[str, ...]  # further statements that create a new database, besides TABLES
+    begin_read = "BEGIN"  # begins a consistent read, also while another process writes
 
     @abstractmethod
     def ask(self, sql: str, values: Values = ()) -> list[Values]:
@@ -57,19 +57,19 @@ class Database(ABC):
         if version is None and not write:
             raise GradebookError(f"{self.where}: no gradebook here yet; `grader grade` makes one")
         if version not in (None, FORMAT):
-            do = "use a newer grader" if version and version > FORMAT else "grade into a new folder"
+            advice = "use a newer grader" if version and version > FORMAT else "grade into a new folder"
             raise GradebookError(
-                f"{self.where}: gradebook of format {version}, this grader reads format {FORMAT}; {do}"
+                f"{self.where}: gradebook of format {version}, this grader reads format {FORMAT}; {advice}"
             )
 
-    def make(self) -> None:
+    def create(self) -> None:
         with self.transaction():
-            for statement in (*TABLES, *self.own):
+            for statement in (*TABLES, *self.setup):
                 self.ask(statement)
 
 
 class Sqlite(Database):
-    own = (
+    setup = (
         f"CREATE TRIGGER entry_stays BEFORE UPDATE ON entry BEGIN SELECT RAISE(ABORT, '{STAYS}'); END",
         f"CREATE TRIGGER entry_kept BEFORE DELETE ON entry BEGIN SELECT RAISE(ABORT, '{STAYS}'); END",
         f"PRAGMA application_id = {APPLICATION}",
@@ -92,8 +92,8 @@ class Sqlite(Database):
             raise
 
     def _open(self, write: bool) -> None:
-        asked = ("PRAGMA user_version", "PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
-        version, application, tables = (self.ask(sql)[0][0] for sql in asked)
+        queries = ("PRAGMA user_version", "PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
+        version, application, tables = (self.ask(sql)[0][0] for sql in queries)
         new = (version, application, tables) == (0, 0, 0)
         if not new and application != APPLICATION:
             raise GradebookError(f"{self.where}: not a gradebook but another SQLite file; give another path")
@@ -101,7 +101,7 @@ class Sqlite(Database):
         for setting in ("journal_mode = WAL", "synchronous = FULL") if write else ("query_only = ON",):
             self.ask(f"PRAGMA {setting}")
         if new:
-            self.make()
+            self.create()
 
     def ask(self, sql: str, values: Values = ()) -> list[Values]:
         with self._errors():
@@ -123,23 +123,23 @@ class Sqlite(Database):
         try:
             yield
         except sqlite3.Error as error:
-            says = str(error)
-            if "not a database" in says:
-                says = "not a gradebook, nor any SQLite file; give another path"
-            elif "locked" in says:
-                says = "in use by another program; close it and run again"
-            elif "readonly" in says or "unable to open" in says:
-                says = "cannot be opened or written here; check its permissions or give another path"
-            raise GradebookError(f"{self.where}: {says}") from None
+            message = str(error)
+            if "not a database" in message:
+                message = "not a gradebook, nor any SQLite file; give another path"
+            elif "locked" in message:
+                message = "in use by another program; close it and run again"
+            elif "readonly" in message or "unable to open" in message:
+                message = "cannot be opened or written here; check its permissions or give another path"
+            raise GradebookError(f"{self.where}: {message}") from None
 
 
 def _lock(path: Path) -> int:
     """Lock the file beside the gradebook and write our pid into it. The kernel unlocks it when this process ends."""
-    beside = path.with_name(path.name + ".lock")
+    lock_path = path.with_name(path.name + ".lock")
     try:
-        handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise GradebookError(f"{beside}: cannot be made: {error.strerror}; give another path") from None
+        raise GradebookError(f"{lock_path}: cannot be made: {error.strerror}; give another path") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -15,7 +15,7 @@ from lab.harness.files import write_whole
 from . import people as people_csv
 from . import policy as p
 from . import rulings
-from .console import Out, err, known, latest, say, write_pages, writing
+from .console import Out, check_known, err, latest, say, write_pages, writing
 from .csv_io import csv_text, read_text
 from .errors import Wrong
 from .graded import Graded
@@ -72,31 +72,31 @@ def late(
         rules = p.read(text, assignment, new=True) if policy else p.in_force(book.decisions(), assignment)
         if times and rules is None:
             raise Wrong("--import: expected due dates before times; give --policy policy.toml too")
-        given = read_text(times, f"--import: expected a text file, {times}") if times else ""
-        rows = p.read_times(given, assignment, rules) if times and rules else []
-        there = book.graded(run.id)
-        listed = [("submitted", name, stage, when) for name, stage, when in rows if name in there]
-        stand = {(d.kind, d.name, d.exercise, d.value) for d in p.standing(book.decisions())}
-        taken = [row for row in listed if row not in stand]
-        if again := len(listed) - len(taken):
-            say(f"{again} of {len(rows)} times are in the gradebook already, and stay as they are", err)
-        if policy and ("policy", "", "", text) in stand:
+        times_text = read_text(times, f"--import: expected a text file, {times}") if times else ""
+        rows = p.read_times(times_text, assignment, rules) if times and rules else []
+        graded = book.graded(run.id)
+        entries = [("submitted", name, stage, when) for name, stage, when in rows if name in graded]
+        in_force = {(d.kind, d.name, d.exercise, d.value) for d in p.standing(book.decisions())}
+        added = [row for row in entries if row not in in_force]
+        if repeated := len(entries) - len(added):
+            say(f"{repeated} of {len(rows)} times are in the gradebook already, and stay as they are", err)
+        if policy and ("policy", "", "", text) in in_force:
             say(f"{policy} is in the gradebook already, and stays as it is", err)
         elif policy:
-            book.decide("policy", "", "", text, policy.name, _who(by))
-        if times and taken:
-            book.decide_all(taken, times.name, _who(by))
-        if strangers := [name for name, _, _ in rows if name not in there]:
-            say(f"{len(strangers)} not in the gradebook, left out: {', '.join(strangers[:5])}", err)
-        new = {name for _, name, _, _ in taken} if times and not policy else set(there)
+            book.decide("policy", "", "", text, policy.name, _user(by))
+        if times and added:
+            book.decide_all(added, times.name, _user(by))
+        if unknown := [name for name, _, _ in rows if name not in graded]:
+            say(f"{len(unknown)} not in the gradebook, left out: {', '.join(unknown[:5])}", err)
+        affected = {name for _, name, _, _ in added} if times and not policy else set(graded)
         for name, g in book.graded(run.id).items():
-            for x in g.grade(assignment, ids).lates if name in new else ():
+            for x in g.grade(assignment, ids).lates if name in affected else ():
                 say(f"{name}: {x}")
-        if kept := len(set(there) - new):
-            say(f"{kept} of {len(there)} submissions are unchanged", err)
+        if unchanged := len(set(graded) - affected):
+            say(f"{unchanged} of {len(graded)} submissions are unchanged", err)
         timed = {d.name for d in p.standing(book.decisions()) if d.kind == "submitted"}
-        if late := [name for name in there if "_LATE_" in name and name not in timed]:
-            say(f"{len(late)} that Canvas named LATE have no time, and so are on time: {', '.join(late)}", err)
+        if untimed := [name for name in graded if "_LATE_" in name and name not in timed]:
+            say(f"{len(untimed)} that Canvas named LATE have no time, and so are on time: {', '.join(untimed)}", err)
         write_pages(book, out_folder)
 
 
@@ -107,9 +107,9 @@ def withdraw(
 ) -> None:  # fmt: skip
     """Take a decision back; both stay in the gradebook."""
     with latest(out_folder) as (book, run, ids):
-        gone = rulings.withdraw(book, number, why, _who(by))
-        graded = book.graded(run.id).get(gone.name)
-        say(f"withdrawn: {number}" + (f": {_standing(graded, ids)}" if graded else ", of everyone"))
+        decision = rulings.withdraw(book, number, why, _user(by))
+        graded = book.graded(run.id).get(decision.name)
+        say(f"withdrawn: {number}" + (f": {_points_line(graded, ids)}" if graded else ", of everyone"))
         write_pages(book, out_folder)
 
 
@@ -120,19 +120,19 @@ def decisions(
 ) -> None:
     """List every decision ever made, also withdrawn ones: what, why, who and when."""
     with latest(out_folder, write=False) as (book, run, _):
-        made = book.decisions()
+        found = book.decisions()
         if name is not None:
-            known([name], {*book.graded(run.id), *(d.name for d in made)}, "NAME")
-            made = [d for d in made if d.name in (name, EVERYONE)]
+            check_known([name], {*book.graded(run.id), *(d.name for d in found)}, "NAME")
+            found = [d for d in found if d.name in (name, EVERYONE)]
     if as_json:
-        print(json.dumps([asdict(d) for d in made], indent=1))
+        print(json.dumps([asdict(d) for d in found], indent=1))
         return
-    for d in made:
+    for d in found:
         value = d.value if d.kind != "policy" else f"{len(str(d.value))} characters"
         name = d.name or ("everyone" if d.kind == "exclude" else "")
         cells = (d.number, f"{d.made} UTC", d.by, d.kind, name, d.exercise, value, d.why)
         say(" · ".join(one_line(str(cell), 300) for cell in cells if cell != ""))
-    if not made:
+    if not found:
         say("no decisions yet")
 
 
@@ -149,9 +149,9 @@ def canvas(
         raise Wrong('--column: expected the assignment as Canvas heads it, as "Shardlings (1234)", got nothing')
     with latest(out_folder, write=False) as (book, run, ids):
         graded = book.graded(run.id)
-    whose, sheet = people_csv.read(out_folder), read_text(roster, f"{roster}: expected Canvas' gradebook as CSV")
+    people_rows, sheet = people_csv.read(out_folder), read_text(roster, f"{roster}: expected Canvas' gradebook as CSV")
     try:
-        text, left_out, absent = column_of(sheet, column, graded, default(), ids, whose)
+        text, left_out, absent = column_of(sheet, column, graded, default(), ids, people_rows)
     except Wrong as error:
         raise Wrong(f"{roster}: {error}") from None
     with writing(out_folder):
@@ -172,21 +172,21 @@ def people(
     """Write people.csv, for `canvas` and `late`: the students of each submission, and when it was handed in."""
     rows = people_csv.from_list(listed)
     with latest(out_folder, write=False) as (book, run, _):
-        there = book.graded(run.id)
+        graded = book.graded(run.id)
     with writing(out_folder):
         replaced, now = people_csv.write(out_folder, rows)
-    handed_in, listed_now = ({row["submission"] for row in of} for of in (rows, now))
-    unlisted = {name for name in set(there) - listed_now if not people_csv.CANVAS_FILE.fullmatch(name)}
+    handed_in, listed_now = ({row["submission"] for row in table} for table in (rows, now))
+    unlisted = {name for name in set(graded) - listed_now if not people_csv.CANVAS_FILE.fullmatch(name)}
     for what, names in (
         ("listed before, with another submission or time; the new row counts", set(replaced)),
         ("listed without a time, and so never late", {row["submission"] for row in rows if not row["submitted"]}),
-        ("listed, but not graded", handed_in - set(there)),
+        ("listed, but not graded", handed_in - set(graded)),
         ("graded, but in no list (files that Canvas named need none)", unlisted),
     ):
         if names:
             say(f"{len(names)} {what}: {', '.join(sorted(names))}", err)
-    read = f"{len(rows)} students of {len(handed_in)} submissions"
-    say(f"read {read}; {out_folder / people_csv.NAME} has {len(now)} of {len(listed_now)} now")
+    summary = f"{len(rows)} students of {len(handed_in)} submissions"
+    say(f"read {summary}; {out_folder / people_csv.NAME} has {len(now)} of {len(listed_now)} now")
 
 
 def feedback(
@@ -209,8 +209,8 @@ def feedback(
         folders = [(name, page_name(name)) for name in graded]
         write_whole(to / "folders.csv", csv_text([("submission", "folder"), *folders]))
     say(f"wrote {to}: report.html and comment.md of {len(graded)} submissions")
-    if other := sum(name != folder for name, folder in folders):
-        say(f"{other} folders could not have the name of their submission: {to / 'folders.csv'} says whose they are")
+    if renamed := sum(name != folder for name, folder in folders):
+        say(f"{renamed} folders could not have the name of their submission: {to / 'folders.csv'} says whose they are")
 
 
 rubric = typer.Typer(no_args_is_help=True, help="Marks for the questions in prose: export and import CSV.")
@@ -241,7 +241,7 @@ def rubric_import(sheet: Sheet, out_folder: Out = Path("out"), by: By = None) ->
     if not any((out_folder / f"gradebook.{kind}").exists() for kind in ("sqlite", "address")):
         raise Wrong(f"{out_folder}: no gradebook here yet; `grader grade` makes one")
     with latest(out_folder) as (book, run, _):
-        marks = rubric.read(sheet, book.graded(run.id), _who(by))
+        marks = rubric.read(sheet, book.graded(run.id), _user(by))
         book.mark(marks)
         written = write_pages(book, out_folder)
     say(f"{len(marks)} marks taken; report: {written}")
@@ -250,18 +250,18 @@ def rubric_import(sheet: Sheet, out_folder: Out = Path("out"), by: By = None) ->
 def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: float, why: str, by: str | None) -> None:
     """Record one decision per exercise, and print the submission's new points."""
     with latest(folder) as (book, run, ids):
-        there = {EVERYONE: Graded(EVERYONE)} if name == EVERYONE else book.graded(run.id)
-        known([name], there, "NAME")
-        numbers = ", ".join(map(str, rulings.rule(book, there[name], ids, kind, exercises, value, why, _who(by))))
+        found = {EVERYONE: Graded(EVERYONE)} if name == EVERYONE else book.graded(run.id)
+        check_known([name], found, "NAME")
+        numbers = ", ".join(map(str, rulings.rule(book, found[name], ids, kind, exercises, value, why, _user(by))))
         if name == EVERYONE:
             say(f"decision {numbers}: {', '.join(exercises)} does not count for anyone")
             write_pages(book, folder)
             return
         graded = book.graded(run.id)[name]
         g = graded.grade(default(), ids)
-        say(f"decision {numbers}: {_standing(graded, ids)}")
-        if other := people_csv.superseded(book.graded(run.id)).get(name):
-            say(f"{name} is an earlier attempt: {other} counts, and this decision is not of it", err)
+        say(f"decision {numbers}: {_points_line(graded, ids)}")
+        if later := people_csv.superseded(book.graded(run.id)).get(name):
+            say(f"{name} is an earlier attempt: {later} counts, and this decision is not of it", err)
         if kind == "extend":
             say("; ".join(map(str, g.lates)) or "it is not late" + ("" if graded.policy else ": no due date is known"))
         for d in graded.decisions:
@@ -272,11 +272,11 @@ def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: flo
         write_pages(book, folder)
 
 
-def _standing(graded: Graded, ids: Collection[str]) -> str:
+def _points_line(graded: Graded, ids: Collection[str]) -> str:
     g = graded.grade(default(), ids)
     parts = f"{g.earned:.6g} earned {signed(g.adjusted)} adjusted −{g.late:.6g} late"
     return f"{graded.name} has {g.final:.6g} of {g.possible:.6g} points ({parts})"
 
 
-def _who(by: str | None) -> str:
+def _user(by: str | None) -> str:
     return by or getpass.getuser()

@@ -29,10 +29,10 @@ def examine() -> Iterator[Finding]:
 def isolation() -> Iterator[Finding]:
     """The sandboxes that start here. Grading needs one that is safe for hostile code: bubblewrap or uid."""
     found = available()
-    boxed = not (found["bubblewrap"] and found["uid"])
+    isolated = not (found["bubblewrap"] and found["uid"])
     for kind in ("bubblewrap", "uid"):
         why, _, do = found[kind].rpartition(";") if found[kind] else ("", "", "")
-        fatal = kind == "bubblewrap" and not boxed
+        fatal = kind == "bubblewrap" and not isolated
         if kind == "uid" and not found["bubblewrap"]:
             do = ""  # bubblewrap works, so uid is not needed
         elif kind == "bubblewrap" and why and not fatal:
@@ -47,9 +47,9 @@ def kernel() -> Iterator[Finding]:
         return
     yield Finding("kernel", f"Linux {platform.release()}")
     filtered, known = Path("/proc/sys/kernel/seccomp/actions_avail").exists(), bool(seccomp.program())
-    there = "there" if filtered else "not there"
+    state = "there" if filtered else "not there"
     do = "" if filtered and known else "boxes work without a system-call filter; nested namespaces are not refused"
-    yield Finding("seccomp", there if known else f"{there}, system calls of {platform.machine()} not known", do)
+    yield Finding("seccomp", state if known else f"{state}, system calls of {platform.machine()} not known", do)
     yield _cgroups()
 
 
@@ -74,11 +74,11 @@ def slurm() -> Iterator[Finding]:
     yield Finding("Slurm", output(["sinfo", "--version"]).strip().removeprefix("slurm ") or "answers")
     rows = [line.split("|") for line in output(["sinfo", "--noheader", "--format=%P|%a|%D|%T|%G"]).splitlines()]
     partitions = [r for r in rows if len(r) == 5]
-    for name, up, nodes, state, gres in partitions:
-        down = up != "up" or state.rstrip("*~#!%$@^-") in ("down", "drained", "draining", "drain", "fail", "inval")
+    for name, avail, nodes, state, gres in partitions:
+        down = avail != "up" or state.rstrip("*~#!%$@^-") in ("down", "drained", "draining", "drain", "fail", "inval")
         do = "look at: sinfo -R; scontrol update nodename=… state=resume" if down else ""
         gpus = f", {gres}" if "gpu" in gres else ""
-        yield Finding(f"partition {name}", f"{up}, {nodes} nodes {state}{gpus}", do)
+        yield Finding(f"partition {name}", f"{avail}, {nodes} nodes {state}{gpus}", do)
     if not partitions:
         yield Finding("partitions", "none", "look at: sinfo")
     elif not any("gpu" in r[4] for r in partitions):

@@ -20,7 +20,7 @@ from lab.solution import forbidden
 _CORE = ("tests/conftest.py", "lab/harness/pytest_plugin.py", "lab/ranks/zygote.py")  # affect every result
 _WRITTEN = ("questions.toml", "lab/course/questions.py", "grader/written.py", "grader/answer_key.py")
 # Only show results: a change in them needs no regrade
-_SHOWS = ("lab/commands/cli.py", "lab/harness/progress.py", "lab/commands/status.py", "lab/harness/summary.py")
+_DISPLAY_ONLY = ("lab/commands/cli.py", "lab/harness/progress.py", "lab/commands/status.py", "lab/harness/summary.py")
 
 
 def whole() -> str:
@@ -39,7 +39,7 @@ def manifest(layout: str = "auto") -> dict[str, Any]:
 
     `changes` and `written_changes` compare an earlier manifest with the present state.
     """
-    exercises = {id: _parts(exercise) for id, exercise in default().exercises.items()}
+    exercises = {id: _dependencies(exercise) for id, exercise in default().exercises.items()}
     return {"exercises": exercises, "written": _written(), "layout": layout}
 
 
@@ -49,9 +49,9 @@ def changes(id: str, earlier: dict[str, Any]) -> str:
         return "no note was kept of what it rests on"
     if id not in earlier["exercises"]:
         return "it is new in the assignment"
-    then, now = earlier["exercises"][id], _parts(default().exercise(id))
-    found = [path for path, digest in now.items() if then.get(path) != digest]
-    return f"{some(found)} changed" if found else "" if then == now else "it imports less than it did"
+    before, now = earlier["exercises"][id], _dependencies(default().exercise(id))
+    found = [path for path, digest in now.items() if before.get(path) != digest]
+    return f"{some(found)} changed" if found else "" if before == now else "it imports less than it did"
 
 
 def written_changes(earlier: dict[str, Any]) -> str:
@@ -68,24 +68,24 @@ def _written_files() -> list[Path]:
 
 
 @functools.cache
-def _parts(exercise: Exercise) -> dict[str, str]:
+def _dependencies(exercise: Exercise) -> dict[str, str]:
     """Everything that an exercise's results depend on → its digest. Files are named by their path in the kit."""
     entry = (exercise.object, exercise.track, sorted(exercise.needs), sorted(exercise.forbidden))
     folders = (ROOT / "tests" / exercise.stage, ROOT / "tests" / "cs336")
-    every = (f for folder in folders for f in sorted(folder.glob("test_*.py")))
-    tests = [f for f in every if exercise.id in {mark.id for mark in marks(f)}]
+    candidates = (f for folder in folders for f in sorted(folder.glob("test_*.py")))
+    tests = [f for f in candidates if exercise.id in {mark.id for mark in marks(f)}]
     if any(f.is_relative_to(folders[1]) for f in tests):
         tests += [f for f in sorted((ROOT / "grader" / "cs336").rglob("*")) if f.suffix in (".py", ".toml")]
     stages = {id.partition(".")[0] for id in needed(exercise.id)}
     solution = forbidden.reachable(ROOT / "reference", exercise.file)
     roots = [*tests, *(ROOT / f for f in _CORE), *(ROOT / "lab" / "standins" / f"{s}.py" for s in sorted(stages))]
     files = _closure([*roots, *(f for s in solution for f in _imports(s))])
-    digests = {f.relative_to(ROOT).as_posix(): _of_file(f) for f in files}
+    digests = {f.relative_to(ROOT).as_posix(): _file_digest(f) for f in files}
     return {"its entry in assignment.toml": _digest(repr(entry).encode()), **digests}
 
 
 @functools.cache
-def _of_file(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     return _digest(path.read_bytes())
 
 
@@ -99,7 +99,7 @@ def _closure(roots: Iterable[Path]) -> list[Path]:
     todo = list(roots)
     while todo:
         path = todo.pop()
-        if path.is_file() and path not in found and path.relative_to(ROOT).as_posix() not in _SHOWS:
+        if path.is_file() and path not in found and path.relative_to(ROOT).as_posix() not in _DISPLAY_ONLY:
             found.add(path)
             todo += _imports(path)
     return sorted(found)
@@ -117,6 +117,6 @@ def _imports(path: Path) -> tuple[Path, ...]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             names |= {(*base, *(node.module or "").split("."), a.name) for a in node.names}
-    own = {name[:n] for name in names if name[0] in ("lab", "tests") for n in range(1, len(name) + 1)}
-    modules = sorted(ROOT.joinpath(*name) for name in own)
+    prefixes = {name[:n] for name in names if name[0] in ("lab", "tests") for n in range(1, len(name) + 1)}
+    modules = sorted(ROOT.joinpath(*name) for name in prefixes)
     return tuple(f for m in modules for f in (m.with_suffix(".py"), m / "__init__.py") if f.is_file())

@@ -64,16 +64,16 @@ class Gradebook:
         self._db.close()
 
     def start_run(
-        self, *, base: int | None = None, again: Mapping[str, Collection[str]] | None = None, **about: Any
+        self, *, base: int | None = None, again: Mapping[str, Collection[str]] | None = None, **fields: Any
     ) -> int:
         """Begin a run and return its id.
 
-        about: the other fields of Run. base: an earlier run, whose submissions are copied into this one. again: by name
+        fields: the others of Run. base: an earlier run, whose submissions are copied into this one. again: by name
         of a submission, the exercises to be judged again; their copied results are marked as stale.
         """
-        ids = self.assignment.profiles.get(about["profile"], ())
+        ids = self.assignment.profiles.get(fields["profile"], ())
         with self._db.transaction():
-            run = self._add("run", {"versions": {}, "commit": "", "manifest": {}, "started": now(), **about})
+            run = self._add("run", {"versions": {}, "commit": "", "manifest": {}, "started": now(), **fields})
             for (text,) in self._db.ask("SELECT graded FROM submission WHERE run = ?", (base,)):
                 g = json.loads(text)
                 stale = (again or {}).get(g["name"], ())
@@ -95,19 +95,19 @@ class Gradebook:
             if not self._db.ask("SELECT number FROM entry WHERE kind = 'run' AND number = ?", (run,)):
                 raise GradebookError(f"{self.path}: no run {run}; start one with start_run")
             notes = [plain(note, 1000) for note in graded.notes[:NOTES_LIMIT]]
-            kept = replace(fit(graded, exact=("name", "source")), notes=notes)
-            kept.results, kept.flags, kept.answers = (
+            stored = replace(fit(graded, exact=("name", "source")), notes=notes)
+            stored.results, stored.flags, stored.answers = (
                 [fit(row) for row in rows] for rows in (graded.results, graded.flags, graded.answers)
             )
-            self._put(run, graded.name, kept.packed())
+            self._put(run, graded.name, stored.packed())
 
     def flag(self, run: int, kind: str, details: Mapping[str, list[str]]) -> None:
         """Replace all flags of one kind in a run. details: name of a submission → texts of its flags."""
         with self._db.transaction():
-            there = self._stored(run)
-            if strangers := sorted(set(details) - set(there)):
-                raise GradebookError(f"{self.path}: no submission {strangers[0]!r} in run {run}; grade it first")
-            for name, g in there.items():
+            stored = self._stored(run)
+            if unknown := sorted(set(details) - set(stored)):
+                raise GradebookError(f"{self.path}: no submission {unknown[0]!r} in run {run}; grade it first")
+            for name, g in stored.items():
                 new = [fit(Flag(kind, detail)) for detail in details.get(name, ())]
                 flags = [*(f for f in g.flags if f.kind != kind), *new]
                 if flags != g.flags:
@@ -115,23 +115,23 @@ class Gradebook:
 
     def graded(self, run: int) -> dict[str, Graded]:
         """Every submission of a run by name, sorted by name, with the decisions in force."""
-        with self._db.transaction(self._db.reading):
+        with self._db.transaction(self._db.begin_read):
             return self.decided(self._stored(run))
 
     def decided(self, graded: Mapping[str, Graded]) -> dict[str, Graded]:
         """The same submissions, with the marks and decisions that are in force now."""
         marks: dict[str, dict[tuple[str, str], Mark]] = defaultdict(dict)
-        own: dict[str, list[Decision]] = defaultdict(list)
+        by_name: dict[str, list[Decision]] = defaultdict(list)
         decisions = self.decisions()
         for _, value in self._entries("mark"):
             name, mark = value.pop("name"), Mark(**value)
             marks[name][mark.question, mark.criterion] = mark
         for decision in policy.standing(decisions):
-            own[decision.name].append(decision)
-        of_all = [d for d in own.pop(policy.EVERYONE, []) if d.kind == "exclude"]
+            by_name[decision.name].append(decision)
+        for_all = [d for d in by_name.pop(policy.EVERYONE, []) if d.kind == "exclude"]
         rules = policy.in_force(decisions, self.assignment)
         return {
-            name: replace(g, marks=list(marks[name].values()), decisions=[*of_all, *own[name]], policy=rules)
+            name: replace(g, marks=list(marks[name].values()), decisions=[*for_all, *by_name[name]], policy=rules)
             for name, g in graded.items()
         }
 
@@ -159,12 +159,12 @@ class Gradebook:
 
     def mark(self, marks: Iterable[tuple[str, Mark]]) -> None:
         """Record marks, each as (name of a submission, mark): all of them or none."""
-        fit = ((name, replace(m, comment=plain(m.comment, TEXT_LIMIT), by=plain(m.by, 200))) for name, m in marks)
-        self._add_all("mark", ({"name": name, **asdict(m)} for name, m in fit))
+        cleaned = ((name, replace(m, comment=plain(m.comment, TEXT_LIMIT), by=plain(m.by, 200))) for name, m in marks)
+        self._add_all("mark", ({"name": name, **asdict(m)} for name, m in cleaned))
 
-    def say(self, name: str, exercise: str, words: str, by: str, role: str, state: str = "open") -> None:
+    def say(self, name: str, exercise: str, text: str, by: str, role: str, state: str = "open") -> None:
         """Add a message to a submission's thread about an exercise ("": the whole submission), and set its state."""
-        message = Message(name, exercise, one_line(by, 200), role, now(), plain(words, TEXT_LIMIT), state)
+        message = Message(name, exercise, one_line(by, 200), role, now(), plain(text, TEXT_LIMIT), state)
         self._add_all("message", [asdict(message)])
 
     def threads(self) -> dict[tuple[str, str], list[Message]]:
@@ -205,5 +205,5 @@ class Gradebook:
         with self._db.transaction():
             return [self._add(kind, value) for value in values]
 
-    def _next(self, latest: str, *values: str) -> int:
-        return (self._db.ask(latest, values)[0][0] or 0) + 1  # safe: only this process writes
+    def _next(self, sql: str, *values: str) -> int:
+        return (self._db.ask(sql, values)[0][0] or 0) + 1  # safe: only this process writes

@@ -118,8 +118,8 @@ class Graded:
 
     def packed(self) -> str:
         """Return the results as JSON in ASCII. Names and messages stay unchanged, even lone surrogates."""
-        own = {name: value for name, value in vars(self).items() if name not in _OF_THE_GRADEBOOK}
-        return json.dumps(own, default=vars)
+        fields = {name: value for name, value in vars(self).items() if name not in _STORED_APART}
+        return json.dumps(fields, default=vars)
 
     @classmethod
     def unpacked(cls, text: str) -> Graded:
@@ -134,4 +134,4 @@ class Graded:
 
 
 AllGraded = Mapping[str, Graded]  # by name
-_OF_THE_GRADEBOOK = ("marks", "decisions", "policy")
+_STORED_APART = ("marks", "decisions", "policy")

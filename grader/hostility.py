@@ -33,7 +33,7 @@ from .submissions import Submission, find
 
 NEIGHBOUR = "benchmarking.straggler"  # a small exercise that uses several ranks
 LIMIT_S = 120.0  # for all probes of one attack; a class gets more
-OVER_S = 240.0  # grading may exceed the limit by this: last probe, end of its zygote, start on busy cores
+MARGIN_S = 240.0  # grading may exceed the limit by this: last probe, end of its zygote, start on busy cores
 NEEDS = ("memory cgroup", "pids cgroup")  # features of the kernel that an attack may need
 
 
@@ -58,25 +58,25 @@ class Outcome:
         """Every expectation that does not hold; for an attack marked `open`, that it no longer succeeds."""
         if self.not_run or self.broken:
             return [self.broken] if self.broken else []
-        must, found = self.attack, []
-        if (must.is_honest or not must.loses) and self.earned + self.undecided < 1 - 1e-3:
+        attack, found = self.attack, []
+        if (attack.is_honest or not attack.loses) and self.earned + self.undecided < 1 - 1e-3:
             lost = f" (lost: {', '.join(sorted(self.lost))})" if self.lost else ""
             found.append(f"earned {self.earned:.3f}, must earn everything{lost}")
-        elif must.loses == EVERYTHING and self.earned:
+        elif attack.loses == EVERYTHING and self.earned:
             found.append(f"earned {self.earned:.3f}, must earn nothing")
-        elif must.loses != EVERYTHING and (passed := sorted({*must.loses} - self.lost)):
+        elif attack.loses != EVERYTHING and (passed := sorted({*attack.loses} - self.lost)):
             found.append(f"passes {', '.join(passed)}, which its code fails without the trick")
-        if self.flags and must.is_honest:
+        if self.flags and attack.is_honest:
             found.append(f"flags: {', '.join(self.flags)}; expected none")
-        if must.open:
+        if attack.open:
             found = [] if found or self.undecided else ["the attack no longer succeeds: remove `open`"]
-        if must.loses and not self.evidence and not must.open:
+        if attack.loses and not self.evidence and not attack.open:
             found.append("no evidence")
         if self.neighbour:
             found.append(f"its neighbour: {self.neighbour}")
         if self.left:
             found.append(f"left behind: {', '.join(self.left)}")
-        if self.seconds > LIMIT_S + OVER_S:
+        if self.seconds > LIMIT_S + MARGIN_S:
             found.append(f"took {self.seconds:.0f} s")
         return found
 
@@ -85,10 +85,10 @@ class Outcome:
         """One line for a terminal: state, fraction earned, flags, neighbour, seconds, and the reason."""
         state = "wrong" if self.wrong else "not run" if self.not_run else "open" if self.attack.open else "ok"
         flags = "flagged" if self.flags else "-"
-        beside = "" if self.attack.is_honest else "neighbour harmed" if self.neighbour else "neighbour unharmed"
+        neighbour = "" if self.attack.is_honest else "neighbour harmed" if self.neighbour else "neighbour unharmed"
         why = "; ".join(self.wrong) or self.not_run or self.evidence
         what = f"{state:7} {self.attack.name:36} {self.earned:4.2f} {flags:7}"
-        return f"{what} {beside} {self.seconds:5.1f} s  {why[:200]}"
+        return f"{what} {neighbour} {self.seconds:5.1f} s  {why[:200]}"
 
 
 def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) -> list[Attack]:
@@ -98,10 +98,10 @@ def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) 
     """
     attacks, wanted, names = honest() if honestly else read(), set(wanted), set(names)
     by_technique = ("--technique", wanted, {a.technique for a in attacks})
-    for option, asked, known in (by_technique, ("--name", names, {a.name for a in attacks})):
-        if strange := sorted(asked - set(known)):
-            near = difflib.get_close_matches(strange[0], known, 5, 0.0)
-            raise Wrong(f"{option}: expected one that there is, such as {', '.join(near)}; got {strange[0]!r}")
+    for option, requested, known in (by_technique, ("--name", names, {a.name for a in attacks})):
+        if unknown := sorted(requested - set(known)):
+            similar = difflib.get_close_matches(unknown[0], known, 5, 0.0)
+            raise Wrong(f"{option}: expected one that there is, such as {', '.join(similar)}; got {unknown[0]!r}")
     return [a for a in attacks if not (wanted or names) or a.technique in wanted or a.name in names]
 
 
@@ -111,35 +111,35 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
     Raises SandboxError without bubblewrap: weaker sandboxes cannot contain these attacks.
     """
     isolation = choose(None)
-    lacks = [f"{name} cgroup" for name in lacking()]
-    away = {a.name: need for a in attacks for need in a.needs if need in lacks}
-    yield from (Outcome(a, not_run=f"no {away[a.name]} here") for a in attacks if a.name in away)
-    given = _written([a for a in attacks if a.name not in away], folder / "class")
+    missing = [f"{name} cgroup" for name in lacking()]
+    skipped = {a.name: need for a in attacks for need in a.needs if need in missing}
+    yield from (Outcome(a, not_run=f"no {skipped[a.name]} here") for a in attacks if a.name in skipped)
+    submissions = _write_class([a for a in attacks if a.name not in skipped], folder / "class")
     settings = batch.Settings(batch.new_seed(), (), isolation, str(folder / "expected"), limit_s=LIMIT_S)
-    ended: dict[str, dict[str, tuple[Graded, list[str]]]] = {a.name: {} for a in given.values()}
+    results: dict[str, dict[str, tuple[Graded, list[str]]]] = {a.name: {} for a in submissions.values()}
     scratch, spawn, waiting = folder / "scratch", multiprocessing.get_context("spawn"), {}
     scratch.mkdir()
-    workers = concurrent.futures.ProcessPoolExecutor(jobs, spawn, _settle, (scratch, os.getpid()))
+    workers = concurrent.futures.ProcessPoolExecutor(jobs, spawn, _start_worker, (scratch, os.getpid()))
     try:
-        for submission, attack in given.items():
-            beside = Submission(f"beside-{submission.name}", ROOT / "reference")
-            both = [("attack", submission, attack.exercise or NEIGHBOUR), ("neighbour", beside, NEIGHBOUR)]
-            for who, s, id in both[: 1 if attack.is_honest else 2]:
-                waiting[workers.submit(_graded, s, replace(settings, ids=(id,)))] = attack, who
+        for submission, attack in submissions.items():
+            neighbour = Submission(f"beside-{submission.name}", ROOT / "reference")
+            pair = [("attack", submission, attack.exercise or NEIGHBOUR), ("neighbour", neighbour, NEIGHBOUR)]
+            for role, s, id in pair[: 1 if attack.is_honest else 2]:
+                waiting[workers.submit(_grade_one, s, replace(settings, ids=(id,)))] = attack, role
         for future in concurrent.futures.as_completed(waiting):
-            attack, who = waiting[future]
+            attack, role = waiting[future]
             try:
-                ended[attack.name][who] = future.result()
+                results[attack.name][role] = future.result()
             except Exception as error:
-                yield Outcome(attack, broken=f"the {who} could not be judged: {type(error).__name__}: {error}")
+                yield Outcome(attack, broken=f"the {role} could not be judged: {type(error).__name__}: {error}")
                 continue
-            if attack.is_honest or len(ended[attack.name]) == 2:
-                yield _outcome(attack, *ended[attack.name]["attack"], *ended[attack.name].get("neighbour", ()))
+            if attack.is_honest or len(results[attack.name]) == 2:
+                yield _outcome(attack, *results[attack.name]["attack"], *results[attack.name].get("neighbour", ()))
     finally:
         workers.shutdown(cancel_futures=True)
 
 
-def _written(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:
+def _write_class(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:
     """Write the attacks into a folder as submissions, and return them as the grader finds them."""
     folder.mkdir(parents=True)
     paths = {a.write(folder.resolve()): a for a in attacks}
@@ -149,7 +149,7 @@ def _written(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:
 
 
 def _outcome(
-    attack: Attack, graded: Graded, left: list[str], beside: Graded | None = None, left_too: Iterable[str] = ()
+    attack: Attack, graded: Graded, left: list[str], neighbour: Graded | None = None, extra: Iterable[str] = ()
 ) -> Outcome:
     # Prerequisites were not judged; an attack has the reference's code for them, so they pass.
     scores = score(default(), graded.results, (attack.exercise,), passes=lambda id: True)
@@ -158,20 +158,20 @@ def _outcome(
     if attack.is_honest and graded.results and all(r.outcome == "not_run" for r in graded.results):
         return Outcome(attack, not_run=graded.results[0].reason)
     undecided = sum(s.inconclusive for s in scores)
-    hurt = _hurt(beside) if beside else ""
+    harm = _harm(neighbour) if neighbour else ""
     reasons = [*(f.detail for f in graded.flags), graded.message, _failure(graded), *graded.notes]
     evidence = next((line for text in reasons for line in text.splitlines() if line), "")
-    flags, whole = sorted({f.kind for f in graded.flags}), possible + undecided or 1.0
+    flags, total = sorted({f.kind for f in graded.flags}), possible + undecided or 1.0
     lost = frozenset(r.test.rpartition("::")[2] for r in graded.results if r.outcome != "passed")
-    share, spent = earned / whole, graded.seconds
-    return Outcome(attack, share, lost, flags, evidence, hurt, [*left, *left_too], spent, undecided=undecided / whole)
+    share, seconds = earned / total, graded.seconds
+    return Outcome(attack, share, lost, flags, evidence, harm, [*left, *extra], seconds, undecided=undecided / total)
 
 
-def _hurt(beside: Graded) -> str:
-    own, whole, _ = totals(beside.scores(default(), (NEIGHBOUR,)))
-    if not whole or abs(own - whole) > 1e-6:
-        return f"earned {own:g} of {whole:g}: {beside.message}{_failure(beside)}"
-    return ", ".join(f"{f.kind}: {f.detail}" for f in beside.flags)
+def _harm(neighbour: Graded) -> str:
+    earned, possible, _ = totals(neighbour.scores(default(), (NEIGHBOUR,)))
+    if not possible or abs(earned - possible) > 1e-6:
+        return f"earned {earned:g} of {possible:g}: {neighbour.message}{_failure(neighbour)}"
+    return ", ".join(f"{f.kind}: {f.detail}" for f in neighbour.flags)
 
 
 def _failure(graded: Graded) -> str:
@@ -179,14 +179,14 @@ def _failure(graded: Graded) -> str:
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    wrong, away = sum(bool(o.wrong) for o in outcomes), sum(bool(o.not_run) for o in outcomes)
+    wrong, not_run = sum(bool(o.wrong) for o in outcomes), sum(bool(o.not_run) for o in outcomes)
     seen = {o.attack.technique for o in outcomes}
     what = f"attacks in {len(seen)} techniques" if seen != {HONEST} else "honest submissions"
     still_open = sum(bool(o.attack.open) for o in outcomes)
-    return f"{len(outcomes)} {what}: {wrong} not as they must be, {still_open} open, {away} not run"
+    return f"{len(outcomes)} {what}: {wrong} not as they must be, {still_open} open, {not_run} not run"
 
 
-def _settle(scratch: Path, grader: int) -> None:
+def _start_worker(scratch: Path, grader: int) -> None:
     """End with the grader. Collect what sandboxes leave behind: their temporary files, and orphaned processes."""
     batch.settle(grader)
     tempfile.tempdir = tempfile.mkdtemp(dir=scratch)
@@ -194,7 +194,7 @@ def _settle(scratch: Path, grader: int) -> None:
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
-def _graded(submission: Submission, settings: batch.Settings) -> tuple[Graded, list[str]]:
+def _grade_one(submission: Submission, settings: batch.Settings) -> tuple[Graded, list[str]]:
     """Runs in a worker: grade one submission, then list processes, files and cgroups that remain."""
     graded = batch.grade_one(submission, settings)
     left = [f"process {p.pid} ({p.name()})" for p in psutil.Process().children(recursive=True) if not _dead(p)]

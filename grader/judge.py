@@ -33,13 +33,13 @@ def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, editio
 
     edition: set for a CS336 fork, which gets only the tests that fit that course.
     """
-    asked = cs336.Asked(edition) if edition else None
-    more = [cs336.TESTS] if edition else []
-    results = run_tests(runner, ids, secret, cache, only=asked, more=more)
+    selection = cs336.Asked(edition) if edition else None
+    extra = [cs336.TESTS] if edition else []
+    results = run_tests(runner, ids, secret, cache, only=selection, more=extra)
     # Timing differs between runs, not between seeds.
     again = {r.id for r in results if r.outcome == "failed" and r.reason not in SEEDLESS and r.kind != "timing"}
     if again and secret != mistakes.PUBLIC:
-        public = {r.id: r for r in run_tests(runner, ids, mistakes.PUBLIC, cache, only=again, more=more)}
+        public = {r.id: r for r in run_tests(runner, ids, mistakes.PUBLIC, cache, only=again, more=extra)}
         passed = {r.id for r in results if r.outcome == "passed"}
         results = [_with(r, public[r.id], passed) if r.id in public else r for r in results]
     return cs336.settled(results, edition) if edition else results
@@ -64,19 +64,19 @@ def run_tests(
     runner.seed = seed
     stages = sorted({id.partition(".")[0] for id in ids})
     folders = [str(f) for f in (*more, *(ROOT / "tests" / s for s in stages)) if f.is_dir()]
-    asked = [a for id in ids for a in ("--exercise", id)]
+    exercise_args = [a for id in ids for a in ("--exercise", id)]
     arguments = [
-        *folders, *asked, "--seed", seed, "--impl", str(runner.executor.source), "--expect-cache", str(cache),
+        *folders, *exercise_args, "--seed", seed, "--impl", str(runner.executor.source), "--expect-cache", str(cache),
         "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider",
         *(["-x"] if first_failure else []),
     ]  # fmt: skip
     if not folders:
         return []
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = pytest.main(arguments, plugins=[session])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise KitError(f"the tests did not run ({code!r}): {said.getvalue()[-2000:]}")
+        raise KitError(f"the tests did not run ({code!r}): {output.getvalue()[-2000:]}")
     if broken := next((r for r in session.results if r.reason == "kit"), None):  # the executor was lost
         raise KitError(f"{broken.id} is broken: {broken.message}")
     return list(session.results)

@@ -34,23 +34,23 @@ def root_of(members: Sequence[Member], name: str, layout: str = "auto") -> Root:
     "auto" calls it a fork if it has tests/adapters.py. If it also has files of our exercises, it must have a package
     of CS336 beside them.
     """
-    forks, ours = cs336.roots(members), _stage_root(members)
+    forks, stage_root = cs336.roots(members), _stage_root(members)
     fork = forks[0] if len(forks) == 1 else None
     if layout == "auto":
         files = {"/".join(m.parts) for m in members if m.kind == "file"}
-        begun = ours is not None and any("/".join((*ours, file)) in files for file in _files())
-        packed = fork is not None and any(m.parts[: len(fork)] == fork and m.parts[len(fork) :][:1] == (p,)
-                                          for m in members for p in _PACKAGES)  # fmt: skip
-        layout = "cs336" if fork is not None and (not begun or (fork == ours and packed)) else "stages"
+        has_files = stage_root is not None and any("/".join((*stage_root, file)) in files for file in _files())
+        has_package = fork is not None and any(m.parts[: len(fork)] == fork and m.parts[len(fork) :][:1] == (p,)
+                                               for m in members for p in _PACKAGES)  # fmt: skip
+        layout = "cs336" if fork is not None and (not has_files or (fork == stage_root and has_package)) else "stages"
     adapters = "/".join(cs336.ADAPTERS)
     if layout == "stages":
-        if ours is None and len(forks) > 1:
+        if stage_root is None and len(forks) > 1:
             raise _several(name, forks)
-        if ours is None:
-            apart = "; it is a CS336 fork: grade forks by themselves" if fork is not None else ""
-            raise SubmissionError(nothing_found(name, sorted({m.parts[0] for m in members if m.parts})) + apart)
+        if stage_root is None:
+            advice = "; it is a CS336 fork: grade forks by themselves" if fork is not None else ""
+            raise SubmissionError(nothing_found(name, sorted({m.parts[0] for m in members if m.parts})) + advice)
         note = f"{adapters} is there, too: graded by its stage folders, and not as a CS336 fork"
-        return Root(ours, False, (note,) if fork is not None else ())
+        return Root(stage_root, False, (note,) if fork is not None else ())
     if len(forks) > 1:
         raise _several(name, forks)
     if fork is None:
@@ -88,14 +88,14 @@ def of_class(submissions: Iterable[Any], layout: str, profile: str) -> tuple[str
     if layout == "cs336":
         del kinds["stages"]  # unpacking refuses each of these
     by_default = of_profile(profile) if layout == "auto" else layout
-    most = max(kinds, key=lambda kind: (kinds[kind], kind == "stages", kind), default=by_default)
-    if most == "stages":
-        return profile, most
-    if profile in cs336.profiles() or most == "cs336":
+    majority = max(kinds, key=lambda kind: (kinds[kind], kind == "stages", kind), default=by_default)
+    if majority == "stages":
+        return profile, majority
+    if profile in cs336.profiles() or majority == "cs336":
         return profile, "cs336"
     if profile != "full":
-        raise SubmissionError(f"expected a profile of that course for CS336 forks, got {profile!r}; try {most}")
-    return most, most
+        raise SubmissionError(f"expected a profile of that course for CS336 forks, got {profile!r}; try {majority}")
+    return majority, majority
 
 
 def of_profile(profile: str) -> str:
@@ -109,18 +109,18 @@ def is_one(path: Path) -> tuple[bool, str]:
     Stage folders, student/ and parts of a fork suggest one submission; children that look like submissions suggest
     several. Names alone do not decide: a student's folder may be called "zero" or "student".
     """
-    inside = [child for child in sorted(path.iterdir()) if not ignored(child.name)]
-    parts = [child.name for child in inside if _is_part(child)]
-    others = [child.name for child in inside if child.name not in parts and _looks_like_one(child)]
+    children = [child for child in sorted(path.iterdir()) if not ignored(child.name)]
+    parts = [child.name for child in children if _is_part(child)]
+    others = [child.name for child in children if child.name not in parts and _looks_like_one(child)]
     if not others:
-        return bool(parts) or any(child.name in stages() and child.is_dir() for child in inside), ""
+        return bool(parts) or any(child.name in stages() and child.is_dir() for child in children), ""
     if not parts:
         return False, ""
-    few, many = _some(parts), _some(others)
+    part_names, other_names = _some(parts), _some(others)
     if len(parts) > len(others):
-        return True, f"{path}: taken as one submission for its {few}; to grade {many} in it, name that"
-    taken = f"{path}: taken as a folder of submissions, {many} among them"
-    return False, f"{taken}, though it has {few} as one submission has"
+        return True, f"{path}: taken as one submission for its {part_names}; to grade {other_names} in it, name that"
+    message = f"{path}: taken as a folder of submissions, {other_names} among them"
+    return False, f"{message}, though it has {part_names} as one submission has"
 
 
 def ignored(name: str) -> bool:
@@ -154,13 +154,13 @@ def _stage_root(members: Sequence[Member]) -> tuple[str, ...] | None:
     paths = [m.parts for m in members if m.parts and m.kind == "file" and not any(map(ignored, m.parts))]
     root: tuple[str, ...] = ()
     for _ in range(4):
-        here = {p[len(root)] for p in paths if p[: len(root)] == root and len(p) > len(root) + 1}
-        if here & set(stages()):
+        folders = {p[len(root)] for p in paths if p[: len(root)] == root and len(p) > len(root) + 1}
+        if folders & set(stages()):
             return root
-        here &= {"student"} if "student" in here else here
-        if len(here) != 1:
+        folders &= {"student"} if "student" in folders else folders
+        if len(folders) != 1:
             break
-        root = (*root, *here)
+        root = (*root, *folders)
     return None
 
 
@@ -180,7 +180,7 @@ def _looks_like_one(child: Path) -> bool:
         return is_archive(child) and child.is_file()
     return any(
         _has_exercises(d) or _has_exercises(d / "student") or d.joinpath(*cs336.ADAPTERS).is_file()
-        for d in (child, *(below for below in child.iterdir() if below.is_dir() and not ignored(below.name)))
+        for d in (child, *(folder for folder in child.iterdir() if folder.is_dir() and not ignored(folder.name)))
     )
 
 

@@ -38,8 +38,8 @@ HOW = {
     "wrong address": ("assertion", "raised"),  # depends on whether the address is inside the tensor
 }  # fmt: skip
 
-BY_NEW = {"old": "{new}", "after": "{old}\n{new}", "before": "{new}\n{old}"}
-INSTEAD = {"drop": "pass", "always": "if True:", "never": "if False:"}
+FORMS = {"old": "{new}", "after": "{old}\n{new}", "before": "{new}\n{old}"}
+REPLACEMENTS = {"drop": "pass", "always": "if True:", "never": "if False:"}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -73,12 +73,12 @@ def read(kind: str, stage: str) -> list[Edited]:
 def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: dict[str, Any]) -> Edited:
     if exercise is None:
         raise Wrong(f"{where}: expected an exercise of this stage, as [exercise.name]")
-    known = {key, "how", "file", "new", "edits", *BY_NEW, *INSTEAD}
+    known = {key, "how", "file", "new", "edits", *FORMS, *REPLACEMENTS}
     wrong = sorted({key} - set(table)) or sorted(set(table) - known)
     how, edits = table.get("how", "assertion"), edits_of(table, exercise.file)
     if wrong or how not in HOW or not edits:
         raise Wrong(
-            f"{where}: expected {key}, old and new (or {', '.join((*BY_NEW, *INSTEAD)[1:])}, or edits = "
+            f"{where}: expected {key}, old and new (or {', '.join((*FORMS, *REPLACEMENTS)[1:])}, or edits = "
             f"[[old, new], …]), perhaps file, and how as one of {', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
         )
     return Edited(name, exercise.id, table[key], how, edits)
@@ -87,13 +87,13 @@ def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: d
 def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ...]:
     """(file, old, new) of each edit of a table; empty if an edit is malformed. file: the default file."""
     file, new, edits = table.get("file", file), table.get("new"), [*table.get("edits", [])]
-    for key, form in BY_NEW.items():
+    for key, form in FORMS.items():
         if key in table:
             edits.append([table[key], new and form.format(old=table[key], new=new)])
-    for key, instead in INSTEAD.items():
+    for key, replacement in REPLACEMENTS.items():
         if old := table.get(key):
             indent = old[: -len(old.lstrip())]
-            edits.append([old, indent + instead if len(indent) > 1 else ""])
+            edits.append([old, indent + replacement if len(indent) > 1 else ""])
     if any(len(e) not in (2, 3) or None in e for e in edits):
         return ()
     return tuple((*[file][: 3 - len(e)], *e) for e in edits)
@@ -116,8 +116,8 @@ def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str
         found = [m for m in _matches(text, old) if len({*m.groups()}) == len(m.groups())]
         if len(found) != 1:
             raise Wrong(f"{edited.name}: {file} has {len(found)} matches of {old[:60]!r}, expected one")
-        for mine, theirs in found[0].groupdict().items():
-            new = re.sub(rf"\b{mine}\b", theirs, new)
+        for name, current in found[0].groupdict().items():
+            new = re.sub(rf"\b{name}\b", current, new)
         changed[file] = text[: found[0].start()] + new + text[found[0].end() :]
     return changed
 
@@ -153,18 +153,18 @@ def check(
     that assignment.toml does not name costs points here.
     only: restrict to these exercises. sample: one mutant and one variant per stage, without the reference.
     """
-    asked = {s: [e.id for e in default().of_stage(s) if not only or e.id in only] for s in stages}
-    stages = [s for s, ids in asked.items() if ids]
-    found = {(k, s): [e for e in read(k, s) if e.exercise in asked[s]] for k in ("mutant", "variant") for s in stages}
+    ids_of = {s: [e.id for e in default().of_stage(s) if not only or e.id in only] for s in stages}
+    stages = [s for s, ids in ids_of.items() if ids]
+    found = {(k, s): [e for e in read(k, s) if e.exercise in ids_of[s]] for k in ("mutant", "variant") for s in stages}
     if sample:
         found = {(k, s): random.Random(s).sample(edits, min(1, len(edits))) for (k, s), edits in found.items()}
     outcome = {}
     with _bench(progress, sum(map(len, found.values())) + (1 if sample else 2) * len(stages), seed) as bench:
         for stage in stages:
-            bench.tell(description=stage)
-            outcome[stage] = bench.stage(asked[stage], found["mutant", stage], found["variant", stage])
+            bench.report(description=stage)
+            outcome[stage] = bench.stage(ids_of[stage], found["mutant", stage], found["variant", stage])
             if not sample:
-                outcome[stage] |= bench.reference(asked[stage])
+                outcome[stage] |= bench.reference(ids_of[stage])
     return outcome
 
 
@@ -174,16 +174,16 @@ def record(stages: Iterable[str], progress: Any, only: Sequence[str] = ()) -> di
     counts = {}
     with _bench(progress, sum(map(len, found.values()))) as bench:
         for stage, mutants in found.items():
-            bench.tell(description=stage)
+            bench.report(description=stage)
             before = mistakes.read(stage)
             mistakes.read.cache_clear()
             after = bench.known(mutants)
             names = {m.name for m in read("mutant", stage)}
             tests = dict(sorted((before["tests"] | after["tests"]).items()))
-            names &= {n for of_test in tests.values() for *_, ns in of_test for n in ns}
+            names &= {n for messages in tests.values() for *_, ns in messages for n in ns}
             when = {n: w for n, w in (before["when"] | after["when"]).items() if n in names}
             mistakes.write(stage, when, tests)
-            counts[stage] = len({n for of_test in after["tests"].values() for *_, ns in of_test for n in ns})
+            counts[stage] = len({n for messages in after["tests"].values() for *_, ns in messages for n in ns})
     return counts
 
 
@@ -196,13 +196,13 @@ def survivors(mutants: Sequence[Edited], progress: Any, seed: str = mistakes.PUB
 def _bench(progress: Any, total: int, seed: str = mistakes.PUBLIC) -> Iterator[_Bench]:
     from lab.harness.runner import Executor, Runner
 
-    tell = functools.partial(progress.update, progress.add_task("checking", total=total))
+    report = functools.partial(progress.update, progress.add_task("checking", total=total))
     closing = contextlib.closing(Runner(Executor(ROOT / "reference")))
     with closing as runner, tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        yield _Bench(runner, Path(folder), seed, tell)
+        yield _Bench(runner, Path(folder), seed, report)
 
 
-def fine(o: dict) -> bool:
+def passed(o: dict) -> bool:
     wrong = o["stub"] or o["mutants"]["survived"] or o["variants"]["failed"]
     return not wrong and o.get("reference") == o.get("possible")
 
@@ -210,10 +210,10 @@ def fine(o: dict) -> bool:
 class _Bench:
     """Judges one edited copy after the other with one runner, so that the zygote stays warm."""
 
-    def __init__(self, runner: Any, folder: Path, seed: str, tell: Any):
-        self.runner, self.folder, self.seed, self.tell = runner, folder, seed, tell
+    def __init__(self, runner: Any, folder: Path, seed: str, report: Any):
+        self.runner, self.folder, self.seed, self.report = runner, folder, seed, report
         self.cache = folder / "expected"
-        self.told: dict[str, str] = {}  # mutant → message of the first failing test, as a student would read it
+        self.messages: dict[str, str] = {}  # mutant → message of the first failing test, as a student would read it
 
     def results(self, impl: Path, ids: list[str], first_failure: bool = False) -> list[Result]:
         from lab.harness.runner import Executor
@@ -225,14 +225,14 @@ class _Bench:
         return run_tests(self.runner, ids, self.seed, self.cache, first_failure=first_failure)
 
     def stage(self, ids: list[str], mutants: list[Edited], variants: list[Edited]) -> dict[str, Any]:
-        self.tell(advance=1)
+        self.report(advance=1)
         stub = self.points(self.results(ROOT / "student", ids), ids)
         survived = [line for m in mutants if (line := self.survives(m))]
-        told = {m.name: self.told[m.name] for m in mutants if m.name in self.told}
+        messages = {m.name: self.messages[m.name] for m in mutants if m.name in self.messages}
         failed = [line for v in variants if (line := self.fails(v))]
         return {
             "stub": stub,
-            "mutants": {"killed": len(mutants) - len(survived), "survived": survived, "told": told},
+            "mutants": {"killed": len(mutants) - len(survived), "survived": survived, "told": messages},
             "variants": {"passed": len(variants) - len(failed), "failed": failed},
         }
 
@@ -244,23 +244,23 @@ class _Bench:
         """
         tests: dict[str, list[list]] = {}
         for mutant in mutants:
-            self.tell(advance=1)
+            self.report(advance=1)
             impl = apply(mutant, self.folder)
-            again = {r.id: mistakes.without(r.message) for r in self.results(impl, [mutant.exercise])}
+            rerun = {r.id: mistakes.without(r.message) for r in self.results(impl, [mutant.exercise])}
             for result in self.results(impl, [mutant.exercise]):
                 seen = tests.setdefault(result.id, [])
                 if result.outcome == "failed" and result.reason == "assertion" and result.kind != "timing":
                     words, numbers = mistakes.fingerprint(mistakes.without(result.message))
-                    if not mistakes.alike(again.get(result.id, ""), words, numbers):
+                    if not mistakes.alike(rerun.get(result.id, ""), words, numbers):
                         continue
-                    if not (alike := [e for e in seen if e[:2] == [words, numbers]]):
-                        seen += (alike := [[words, numbers, []]])
-                    alike[0][2].append(mutant.name)
+                    if not (matches := [e for e in seen if e[:2] == [words, numbers]]):
+                        seen += (matches := [[words, numbers, []]])
+                    matches[0][2].append(mutant.name)
         return {"when": {m.name: m.why for m in mutants}, "tests": tests}
 
     def reference(self, ids: list[str]) -> dict[str, float]:
         """Points of the reference, each exercise beside stubs of all that it does not need."""
-        self.tell(advance=1)
+        self.report(advance=1)
         results = []
         for id in ids:
             copy = self.folder / id
@@ -278,7 +278,7 @@ class _Bench:
 
     def failed(self, mutant: Edited) -> list[Result]:
         """A list with the first failing test; empty if all pass. Raises Wrong."""
-        self.tell(advance=1)
+        self.report(advance=1)
         results = self.results(apply(mutant, self.folder), [mutant.exercise], first_failure=True)
         return [r for r in results if r.outcome == "failed"]
 
@@ -290,19 +290,19 @@ class _Bench:
             return str(error)
         if not fails:
             return f"{mutant.name}: nothing failed"
-        self.told[mutant.name] = f"{fails[0].id}: {fails[0].message}"
+        self.messages[mutant.name] = f"{fails[0].id}: {fails[0].message}"
         if fails[0].reason not in HOW[mutant.how]:
             return f"{mutant.name}: expected death by {mutant.how}, died by {fails[0].reason}: {fails[0].message[:300]}"
         recorded = mistakes.read(default().exercises[mutant.exercise].stage)["when"]
-        said, asked = mistakes.cause(fails[0].message), self.seed == mistakes.PUBLIC and fails[0].reason == "assertion"
-        named = mutant.why in said and not said.startswith(mistakes.NEARLY)
-        if asked and mutant.name in recorded and not named:
+        text, check = mistakes.cause(fails[0].message), self.seed == mistakes.PUBLIC and fails[0].reason == "assertion"
+        named = mutant.why in text and not text.startswith(mistakes.NEARLY)
+        if check and mutant.name in recorded and not named:
             return f"{mutant.name}: its message does not name it: grader mutants --record --exercise {mutant.exercise}"
         return ""
 
     def fails(self, variant: Edited) -> str:
         try:
-            bad = self.failed(variant)
+            failed = self.failed(variant)
         except Wrong as error:
             return str(error)
-        return f"{variant.name}: {bad[0].id}: {bad[0].reason}: {bad[0].message[:300]}" if bad else ""
+        return f"{variant.name}: {failed[0].id}: {failed[0].reason}: {failed[0].message[:300]}" if failed else ""

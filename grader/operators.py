@@ -24,12 +24,12 @@ _SYMMETRIC = {"allclose", "equal", "isinstance", "logaddexp", "max", "maximum", 
 _MESSAGES = (ast.Raise, ast.Assert, ast.JoinedStr)
 
 
-def drawn(exercises: Sequence[str], most: int, seed: str) -> list[Edited]:
-    """Up to `most` changes, one from each exercise in turn, in an order drawn from `seed`."""
-    dice = random.Random(seed)
-    found = [changes(id, default().exercises[id].file) for id in dice.sample(exercises, len(exercises))]
-    turns = itertools.zip_longest(*(dice.sample(of_one, len(of_one)) for of_one in found))
-    return [change for turn in turns for change in turn if change][:most]
+def drawn(exercises: Sequence[str], limit: int, seed: str) -> list[Edited]:
+    """Up to `limit` changes, one from each exercise in turn, in an order drawn from `seed`."""
+    rng = random.Random(seed)
+    found = [changes(id, default().exercises[id].file) for id in rng.sample(exercises, len(exercises))]
+    turns = itertools.zip_longest(*(rng.sample(group, len(group)) for group in found))
+    return [change for turn in turns for change in turn if change][:limit]
 
 
 def changes(exercise: str, file: str, reference: Path = ROOT / "reference") -> list[Edited]:
@@ -38,11 +38,11 @@ def changes(exercise: str, file: str, reference: Path = ROOT / "reference") -> l
     raw = text.encode()  # ast counts columns in bytes
     starts = [0, *itertools.accumulate(map(len, raw.splitlines(keepends=True)))]
     found = []
-    for function, node, new in _places(ast.parse(text), ""):
+    for function, node, new in _sites(ast.parse(text), ""):
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
-        written = ast.unparse(new) if isinstance(new, ast.stmt) else f"({ast.unparse(new)})"
-        after = (raw[:begin] + written.encode() + raw[end:]).decode()
+        code = ast.unparse(new) if isinstance(new, ast.stmt) else f"({ast.unparse(new)})"
+        after = (raw[:begin] + code.encode() + raw[end:]).decode()
         why = f"{file}:{node.lineno}: {function}: {ast.unparse(node)} → {ast.unparse(new)}"
         found.append((node.lineno, why, after))
     found.sort(key=lambda change: change[0])
@@ -52,29 +52,29 @@ def changes(exercise: str, file: str, reference: Path = ROOT / "reference") -> l
     ]
 
 
-def _places(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr | ast.stmt, ast.expr | ast.stmt]]:
+def _sites(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr | ast.stmt, ast.expr | ast.stmt]]:
     """(function, node, replacement) of every possible change below `node`."""
     for child in ast.iter_child_nodes(node):
-        inside = function
+        scope = function
         if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
             if any(ast.unparse(mark) == "provided" for mark in child.decorator_list):
                 continue
-            inside = f"{function}.{child.name}".lstrip(".")
+            scope = f"{function}.{child.name}".lstrip(".")
         if isinstance(child, _MESSAGES):
             continue
         if function and isinstance(child, (ast.expr, ast.stmt)):
-            yield from ((function, child, new) for new in _instead(child))
-        yield from _places(child, inside)
+            yield from ((function, child, new) for new in _replacements(child))
+        yield from _sites(child, scope)
 
 
-def _instead(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
+def _replacements(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
     match node:
         case ast.Expr(ast.Call()):
             yield ast.Pass()
         case ast.Compare(left, [op], [right]) if type(op) in _BOUNDS:
             yield ast.Compare(left, [_BOUNDS[type(op)]], [right])
-        case ast.UnaryOp(ast.USub(), ast.BinOp(ast.UnaryOp(ast.USub(), over), ast.FloorDiv(), by)):
-            yield ast.BinOp(over, ast.FloorDiv(), by)
+        case ast.UnaryOp(ast.USub(), ast.BinOp(ast.UnaryOp(ast.USub(), dividend), ast.FloorDiv(), divisor)):
+            yield ast.BinOp(dividend, ast.FloorDiv(), divisor)
         case ast.BinOp(left, ast.FloorDiv(), right) if not isinstance(left, ast.UnaryOp):
             yield ast.UnaryOp(ast.USub(), ast.BinOp(ast.UnaryOp(ast.USub(), left), ast.FloorDiv(), right))
         case ast.BinOp(left, op, right) if type(op) in _SIGNS and _may_be_number(left) and _may_be_number(right):
@@ -82,10 +82,10 @@ def _instead(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
         case ast.AugAssign(target, op, value) if type(op) in _SIGNS and _may_be_number(value):
             yield ast.AugAssign(target, _SIGNS[type(op)], value)
         case ast.Call():
-            yield from _of_call(node)
+            yield from _call_replacements(node)
 
 
-def _of_call(call: ast.Call) -> Iterator[ast.expr]:
+def _call_replacements(call: ast.Call) -> Iterator[ast.expr]:
     func, arguments = call.func, call.args
     name = getattr(func, "attr", getattr(func, "id", ""))
     if isinstance(func, ast.Attribute) and name in _COPIES:

@@ -42,8 +42,8 @@ def write(folder: Path, rows: Iterable[Mapping[str, str]]) -> tuple[list[str], l
     ids = {_student(row): row["id"] for row in before}  # may have been added by hand
     rows = [{**row, "id": row["id"] or ids.get(_student(row), "")} for row in rows]
     new = {_student(row): row for row in rows}
-    kept = [row for row in before if _student(row) not in new]
-    now = [{c: row[c] for c in COLUMNS} for row in [*kept, *rows]]
+    unchanged = [row for row in before if _student(row) not in new]
+    now = [{c: row[c] for c in COLUMNS} for row in [*unchanged, *rows]]
     write_whole(folder / NAME, csv_text([COLUMNS, *(list(row.values()) for row in now)]))
     return [row["student"] or row["login"] for row in before if row != new.get(_student(row), row)], now
 
@@ -56,7 +56,7 @@ def read(folder: Path) -> list[dict[str, str]]:
     return [{c: row[c] for c in COLUMNS} for _, row in sheet]
 
 
-def time(text: str) -> str:
+def iso_time(text: str) -> str:
     """Return a time in ISO form. Lists also write 2026-02-13 09:00:00 UTC, or a blank before the offset."""
     return re.sub(r"\s+(?=[+-]\d\d:?\d\d$)", "", re.sub(r"\s*(UTC|GMT)$", "+00:00", text.strip()))
 
@@ -65,7 +65,7 @@ def _student(row: Mapping[str, str]) -> str:
     return (row["login"] or row["id"] or row["student"]).casefold()
 
 
-def attempt(name: str) -> tuple[int, str]:
+def attempt_key(name: str) -> tuple[int, str]:
     """Return the sort key of a student's attempts: Canvas gives a later file a higher number."""
     canvas = CANVAS_FILE.fullmatch(name)
     return int(canvas["file"][:18]) if canvas else 0, name
@@ -73,7 +73,7 @@ def attempt(name: str) -> tuple[int, str]:
 
 def counting(names: Iterable[str], graded: AllGraded) -> str:
     """Return the attempt of a student that counts: the latest that was not refused, else the latest."""
-    return max(names, key=lambda name: (graded[name].status != "refused", attempt(name)))
+    return max(names, key=lambda name: (graded[name].status != "refused", attempt_key(name)))
 
 
 def superseded(graded: AllGraded) -> dict[str, str]:
@@ -89,10 +89,10 @@ def superseded(graded: AllGraded) -> dict[str, str]:
 def _gradescope(path: Path, text: str) -> Iterable[dict[str, str]]:
     try:
         listed = yaml.safe_load(text)
-        for submission, about in listed.items():
-            for student in about[":submitters"]:
+        for submission, entry in listed.items():
+            for student in entry[":submitters"]:
                 yield _row(
-                    submission, about.get(":created_at", ""), *(student.get(f":{k}") for k in ("name", "email", "sid"))
+                    submission, entry.get(":created_at", ""), *(student.get(f":{k}") for k in ("name", "email", "sid"))
                 )
     except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         why = str(error).splitlines()[0][:120]
@@ -105,6 +105,6 @@ def _classroom(path: Path, text: str) -> Iterable[dict[str, str]]:
         yield _row(submission, submitted, identifier, login, identifier)
 
 
-def _row(submission: Any, submitted: Any, *who: Any) -> dict[str, str]:
-    cells = (str(cell or "").strip() for cell in (submission, time(str(submitted or "")), *who))
+def _row(submission: Any, submitted: Any, *student: Any) -> dict[str, str]:
+    cells = (str(cell or "").strip() for cell in (submission, iso_time(str(submitted or "")), *student))
     return dict(zip(COLUMNS, cells, strict=True))

@@ -21,7 +21,7 @@ KINDS = ("policy", "submitted", "extend", "exclude", "adjust", "withdraw")
 _LATEST = ("policy", "submitted")  # kinds of which only the last decision counts
 EVERYONE = ""  # stands for the name of a submission in decisions for all: policies, and some exclusions
 _YEARS = range(1970, 2201)
-MOST_POINTS = 10_000.0  # limit of one adjustment, up or down
+MAX_POINTS = 10_000.0  # limit of one adjustment, up or down
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def grade(scores: Iterable[ExerciseScore], decisions: Sequence[Decision], policy
         by_hand = math.fsum(float(d.value) for d in adjustments if d.exercise == s.exercise.id)
         lost += max(0.0, s.earned + by_hand) * percent.get(s.exercise.stage, 0.0) / 100
     final = max(0.0, earned + adjusted - lost)
-    there = {id: d for id, d in excluded.items() if id in {s.exercise.id for s in scores}}
-    return Grade(counted, earned, possible, not_run, adjusted, lost, final, there, lates)
+    relevant = {id: d for id, d in excluded.items() if id in {s.exercise.id for s in scores}}
+    return Grade(counted, earned, possible, not_run, adjusted, lost, final, relevant, lates)
 
 
 def lateness(policy: Policy | None, decisions: Iterable[Decision], stages: Sequence[str]) -> tuple[Late, ...]:
@@ -114,18 +114,18 @@ def lateness(policy: Policy | None, decisions: Iterable[Decision], stages: Seque
     decisions = list(decisions)
     times = {d.exercise: _time(str(d.value), policy) for d in decisions if d.kind == "submitted"}
     granted = timedelta(days=sum(float(d.value) for d in decisions if d.kind == "extend"))
-    due: dict[tuple[datetime, datetime], list[str]] = {}
+    missed: dict[tuple[datetime, datetime], list[str]] = {}
     for stage in stages:
-        when, came = policy.due.get(stage, policy.due.get("")), times.get(stage, times.get(""))
-        if when is not None and came is not None and came > when + granted:
-            due.setdefault((when, came), []).append(stage)
+        deadline, submitted = policy.due.get(stage, policy.due.get("")), times.get(stage, times.get(""))
+        if deadline is not None and submitted is not None and submitted > deadline + granted:
+            missed.setdefault((deadline, submitted), []).append(stage)
     found, free = [], policy.free_days
-    for (when, came), late in sorted(due.items()):
-        days = math.ceil((came - when - granted) / timedelta(days=1))
+    for (deadline, submitted), late_stages in sorted(missed.items()):
+        days = math.ceil((submitted - deadline - granted) / timedelta(days=1))
         spent = min(days, free)
         free -= spent
         percent = min(100.0, (days - spent) * policy.percent_a_day)
-        found.append(Late(when, came, tuple(late), days, spent, percent))
+        found.append(Late(deadline, submitted, tuple(late_stages), days, spent, percent))
     return tuple(found)
 
 
@@ -155,9 +155,9 @@ def read(text: str, assignment: Assignment, new: bool = False) -> Policy:
     except (ValueError, RecursionError) as error:  # ValueError also for a number with thousands of digits
         raise AssignmentError(f"policy: not TOML: {error}") from None
     reader.only(data, {"due", "free_days", "percent_a_day", "stages"}, "")
-    own = reader.get(data, "stages", "", dict, "a table of due dates")
-    reader.only(own, {s.name for s in assignment.stages}, "stages.")
-    due = {**({"": data["due"]} if "due" in data else {}), **own}
+    by_stage = reader.get(data, "stages", "", dict, "a table of due dates")
+    reader.only(by_stage, {s.name for s in assignment.stages}, "stages.")
+    due = {**({"": data["due"]} if "due" in data else {}), **by_stage}
     for stage, when in due.items():
         if not isinstance(when, datetime) or when.tzinfo is None:
             raise reader.fail(stage or "due", "a time with its offset, as 2026-02-14T23:59:00-08:00", str(when))
@@ -178,8 +178,8 @@ def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[
     """
     stages = ("", *(s.name for s in assignment.stages))
     rows, sheet = [], Sheet(text, "--import: ", ("submission", "submitted"))
-    if strange := [h for h in sheet.headings if h not in (*people.COLUMNS, "stage")]:
-        raise Wrong(f"--import: expected columns submission, submitted and perhaps stage, got {strange[0]!r}")
+    if unknown := [h for h in sheet.headings if h not in (*people.COLUMNS, "stage")]:
+        raise Wrong(f"--import: expected columns submission, submitted and perhaps stage, got {unknown[0]!r}")
     for line, row in sheet:
         name, when, stage = row["submission"], row["submitted"], row.get("stage", "")
         if not when:
@@ -197,5 +197,5 @@ def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[
 
 
 def _time(text: str, policy: Policy) -> datetime:
-    when = datetime.fromisoformat(people.time(text))
+    when = datetime.fromisoformat(people.iso_time(text))
     return when if when.tzinfo else when.replace(tzinfo=next(iter(policy.due.values())).tzinfo)

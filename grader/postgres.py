@@ -14,13 +14,13 @@ except ImportError:  # an extra: pip install '.[postgres]'
 
 class Postgres(Database):
     where = "gradebook.address"
-    own = (
+    setup = (
         f"CREATE FUNCTION entry_stays() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '{STAYS}'; END $$",
         "CREATE TRIGGER entry_stays BEFORE UPDATE OR DELETE ON entry FOR EACH ROW EXECUTE FUNCTION entry_stays()",
         "CREATE TABLE format (number INTEGER NOT NULL)",
         f"INSERT INTO format VALUES ({FORMAT})",
     )
-    reading = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    begin_read = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
     def __init__(self, address: str, write: bool):
         if psycopg is None:
@@ -28,7 +28,7 @@ class Postgres(Database):
         try:
             self._db = psycopg.connect(address, autocommit=True, connect_timeout=10)
         except psycopg.Error as error:
-            raise self._refused(error) from None
+            raise self._error(error) from None
         try:
             self._open(write)
         except GradebookError:
@@ -36,18 +36,18 @@ class Postgres(Database):
             raise
 
     def _open(self, write: bool) -> None:
-        if self._one("SELECT current_schema()") is None:
+        if self._value("SELECT current_schema()") is None:
             raise GradebookError(f"{self.where}: expected a schema that exists; run CREATE SCHEMA in the database")
-        if write and not self._one("SELECT pg_try_advisory_lock(hashtext(current_schema()), 1397244242)"):
+        if write and not self._value("SELECT pg_try_advisory_lock(hashtext(current_schema()), 1397244242)"):
             raise Busy(f"{self.where}: another grader is using this database; try again when it has ended")
-        new = self._one("SELECT to_regclass('format')") is None
-        self.check(None if new else self._one("SELECT number FROM format"), write)
+        new = self._value("SELECT to_regclass('format')") is None
+        self.check(None if new else self._value("SELECT number FROM format"), write)
         if new:
-            self.make()
+            self.create()
         if not write:
             self.ask("SET default_transaction_read_only = on")
 
-    def _one(self, sql: str) -> Any:
+    def _value(self, sql: str) -> Any:
         return self.ask(sql)[0][0]
 
     def ask(self, sql: str, values: Values = ()) -> list[Values]:
@@ -55,7 +55,7 @@ class Postgres(Database):
             cursor = self._db.execute(sql.replace("?", "%s"), values or None)  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
-            raise self._refused(error) from None
+            raise self._error(error) from None
 
     @property
     def in_transaction(self) -> bool:
@@ -66,5 +66,5 @@ class Postgres(Database):
             self._db.execute("SELECT pg_advisory_unlock_all()")
         self._db.close()
 
-    def _refused(self, error: Exception) -> GradebookError:
+    def _error(self, error: Exception) -> GradebookError:
         return GradebookError(f"{self.where}: {' '.join(str(error).split())[:300]}")

@@ -32,8 +32,8 @@ def is_class(path: Path) -> bool:
     return any(name == METADATA or layouts.is_archive(Path(name)) for name in names if not layouts.ignored(name))
 
 
-def unpack(path: Path, into: Path, tell: Callable[[str], None]) -> Path:
-    """Unpack the archive of a class below the folder `into`; return the folder that contains the submissions.
+def unpack(path: Path, folder: Path, report: Callable[[str], None]) -> Path:
+    """Unpack the archive of a class below `folder`; return the folder that contains the submissions.
 
     Raises SubmissionError if it is damaged or exceeds a limit, and then removes what was unpacked.
     """
@@ -41,8 +41,8 @@ def unpack(path: Path, into: Path, tell: Callable[[str], None]) -> Path:
     members = [m for m in source.members() if m.kind != "folder" and not any(map(layouts.ignored, m.parts))]
     wanted = {m.name: m.parts for m in members if m.kind == "file" and m.parts}
     if left_out := [m.shown for m in members if m.name not in wanted]:
-        tell(f"{path.name}: left out for their names, or as links: {some(left_out)}")
-    target = into / f"{path.name.partition('.')[0]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+        report(f"{path.name}: left out for their names, or as links: {some(left_out)}")
+    target = folder / f"{path.name.partition('.')[0]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     shutil.rmtree(target, ignore_errors=True)  # from an earlier call with the same archive
     try:
         if len(wanted) > _LIMITS.files:
@@ -55,7 +55,7 @@ def unpack(path: Path, into: Path, tell: Callable[[str], None]) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         if isinstance(error, archives.SubmissionError):
             raise
-        raise archives.SubmissionError(f"{path.name}: cannot be opened in {into}: {error.strerror}") from None
+        raise archives.SubmissionError(f"{path.name}: cannot be opened in {folder}: {error.strerror}") from None
     while [*map(Path.is_dir, target.iterdir())] == [True]:  # platforms put a folder around the submissions
         (target,) = target.iterdir()
     return target

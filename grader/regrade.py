@@ -12,14 +12,14 @@ from .graded import AllGraded, Run
 from .report import labels
 from .submissions import Submission
 
-ASKED = "asked for"
+REQUESTED = "asked for"
 BEGUN = "a regrade that was begun did not end"
 WRITTEN = "written answers"  # used like an exercise's id; written answers are judged in every regrade
 Why = dict[str, dict[str, str]]  # submission → exercise → reason to judge it again
 
 
 def asked(graded: AllGraded, names: Collection[str], ids: Collection[str]) -> Why:
-    return {name: dict.fromkeys(ids, ASKED) for name in graded if name in names}
+    return {name: dict.fromkeys(ids, REQUESTED) for name in graded if name in names}
 
 
 def affected(runs: Collection[Run], graded: AllGraded, ids: Collection[str]) -> Why:
@@ -32,8 +32,8 @@ def affected(runs: Collection[Run], graded: AllGraded, ids: Collection[str]) -> 
         if run is None:
             return BEGUN
         if (run, id) not in reasons:
-            same = by_id[run].assignment == now
-            reasons[run, id] = "" if same else fingerprint.changes(id, by_id[run].manifest)
+            unchanged = by_id[run].assignment == now
+            reasons[run, id] = "" if unchanged else fingerprint.changes(id, by_id[run].manifest)
         return reasons[run, id]
 
     written = fingerprint.written_changes(by_id[latest].manifest)
@@ -41,7 +41,7 @@ def affected(runs: Collection[Run], graded: AllGraded, ids: Collection[str]) -> 
         name: {**{id: why(g.judged.get(id, latest), id) for id in ids}, WRITTEN: written if g.answers else ""}
         for name, g in graded.items()
     }
-    return {name: found for name, all in reasons_of.items() if (found := {id: w for id, w in all.items() if w})}
+    return {name: found for name, each in reasons_of.items() if (found := {id: w for id, w in each.items() if w})}
 
 
 def plan(why: Why) -> list[str]:
@@ -65,14 +65,14 @@ def differences(before: AllGraded, after: AllGraded, assignment: Assignment, ids
     """A line per submission and exercise (or written part) whose points changed; one line if none changed."""
     shown, changed = labels(after), False
     for name, g in after.items():
-        then, now = (
+        earlier, now = (
             {s.exercise.id: (s.earned, s.possible) for s in one.scores(assignment, ids)}
             | {WRITTEN: written.totals(written.score(one))[:2]}
             for one in (before.get(name, g), g)
         )
-        for what in (what for what in now if then[what] != now[what]):
+        for what in (what for what in now if earlier[what] != now[what]):
             changed = True
-            (old, of_old), (new, of_new) = then[what], now[what]
-            yield f"{shown[name]}: {what}: {old:.6g} of {of_old:.6g} → {new:.6g} of {of_new:.6g}"
+            (old, old_possible), (new, new_possible) = earlier[what], now[what]
+            yield f"{shown[name]}: {what}: {old:.6g} of {old_possible:.6g} → {new:.6g} of {new_possible:.6g}"
     if not changed:
         yield "nobody's points changed"

@@ -46,14 +46,14 @@ def _rows(label: str, s: QuestionScore) -> Iterable[list[str | float]]:
 
 
 def read(path: Path, graded: AllGraded, by: str) -> list[tuple[str, Mark]]:
-    """The marks in a sheet, as `taken` returns them. Raises Wrong, also if the file is not such a sheet."""
+    """The marks in a sheet, as `new_marks` returns them. Raises Wrong, also if the file is not such a sheet."""
     expected = f"{path}: expected a CSV of `grader rubric export`"
     sheet = Sheet(read_text(path, expected, "expected CSV in UTF-8; save it as that"), f"{path}: ", READ)
     rows = ((f"row {number}", cells) for number, (_, cells) in enumerate(sheet, 2))  # as a spreadsheet numbers rows
-    return taken(rows, graded, by, f"{path}: ")
+    return new_marks(rows, graded, by, f"{path}: ")
 
 
-def taken(
+def new_marks(
     rows: Iterable[tuple[str, Mapping[str, str]]], graded: AllGraded, by: str, where: str = ""
 ) -> list[tuple[str, Mark]]:
     """(name of a submission, mark) of each row whose mark differs from the recorded one.
@@ -61,7 +61,7 @@ def taken(
     rows: (label for errors, cells by heading). Raises Wrong for an unknown name, question or criterion, for points that
     are not a number from 0 to those possible, and for a duplicate row.
     """
-    at = now()
+    time = now()
     shown = {label: name for name, label in labels(graded).items()}  # a spreadsheet may swallow the apostrophe
     shown |= {disarmed(label): name for label, name in shown.items()}
     scores = {name: {s.question.id: s for s in score(g) if s.answer.outcome == "prose"} for name, g in graded.items()}
@@ -78,7 +78,7 @@ def taken(
                 raise _expected("name", "one of the latest run, as exported", cells["name"])
             if (s := scores[name].get(cells["question"])) is None:
                 raise _expected("question", "one that this submission answered in prose", cells["question"])
-            mark = _mark(cells, s, by, at)
+            mark = _mark(cells, s, by, time)
         except Wrong as error:
             wrong.append(f"{where}{row}: {error}")
             continue
@@ -86,14 +86,14 @@ def taken(
         before = s.marks.get(mark.criterion)
         if first != row:
             wrong.append(f"{where}{row}: the same as {first}; leave one")
-        elif before is None or replace(before, by=by, at=at) != mark:
+        elif before is None or replace(before, by=by, at=time) != mark:
             marks.append((name, mark))
     if wrong:
         raise Wrong("\n".join([*wrong[:20], *([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])]))
     return marks
 
 
-def _mark(cells: Mapping[str, str], s: QuestionScore, by: str, at: str) -> Mark:
+def _mark(cells: Mapping[str, str], s: QuestionScore, by: str, time: str) -> Mark:
     possible = {c.name: c.points for c in s.question.criteria}
     criterion, comment = cells["criterion"], cells["comment"]
     if criterion not in possible:
@@ -103,11 +103,11 @@ def _mark(cells: Mapping[str, str], s: QuestionScore, by: str, at: str) -> Mark:
         raise _expected("points", f"0 to {possible[criterion]:g}", cells["points"])
     if comment == disarmed(comment[1:]):  # undo the export's apostrophe
         comment = comment[1:]
-    return Mark(s.question.id, criterion, points, plain(comment, ANSWER_LIMIT), by, at, text_id(s.answer.given))
+    return Mark(s.question.id, criterion, points, plain(comment, ANSWER_LIMIT), by, time, text_id(s.answer.given))
 
 
-def _expected(column: str, expected: str, came: str) -> Wrong:
-    return Wrong(f"{column}: expected {expected}, got {one_line(came, 100)!r}")
+def _expected(column: str, expected: str, got: str) -> Wrong:
+    return Wrong(f"{column}: expected {expected}, got {one_line(got, 100)!r}")
 
 
 def _number(text: str) -> float:

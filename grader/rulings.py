@@ -5,32 +5,32 @@ from collections.abc import Collection
 from lab.course.assignment import default
 
 from . import policy
-from .console import Wrong, known
+from .console import Wrong, check_known
 from .gradebook import Gradebook
 from .graded import Graded
 from .policy import Decision
 
 BY_HAND = ("adjust", "exclude", "extend")
-MOST_DAYS = 365
+MAX_DAYS = 365
 
 
 def rule(
     book: Gradebook, g: Graded, ids: Collection[str], kind: str, exercises: list[str], value: float, why: str, by: str
 ) -> list[int]:
     """Record one decision per exercise ("": the whole submission); return their numbers. Raises Wrong."""
-    known([e for e in exercises if e], ids, "--exercise")
+    check_known([e for e in exercises if e], ids, "--exercise")
     if kind not in BY_HAND:
         raise Wrong(f"expected one of {', '.join(BY_HAND)}, got {kind!r}")
-    if kind == "adjust" and not abs(value) <= policy.MOST_POINTS:  # also refuses nan
-        raise Wrong(f"--points: expected a number of -{policy.MOST_POINTS:g} to {policy.MOST_POINTS:g}, got {value}")
-    if kind == "extend" and not 0 <= value <= MOST_DAYS:
-        raise Wrong(f"--days: expected a number of 0 to {MOST_DAYS}, got {value:g}")
+    if kind == "adjust" and not abs(value) <= policy.MAX_POINTS:  # also refuses nan
+        raise Wrong(f"--points: expected a number of -{policy.MAX_POINTS:g} to {policy.MAX_POINTS:g}, got {value}")
+    if kind == "extend" and not 0 <= value <= MAX_DAYS:
+        raise Wrong(f"--days: expected a number of 0 to {MAX_DAYS}, got {value:g}")
     if kind == "exclude" and not (exercises and all(exercises)):
         raise Wrong("--exercise: expected the exercise that must not count, got nothing")
     if kind == "adjust" and exercises[0]:
-        _fits(g, exercises[0], value)
-    kept = "" if kind == "exclude" else value
-    return book.decide_all([(kind, g.name, e, kept) for e in exercises], reason(why), by)
+        _check_fits(g, exercises[0], value)
+    stored = "" if kind == "exclude" else value
+    return book.decide_all([(kind, g.name, e, stored) for e in exercises], reason(why), by)
 
 
 def withdraw(book: Gradebook, number: int, why: str, by: str) -> Decision:
@@ -48,15 +48,15 @@ def reason(why: str) -> str:
     return why
 
 
-def _fits(graded: Graded, exercise: str, value: float) -> None:
+def _check_fits(graded: Graded, exercise: str, value: float) -> None:
     """Raise Wrong if an adjustment would lift an exercise above its maximum, or below 0."""
     (score,) = graded.scores(default(), [exercise])
     by_hand = sum(float(d.value) for d in graded.decisions if (d.kind, d.exercise) == ("adjust", exercise))
     got = score.earned + by_hand
-    room = max(0.0, score.exercise.points - got)
-    if value > room + 1e-9:
+    margin = max(0.0, score.exercise.points - got)
+    if value > margin + 1e-9:
         raise Wrong(
-            f"--points: expected at most {room:.6g}, what is left of {exercise}'s {score.exercise.points:g}, "
+            f"--points: expected at most {margin:.6g}, what is left of {exercise}'s {score.exercise.points:g}, "
             f"got {value:g}; leave --exercise out to give a bonus"
         )
     if value < 0 and value < -got - 1e-9:

@@ -78,7 +78,7 @@ def check(cluster: Cluster) -> None:
         raise Wrong(f"--cluster {cluster.kind}: {what}; {do}")
     if cluster.kind == "slurm":
         for track in ("cpu", "gpu") if cluster.gpus else ("cpu",):
-            _try(cluster.asked(track))
+            _check_options(cluster.asked(track))
 
 
 def lacking(kind: str) -> tuple[str, str]:
@@ -100,9 +100,9 @@ class _Scheduler:
         import submitit
 
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        given = [f"PYTHONPATH={paths}", *(["CUDA_VISIBLE_DEVICES="] if track != "gpu" else [])]  # no GPU requested
+        variables = [f"PYTHONPATH={paths}", *(["CUDA_VISIBLE_DEVICES="] if track != "gpu" else [])]  # no GPU requested
         self.folder = folder
-        self.executor: Any = getattr(submitit, name)(folder, python=shlex.join(["env", *given, sys.executable]))
+        self.executor: Any = getattr(submitit, name)(folder, python=shlex.join(["env", *variables, sys.executable]))
 
     def log(self, job: str) -> Path:
         return self.folder / f"{job}_0_log.out"
@@ -145,23 +145,23 @@ class Slurm(_Scheduler):
             with contextlib.redirect_stderr(io.StringIO()):  # submitit also prints the errors that it raises
                 return [job.job_id for job in self.executor.map_array(work, tasks)]
         except FailedJobError:
-            _try(self.options)
+            _check_options(self.options)
             return None
 
     def states(self, jobs: list[str]) -> dict[str, str] | None:
         """Job → state, for jobs that Slurm still knows; None if the controller does not answer."""
         command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"]
-        said = subprocess.run(command, capture_output=True, text=True)
-        if said.returncode:
+        reply = subprocess.run(command, capture_output=True, text=True)
+        if reply.returncode:
             return None
-        rows = [line.strip().split("|") for line in said.stdout.splitlines()]
-        ours = {r[0]: (r[1], r[2]) for r in rows if len(r) == 3 and r[0] in jobs}
-        wait = {why for state, why in ours.values() if state == "PENDING" and _NO_NODE in why}
-        if wait and not self.warned:  # Slurm then waits until a person acts
-            logging.getLogger(__name__).warning("jobs wait: Slurm says %r; look at: sinfo -R", min(wait))
-        self.warned = bool(wait)
+        rows = [line.strip().split("|") for line in reply.stdout.splitlines()]
+        found = {r[0]: (r[1], r[2]) for r in rows if len(r) == 3 and r[0] in jobs}
+        reasons = {why for state, why in found.values() if state == "PENDING" and _NO_NODE in why}
+        if reasons and not self.warned:  # Slurm then waits until a person acts
+            logging.getLogger(__name__).warning("jobs wait: Slurm says %r; look at: sinfo -R", min(reasons))
+        self.warned = bool(reasons)
         # Slurm holds a job whose launch failed until a person acts. Report it as failed: we submit it again.
-        return {job: "LAUNCH_FAILED" if "launch" in why else state for job, (state, why) in ours.items()}
+        return {job: "LAUNCH_FAILED" if "launch" in why else state for job, (state, why) in found.items()}
 
     def cancel(self, jobs: list[str]) -> None:
         """Cancel these jobs; a job that has already ended is no error."""
@@ -176,7 +176,7 @@ class Local(_Scheduler):
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
         super().__init__(folder, "LocalExecutor", track)
         self.jobs = 1 if track == "gpu" else jobs  # submitit always gives a job the first GPUs
-        self.handed_over: list[Any] = []
+        self.submitted: list[Any] = []
         gpus = cluster.gpus if track == "gpu" else 0
         self.executor.update_parameters(timeout_min=MINUTES, gpus_per_node=gpus, stderr_to_stdout=True)
 
@@ -184,8 +184,8 @@ class Local(_Scheduler):
         return self.jobs - running
 
     def submit(self, work: Callable[[Any], None], tasks: list[Any]) -> list[str] | None:
-        self.handed_over += (given := self.executor.map_array(work, tasks))
-        return [job.job_id for job in given]
+        self.submitted += (jobs := self.executor.map_array(work, tasks))
+        return [job.job_id for job in jobs]
 
     def states(self, jobs: list[str]) -> dict[str, str] | None:
         return {job: "RUNNING" for job in jobs if self._runs(job)}
@@ -203,18 +203,18 @@ class Local(_Scheduler):
             return False
 
 
-def _try(options: dict[str, str | bool]) -> None:
+def _check_options(options: dict[str, str | bool]) -> None:
     """Raise Wrong if sbatch refuses these options, but not if the controller does not answer."""
     flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
-    tried = subprocess.run(["sbatch", "--test-only", *flags, "--wrap", "true"], capture_output=True, text=True)
-    if tried.returncode and answers():
-        said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-        raise Wrong(f"sbatch refuses such jobs ({said}); change them with --slurm, as partition=teaching")
+    trial = subprocess.run(["sbatch", "--test-only", *flags, "--wrap", "true"], capture_output=True, text=True)
+    if trial.returncode and answers():
+        message = (trial.stderr.strip().splitlines() or [f"exit code {trial.returncode}"])[-1]
+        raise Wrong(f"sbatch refuses such jobs ({message}); change them with --slurm, as partition=teaching")
 
 
 def answers() -> bool:
     try:
-        said = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=60)
+        reply = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return " is UP" in said.stdout
+    return " is UP" in reply.stdout

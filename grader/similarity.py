@@ -27,10 +27,10 @@ from .submissions import Submission, SubmissionError
 KIT = "the kit's solutions"
 FLAG = "similar code"
 FORK = "what the fork wrote"  # used like a file name, because forks name their files freely
-_THEIRS = ("tests", "cs336_basics")  # mostly code that the course gives to students
+_GIVEN = ("tests", "cs336_basics")  # mostly code that the course gives to students
 GRAM = 25  # characters of filtered code, in which a name is one character
-LEAST = 40  # a file needs this many k-grams beyond its stub
-_LONGEST = 100_000  # characters of a file; the rest is ignored
+MIN_GRAMS = 40  # a file needs this many k-grams beyond its stub
+_MAX_CHARS = 100_000  # characters of a file; the rest is ignored
 _SELF = re.compile(r"\b(?:self|cls)\b")
 
 
@@ -60,9 +60,9 @@ class FilePair:
 
     def lines(self) -> tuple[set[int], set[int]]:
         """(similar line numbers in one, in the other), from 1, without lines of the stub."""
-        _, _, slices = compare_files(_beyond(self.file, self.one.text), _beyond(self.file, self.other.text))
-        given = {line.strip() for line in _stub(self.file).split("\n")}
-        return _lines_of(self.one.text, slices[0], given), _lines_of(self.other.text, slices[1], given)
+        _, _, slices = compare_files(_beyond_stub(self.file, self.one.text), _beyond_stub(self.file, self.other.text))
+        stub_lines = {line.strip() for line in _stub(self.file).split("\n")}
+        return _lines_of(self.one.text, slices[0], stub_lines), _lines_of(self.other.text, slices[1], stub_lines)
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party
             year = f"{submission.path.parent.name}/" if kind == "earlier" else ""
             party = Party(year + submission.name, kind)
             if unpacked.edition:  # join the fork's own code into one text
-                files = [file for file in cs336.own(unpacked.root) if file.partition("/")[0] not in _THEIRS]
-                whole = "\n".join(f"# {file}\n{_text(unpacked.root / file)}" for file in files)
-                _add(party, "", FORK, whole[: 4 * _LONGEST])
+                files = [file for file in cs336.fork_files(unpacked.root) if file.partition("/")[0] not in _GIVEN]
+                text = "\n".join(f"# {file}\n{_text(unpacked.root / file)}" for file in files)
+                _add(party, "", FORK, text[: 4 * _MAX_CHARS])
             else:
                 for file in _files(unpacked.root):
                     _add(party, "", file, _text(unpacked.root / file))
@@ -115,10 +115,10 @@ def pairs(parties: list[Party], track: Callable[[list], Iterable] = iter) -> lis
 
     track: returns the items of a list one by one, and reports progress.
     """
-    ours = [p for p in parties if p.kind == "class"]
+    students = [p for p in parties if p.kind == "class"]
     others = [p for p in parties if p.kind != "class"]
-    both = [*itertools.combinations(ours, 2), *itertools.product(ours, others)]
-    found = (compare(*pair) for pair in track(both))
+    candidates = [*itertools.combinations(students, 2), *itertools.product(students, others)]
+    found = (compare(*pair) for pair in track(candidates))
     return sorted((p for p in found if p.files), key=lambda p: (-p.share, p.one.name, p.other.name))
 
 
@@ -126,13 +126,13 @@ def compare(one: Party, other: Party) -> Pair:
     """Compare the files that both parties have; if a file has several versions, take the most similar one."""
     files = []
     for name in one.files.keys() & other.files.keys():
-        of_file = []
+        candidates = []
         for a, b in itertools.product(one.files[name], other.files[name]):
-            grams, alike = min(len(a.grams), len(b.grams)), numpy.intersect1d(a.grams, b.grams, assume_unique=True)
-            of_file.append(FilePair(name, len(alike) / grams, grams, a, b))
-        files.append(max(of_file, key=lambda f: f.share))
-    whole = sum(f.grams for f in files)
-    share = sum(f.share * f.grams for f in files) / whole if whole else 0.0
+            grams, common = min(len(a.grams), len(b.grams)), numpy.intersect1d(a.grams, b.grams, assume_unique=True)
+            candidates.append(FilePair(name, len(common) / grams, grams, a, b))
+        files.append(max(candidates, key=lambda f: f.share))
+    total = sum(f.grams for f in files)
+    share = sum(f.share * f.grams for f in files) / total if total else 0.0
     return Pair(one, other, share, sorted(files, key=lambda f: (-f.share, -f.grams, f.file)))
 
 
@@ -140,10 +140,10 @@ def flags(marked: Iterable[Pair]) -> dict[str, list[str]]:
     """Submission of the class → texts of evidence: which party, what fraction, the most similar files."""
     found: dict[str, list[str]] = {}
     for pair in marked:
-        most = ", ".join(f"{f.file} {f.share:.0%}" for f in pair.files[:3])
+        top_files = ", ".join(f"{f.file} {f.share:.0%}" for f in pair.files[:3])
         for one, other in ((pair.one, pair.other), (pair.other, pair.one)):
             if one.kind == "class":
-                found.setdefault(one.name, []).append(f"{pair.share:.0%} also in {other.name}; most in {most}")
+                found.setdefault(one.name, []).append(f"{pair.share:.0%} also in {other.name}; most in {top_files}")
     return found
 
 
@@ -155,29 +155,29 @@ def _files(root: Path) -> list[str]:
 def _add(party: Party, label: str, file: str, text: str) -> None:
     """Add a version of a file to the party, unless it adds little to the stub."""
     grams = _grams(file, text)
-    if len(grams) >= LEAST:
+    if len(grams) >= MIN_GRAMS:
         party.files.setdefault(file, []).append(Version(label, text, grams))
 
 
 @functools.cache  # most files of a class are unchanged stubs
 def _grams(file: str, text: str) -> numpy.ndarray:
-    return numpy.sort(numpy.fromiter(_beyond(file, text).hashes, numpy.int64))
+    return numpy.sort(numpy.fromiter(_beyond_stub(file, text).hashes, numpy.int64))
 
 
 def _text(path: Path) -> str:
-    return path.read_bytes()[:_LONGEST].decode(errors="replace").replace("\r\n", "\n")
+    return path.read_bytes()[:_MAX_CHARS].decode(errors="replace").replace("\r\n", "\n")
 
 
-def _beyond(file: str, text: str) -> CodeFingerprint:
+def _beyond_stub(file: str, text: str) -> CodeFingerprint:
     """The k-grams of a text, without those of its stub."""
-    made = _print(file, text)
-    made.hashes -= _of_stub(file)
-    return made
+    code = _fingerprint(file, text)
+    code.hashes -= _stub_hashes(file)
+    return code
 
 
 @functools.cache
-def _of_stub(file: str) -> frozenset[int]:
-    return frozenset(_print(file, _stub(file)).hashes)
+def _stub_hashes(file: str) -> frozenset[int]:
+    return frozenset(_fingerprint(file, _stub(file)).hashes)
 
 
 def _stub(file: str) -> str:
@@ -185,16 +185,16 @@ def _stub(file: str) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def _print(file: str, text: str) -> CodeFingerprint:
+def _fingerprint(file: str, text: str) -> CodeFingerprint:
     """Every k-gram (window 1). copydetect's own boilerplate filter needs unique k-grams, which these are not."""
     text = _SELF.sub(lambda m: "_" * len(m[0]), text)  # Pygments does not treat these as names
     return CodeFingerprint(file, GRAM, 1, language="python", fp=io.StringIO(text))
 
 
-def _lines_of(text: str, slices: Any, given: set[str]) -> set[int]:
-    """Line numbers covered by slices (starts and ends in characters, maybe empty), without the lines in `given`."""
+def _lines_of(text: str, slices: Any, stub_lines: set[str]) -> set[int]:
+    """Line numbers covered by slices (starts and ends in characters, maybe empty), without those in `stub_lines`."""
     found = set[int]()
     for start, end in zip(*slices, strict=True) if len(slices) else ():
-        first, last = (text.count("\n", 0, int(place)) + 1 for place in (start, max(end - 1, 0)))
+        first, last = (text.count("\n", 0, int(position)) + 1 for position in (start, max(end - 1, 0)))
         found.update(range(first, last + 1))
-    return {n for n, line in enumerate(text.split("\n"), 1) if n in found and line.strip() not in given | {""}}
+    return {n for n, line in enumerate(text.split("\n"), 1) if n in found and line.strip() not in stub_lines | {""}}

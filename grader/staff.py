@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from .console import Out, Wrong, err, known, latest, say
+from .console import Out, Wrong, check_known, err, latest, say
 from .csv_io import Sheet, csv_text, read_text
 from .report import one_line
 
@@ -37,28 +37,28 @@ def serve(
 
     with latest(out_folder, write=bool({add_user, add_users} - {None})) as (book, run, _):
         if add_users is not None:
-            listed = read_text(add_users, f"--add-users: expected a CSV, {add_users}")
-            made, moved, there, named, accounts = [], [], book.graded(run.id), {}, book.accounts()
-            for line, row in Sheet(listed, "--add-users: ", ("login", "submission")):
-                known([row["submission"]], there, f"--add-users: line {line}")
-                named[row["login"]] = row["submission"]
-            for login, name in named.items():
-                if (has := accounts.get(login)) is None:
-                    made.append((login, secrets.token_urlsafe(9), name))
-                elif has.role == "student" and has.name != name:  # handed in again, under another number
-                    moved.append(replace(has, name=name))
-            book.admit([*moved, *(pages.account(login, "student", name, password) for login, password, name in made)])
-            say(f"{len(made)} students added, {len(moved)} moved to another submission; all others stay", err)
-            print(csv_text([("login", "password", "submission"), *made]), end="")
+            text = read_text(add_users, f"--add-users: expected a CSV, {add_users}")
+            added, moved, graded, wanted, accounts = [], [], book.graded(run.id), {}, book.accounts()
+            for line, row in Sheet(text, "--add-users: ", ("login", "submission")):
+                check_known([row["submission"]], graded, f"--add-users: line {line}")
+                wanted[row["login"]] = row["submission"]
+            for login, name in wanted.items():
+                if (existing := accounts.get(login)) is None:
+                    added.append((login, secrets.token_urlsafe(9), name))
+                elif existing.role == "student" and existing.name != name:  # handed in again, under another number
+                    moved.append(replace(existing, name=name))
+            book.admit([*moved, *(pages.account(login, "student", name, password) for login, password, name in added)])
+            say(f"{len(added)} students added, {len(moved)} moved to another submission; all others stay", err)
+            print(csv_text([("login", "password", "submission"), *added]), end="")
             return
         if add_user is not None:
             if role not in ("staff", "student"):
                 raise Wrong(f"--role: expected staff or student, got {role!r}")
             name = (submission or add_user) if role == "student" else ""
             if role == "student":
-                known([name], book.graded(run.id), "--submission")
-            asked = getpass.getpass("password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
-            book.admit([pages.account(add_user, role, name, asked)])
+                check_known([name], book.graded(run.id), "--submission")
+            new_password = getpass.getpass("password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+            book.admit([pages.account(add_user, role, name, new_password)])
             say(f"{add_user}: {role}{f', sees {name}' if name else ''}")
             return
     import logging
@@ -94,11 +94,11 @@ def requests(
     """List requests to be graded again, with their messages; answer one."""
     with latest(out_folder, write=answer is not None) as (book, run, ids):
         if name is not None:
-            known([name], book.graded(run.id), "NAME")
+            check_known([name], book.graded(run.id), "NAME")
         if answer is not None:
             if name is None:
                 raise Wrong("--answer: expected NAME before it")
-            known([exercise] if exercise else [], ids, "--exercise")
+            check_known([exercise] if exercise else [], ids, "--exercise")
             if not answer.strip():
                 raise Wrong("--answer: expected a few words, got nothing")
             before = book.threads().get((name, exercise))
@@ -107,10 +107,10 @@ def requests(
             elif before[-1].state == "closed" and not close:
                 say("this request was closed, and is open again; --close closes it", err)
             book.say(name, exercise, answer, getpass.getuser(), "staff", "closed" if close else "open")
-        threads = {of: said for of, said in book.threads().items() if name in (None, of[0])}
+        threads = {key: messages for key, messages in book.threads().items() if name in (None, key[0])}
         if not threads:
             say("no requests yet")
-        for (whose, about), said in threads.items():
-            say(f"{said[-1].state}: {whose}: {about or 'the whole submission'}")
-            for m in said:
+        for (submission, topic), messages in threads.items():
+            say(f"{messages[-1].state}: {submission}: {topic or 'the whole submission'}")
+            for m in messages:
                 say(f"  {m.at} {m.by} ({m.role}): {one_line(m.text, 300)}")

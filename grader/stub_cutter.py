@@ -23,35 +23,35 @@ class Cutter:
 
     def __init__(self, file: str, text: str, assignment: Assignment):
         self.file, self.assignment, self.lines = file, assignment, ["", *text.splitlines()]
-        self.gone: set[int] = set()
+        self.removed: set[int] = set()
         self.raises: dict[int, str] = {}  # line number → text to insert after it
         self.hidden: set[str] = set()  # private names that were removed
 
     def code(self) -> str:
         self.block(ast.parse("\n".join(self.lines[1:])).body, "", 1, len(self.lines) - 1)
-        kept = []
+        lines = []
         for number, line in enumerate(self.lines):
-            kept += [line] if number and number not in self.gone else []
-            kept += [self.raises[number]] if number in self.raises else []
-        return "\n".join(kept) + "\n"
+            lines += [line] if number and number not in self.removed else []
+            lines += [self.raises[number]] if number in self.raises else []
+        return "\n".join(lines) + "\n"
 
     def block(self, statements: Sequence[ast.stmt], scope: str, first: int, last: int) -> bool:
         """Cut the statements of a block on lines first to last; return whether any statement stays."""
-        cut = stays = False
+        cut = remaining = False
         for node in statements:
             begin = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-            above = begin
-            while above > first and self.is_comment(above - 1):
-                above -= 1
+            top = begin
+            while top > first and self.is_comment(top - 1):
+                top -= 1
             dropped = (cut and _is_string(node)) or not self.statement(node, scope)
             if dropped or cut:  # a comment not directly above may be about removed code
-                self.gone.update(n for n in range(first, begin if dropped else above) if self.is_comment(n))
+                self.removed.update(n for n in range(first, begin if dropped else top) if self.is_comment(n))
             if dropped:
-                self.gone.update(range(begin, _end(node) + 1))
-            cut, stays, first = dropped, stays or not dropped, _end(node) + 1
+                self.removed.update(range(begin, _end(node) + 1))
+            cut, remaining, first = dropped, remaining or not dropped, _end(node) + 1
         if cut:
-            self.gone.update(n for n in range(first, last + 1) if self.is_comment(n))
-        return stays
+            self.removed.update(n for n in range(first, last + 1) if self.is_comment(n))
+        return remaining
 
     def statement(self, node: ast.stmt, scope: str) -> bool:
         """Cut a statement; return whether any part of it stays."""
@@ -78,20 +78,20 @@ class Cutter:
         blocks = [getattr(node, field, []) for field in ("body", "orelse", "finalbody")]
         blocks += [part.body for field in ("handlers", "cases") for part in getattr(node, field, ())]
         blocks = [block for block in blocks if block]
-        stays = [self.block(block, scope, block[0].lineno, _end(block[-1])) for block in blocks]
-        return not blocks or any(stays)
+        remaining = [self.block(block, scope, block[0].lineno, _end(block[-1])) for block in blocks]
+        return not blocks or any(remaining)
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, message: str) -> None:
-        body, kept = node.body[0], node.body[0].lineno - 1
+        body, last = node.body[0], node.body[0].lineno - 1
         if ast.get_docstring(node) is not None:
-            kept = _end(body)
+            last = _end(body)
         elif self.lines[body.lineno][: body.col_offset].strip():  # the body is on the line of its def
-            kept = body.lineno
-            self.lines[kept] = self.lines[kept][: body.col_offset]
-        while not self.lines[kept].strip() or self.is_comment(kept):
-            kept -= 1
-        self.gone.update(n for n in range(kept + 1, self.last(node) + 1) if n <= _end(node) or self.is_comment(n))
-        self.raises[kept] = " " * (node.col_offset + 4) + message
+            last = body.lineno
+            self.lines[last] = self.lines[last][: body.col_offset]
+        while not self.lines[last].strip() or self.is_comment(last):
+            last -= 1
+        self.removed.update(n for n in range(last + 1, self.last(node) + 1) if n <= _end(node) or self.is_comment(n))
+        self.raises[last] = " " * (node.col_offset + 4) + message
 
     def is_comment(self, number: int) -> bool:
         return self.lines[number].lstrip().startswith("#")
@@ -123,8 +123,8 @@ def raising(kernel: bool, file: str, name: str, doc: str | None, column: int, as
 def _exercise(file: str, name: str, assignment: Assignment) -> str:
     """The id of the exercise that an object belongs to: the most similar name in its file, else in its stage."""
     stage = file.partition("/")[0]
-    near = [e for e in assignment.exercises.values() if e.file == file] or assignment.of_stage(stage)
-    best = max(near, key=lambda e: SequenceMatcher(None, e.name, name).ratio(), default=None)
+    candidates = [e for e in assignment.exercises.values() if e.file == file] or assignment.of_stage(stage)
+    best = max(candidates, key=lambda e: SequenceMatcher(None, e.name, name).ratio(), default=None)
     return best.id if best else stage
 
 

@@ -66,26 +66,26 @@ def _tidied(cutters: Mapping[str, Cutter]) -> dict[str, str]:
             if "tl.static_assert(" in code and " as tl" not in code:
                 raise Wrong(f"{file}: a kernel's stub speaks through tl: import triton.language as tl")
             try:
-                code = _less_guarded(code)
+                code = _without_unused_try(code)
             except SyntaxError as error:
                 raise Wrong(f"{file}: the stub is not Python (its line {error.lineno}): {error.msg}") from None
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             (root / file).write_text(code, encoding="utf-8", newline="\n")
-        said = subprocess.run([*_CHECK, root], capture_output=True, text=True)
-        for problem in json.loads(said.stdout):
+        output = subprocess.run([*_CHECK, root], capture_output=True, text=True)
+        for problem in json.loads(output.stdout):
             file = Path(problem["filename"]).relative_to(root).as_posix()
             if problem["code"] == "F821":
-                _miss(file, cutters[file], {re.findall("`(.*)`", problem["message"])[0]})
+                _check_hidden(file, cutters[file], {re.findall("`(.*)`", problem["message"])[0]})
         subprocess.run([*_RUFF, "format", "--quiet", *_AS_THE_KIT, root], check=True)
         stubs = {file: _read(root / file, file) for file in cutters}
     for file, cutter in cutters.items():
         nodes = [*ast.walk(ast.parse(stubs[file]))]
         defined = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-        _miss(file, cutter, {n.attr for n in nodes if isinstance(n, ast.Attribute)} - defined)
+        _check_hidden(file, cutter, {n.attr for n in nodes if isinstance(n, ast.Attribute)} - defined)
     return stubs
 
 
-def _less_guarded(code: str) -> str:
+def _without_unused_try(code: str) -> str:
     """The code without unused `try: import …` blocks, which ruff does not remove."""
     tree, lines = ast.parse(code), code.splitlines(keepends=True)
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
@@ -99,7 +99,7 @@ def _less_guarded(code: str) -> str:
     return "".join(lines)
 
 
-def _miss(file: str, cutter: Cutter, names: set[str]) -> None:
+def _check_hidden(file: str, cutter: Cutter, names: set[str]) -> None:
     """Raise Wrong if the stub uses one of these names although it was removed."""
     for name in sorted(names & cutter.hidden):
         lines = [i for i, line in enumerate(cutter.lines) if re.search(rf"\b{name}\b", line)]

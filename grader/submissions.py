@@ -21,8 +21,8 @@ from lab.course.listing import some
 
 __all__ = ["Submission", "SubmissionError", "UnpackLimits", "Unpacked", "find", "hash_of", "unpack"]
 
-AT_THE_ROOT = ("answers.toml", "writeup.md")
-_MOST_NOTES = 20
+ROOT_FILES = ("answers.toml", "writeup.md")
+_MAX_NOTES = 20
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class Unpacked:
 
 
 def find(
-    paths: list[Path], tell: Callable[[str], None] = lambda line: None, into: Path | None = None
+    paths: list[Path], report: Callable[[str], None] = lambda line: None, into: Path | None = None
 ) -> list[Submission]:
     """The submissions in `paths`, in a stable order. A path is a submission's folder, an archive, or a folder of those.
 
     `layouts.is_one` decides whether a folder is one submission; otherwise each sub-folder and archive in it is one.
-    tell(line) reports doubtful folders and changed names. into: folder for unpacking the archive of a whole class;
+    report(line): called for doubtful folders and new names. into: folder for unpacking the archive of a whole class;
     without it, such an archive counts as one submission.
     """
     found: list[Path] = []
     for given in paths:
         path = _resolved(given)
         if into and path.is_file() and is_archive(path) and received.is_class(path):
-            path = received.unpack(path, into, tell)
+            path = received.unpack(path, into, report)
         one, doubt = layouts.is_one(path) if path.is_dir() else (False, "")
         if doubt:
-            tell(doubt)
+            report(doubt)
         if path.is_dir() and not one:
             children = [c for c in sorted(path.iterdir()) if not ignored(c.name) and (c.is_dir() or is_archive(c))]
             if not children:
@@ -64,9 +64,9 @@ def find(
         elif path.is_dir() or (path.is_file() and is_archive(path)):
             found.append(path)
         else:
-            came = "a file of another kind" if path.exists() else "nothing"
-            raise SubmissionError(f"{given}: expected a folder or {', '.join(SUFFIXES)}, found {came}; check the path")
-    return _named(list(dict.fromkeys(found)), tell)
+            kind = "a file of another kind" if path.exists() else "nothing"
+            raise SubmissionError(f"{given}: expected a folder or {', '.join(SUFFIXES)}, found {kind}; check the path")
+    return _with_unique_names(list(dict.fromkeys(found)), report)
 
 
 def _resolved(given: Path) -> Path:
@@ -82,7 +82,7 @@ def _resolved(given: Path) -> Path:
 def unpack(submission: Submission, destination: Path, limits: UnpackLimits | None = None) -> Unpacked:
     """Copy a submission's files into the new or empty folder `destination`, with modes 0644 and 0755.
 
-    It copies `<stage>/**/*.py`, answers.toml and writeup.md; of a CS336 fork the files that `cs336.place` accepts, plus
+    It copies `<stage>/**/*.py`, answers.toml and writeup.md; of a CS336 fork what `cs336.target_of` accepts, plus
     the bridge. Raises SubmissionError if there is no stage folder, a limit is exceeded, or the archive's headers are
     false; then it removes `destination`.
     """
@@ -92,7 +92,7 @@ def unpack(submission: Submission, destination: Path, limits: UnpackLimits | Non
     source = archives.open_source(submission.path, limits)
     members, layout = list(source.members()), submission.layout
     root = layouts.root_of(members, submission.path.name, layout)
-    chosen, notes = _choose(members, root.parts, limits, cs336.place if root.fork else _place)
+    chosen, notes = _choose(members, root.parts, limits, cs336.target_of if root.fork else _stage_target)
     try:
         _make_folder(destination)
         _write(source, chosen, destination)
@@ -114,28 +114,28 @@ def hash_of(root: Path) -> str:
     return digest.hexdigest()
 
 
-def _named(paths: list[Path], tell: Callable[[str], None]) -> list[Submission]:
+def _with_unique_names(paths: list[Path], report: Callable[[str], None]) -> list[Submission]:
     """Give each path a unique name, also for file systems that ignore case. A safe and free name stays unchanged.
 
     Any other name gets a suffix: ~ and a hash of the file name. No safe name contains ~, so a changed name never takes
     another submission's name, and submissions added later do not change earlier names.
     """
-    given = {path: _stem(path) for path in paths}
+    stems = {path: _stem(path) for path in paths}
     names: dict[Path, str] = {}
     owners: dict[str, Path] = {}
-    for path, stem in given.items():
+    for path, stem in stems.items():
         if stem == _safe(stem) and owners.setdefault(stem.casefold(), path) == path:
             names[path] = stem
     for path in [path for path in paths if path not in names]:
-        own = path.name
+        key = path.name
         while True:
-            name = f"{_safe(given[path])}~{hashlib.sha256(os.fsencode(own)).hexdigest()[:10]}"
+            name = f"{_safe(stems[path])}~{hashlib.sha256(os.fsencode(key)).hexdigest()[:10]}"
             if owners.setdefault(name.casefold(), path) == path:
                 break
-            own += "/"  # another folder has a file of the same name
+            key += "/"  # another folder has a file of the same name
         names[path] = name
-    if changed := [f"{path.name[:60]} is {name}" for path, name in names.items() if name != given[path]]:
-        tell(f"names that were taken or not fit for a file: {some(changed)}")
+    if changed := [f"{path.name[:60]} is {name}" for path, name in names.items() if name != stems[path]]:
+        report(f"names that were taken or not fit for a file: {some(changed)}")
     return [Submission(names[path], path) for path in paths]
 
 
@@ -150,58 +150,58 @@ def _safe(stem: str) -> str:
 
 
 Parts = tuple[str, ...]
-Place = Callable[[Member, Parts, UnpackLimits], Parts]
+TargetOf = Callable[[Member, Parts, UnpackLimits], Parts]
 
 
 def _choose(
-    members: list[Member], root: Parts, limits: UnpackLimits, place: Place
+    members: list[Member], root: Parts, limits: UnpackLimits, target_of: TargetOf
 ) -> tuple[dict[str, Parts], list[str]]:
     """({member name: target}, notes). Notes name links and unsafe names, and count other files that are left out.
 
-    place(member, its parts below the root, limits): the target, or () to leave it out.
+    target_of(member, its parts below the root, limits): the target, or () to leave it out.
     """
     chosen: dict[str, Parts] = {}
-    taken, named, other = set[Parts](), list[str](), list[Member]()
+    targets, unsafe, others = set[Parts](), list[str](), list[Member]()
     times = Counter(member.name for member in members)
     for member in members:
         if member.kind == "folder":
             continue
         if member.problem or member.kind != "file":
             if not any(map(ignored, member.parts)):  # ignore links inside .git
-                named.append(f"left out {member.shown}: {member.problem or member.kind}")
+                unsafe.append(f"left out {member.shown}: {member.problem or member.kind}")
                 continue
-        elif member.parts[: len(root)] == root and (where := _put(member, len(root), limits, place)):
-            if len(where) > limits.depth:
+        elif member.parts[: len(root)] == root and (target := _target(member, len(root), limits, target_of)):
+            if len(target) > limits.depth:
                 raise SubmissionError(f"{member.shown}: expected at most {limits.depth} nested folders; flatten it")
-            if times[member.name] > 1 or where in taken:
+            if times[member.name] > 1 or target in targets:
                 raise SubmissionError(f"{member.shown}: expected each file once, it is there twice; zip it anew")
-            chosen[member.name] = where
-            taken.add(where)
+            chosen[member.name] = target
+            targets.add(target)
             if len(chosen) > limits.files:
                 raise SubmissionError(f"{member.shown}: expected at most {limits.files} files; hand in only the stages")
             continue
         if member.parts != (*root, "__init__.py"):  # the students' archive contains this file
-            other.append(member)
-    for where in chosen.values():
-        if any(where[:i] in taken for i in range(1, len(where))):
-            raise SubmissionError(f"{'/'.join(where)}: its folder is also there as a file; zip it anew")
-    notes = named[:_MOST_NOTES] + ([f"left out {len(named) - _MOST_NOTES} more"] if len(named) > _MOST_NOTES else [])
-    if other:
-        kinds = sorted(Counter(_sort_of(m.parts) for m in other).items(), key=lambda k: (-k[1], k[0]))[:8]
-        which = [m.shown for m in other] if len(other) <= 3 else [f"{count} {kind}" for kind, count in kinds]
-        count = "1 file that is" if len(other) == 1 else f"{len(other)} files that are"
+            others.append(member)
+    for target in chosen.values():
+        if any(target[:i] in targets for i in range(1, len(target))):
+            raise SubmissionError(f"{'/'.join(target)}: its folder is also there as a file; zip it anew")
+    notes = unsafe[:_MAX_NOTES] + ([f"left out {len(unsafe) - _MAX_NOTES} more"] if len(unsafe) > _MAX_NOTES else [])
+    if others:
+        kinds = sorted(Counter(_sort_of(m.parts) for m in others).items(), key=lambda k: (-k[1], k[0]))[:8]
+        which = [m.shown for m in others] if len(others) <= 3 else [f"{count} {kind}" for kind, count in kinds]
+        count = "1 file that is" if len(others) == 1 else f"{len(others)} files that are"
         notes.append(f"left out {count} no part of a submission: {', '.join(which)}")
     return chosen, notes
 
 
-def _put(member: Member, depth: int, limits: UnpackLimits, place: Place) -> tuple[str, ...]:
-    where = member.parts[depth:]
-    return () if not where or any(map(ignored, where)) else place(member, where, limits)
+def _target(member: Member, depth: int, limits: UnpackLimits, target_of: TargetOf) -> tuple[str, ...]:
+    path = member.parts[depth:]
+    return () if not path or any(map(ignored, path)) else target_of(member, path, limits)
 
 
-def _place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
-    code = len(where) > 1 and where[0] in layouts.stages() and where[-1].endswith(".py") and where[-1] != "conftest.py"
-    return where if code or where in [(name,) for name in AT_THE_ROOT] else ()
+def _stage_target(member: Member, path: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
+    code = len(path) > 1 and path[0] in layouts.stages() and path[-1].endswith(".py") and path[-1] != "conftest.py"
+    return path if code or path in [(name,) for name in ROOT_FILES] else ()
 
 
 def _sort_of(parts: tuple[str, ...]) -> str:

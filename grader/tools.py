@@ -56,7 +56,7 @@ def mutants(
 ) -> None:
     """Check the tests: every mutant of the reference must die, every variant must live."""
     from . import mutants as m
-    from . import operators as made
+    from . import operators as rules
 
     known = [s.name for s in default().stages]
     if bad := [s for s in stage or [] if s not in known]:
@@ -70,8 +70,8 @@ def mutants(
                 out.print(f"{name}: {count} mutants are known by their messages")
             return
         if operators:
-            asked = [e for e in only or default().exercises.values() if e.stage in stages and e.track == "cpu"]
-            changes = made.drawn([e.id for e in asked], most, seed)
+            selected = [e for e in only or default().exercises.values() if e.stage in stages and e.track == "cpu"]
+            changes = rules.drawn([e.id for e in selected], most, seed)
             left = m.survivors(changes, bar, seed)
             out.print(f"changes made {len(changes)}, survived {len(left)}: each makes no difference, or shows a gap")
             for change in left:
@@ -91,14 +91,14 @@ def mutants(
             )
             for line in [*kills["survived"], *lives["failed"]]:
                 out.print(f"  {line}", style="red", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(0 if all(m.fine(o) for o in outcome.values()) else 1)
+    sys.exit(0 if all(m.passed(o) for o in outcome.values()) else 1)
 
 
 def parts(exercise: Annotated[str, typer.Argument(help="Its id, or the end of it.")]) -> None:
     """List all files and lines that belong to an exercise, for deleting it."""
     from . import parts as p
 
-    for file, what in p.of(default().named(exercise)[0]):
+    for file, what in p.locations(default().named(exercise)[0]):
         out.print(f"{file}: {what}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -146,19 +146,19 @@ def release(
     from . import release as releases
     from .release import plan as plans
 
-    here = plan or (Path(plans.NAME) if Path(plans.NAME).is_file() else None)
-    if on and here is None:
+    plan_file = plan or (Path(plans.NAME) if Path(plans.NAME).is_file() else None)
+    if on and plan_file is None:
         raise Wrong(f"--on: expected a plan of what is out from when; write {plans.NAME}, or leave --on out")
     ids: tuple[str, ...] = ()
-    if here:
-        planned, day = plans.read(here), on.date() if on else date.today()
+    if plan_file:
+        planned, day = plans.read(plan_file), on.date() if on else date.today()
         if profile not in (None, planned.profile):
-            raise Wrong(f"--profile: expected {planned.profile}, as {here} says, or none; got {profile!r}")
-        profile, ids, then = planned.profile, planned.out(day), planned.next(day)
+            raise Wrong(f"--profile: expected {planned.profile}, as {plan_file} says, or none; got {profile!r}")
+        profile, ids, next_day = planned.profile, planned.out(day), planned.next(day)
         for remark in planned.remarks():
-            say(f"{here}: {remark}", err)
-        more = f"; more on {then}" if then else ""
-        say(f"{here}: {len(ids)} of the {len(default().profiles[profile])} of {profile} are out on {day}{more}")
+            say(f"{plan_file}: {remark}", err)
+        more = f"; more on {next_day}" if next_day else ""
+        say(f"{plan_file}: {len(ids)} of the {len(default().profiles[profile])} of {profile} are out on {day}{more}")
     profile = profile or "full"
     default().of_profile(profile)  # raises AssignmentError for an unknown name
     count = releases.archive(out_file, profile, ids)
@@ -218,13 +218,13 @@ def similarity(
     from . import submissions
     from .report import pairs as pages
 
-    tell = functools.partial(say, to=err)
-    ours, before = submissions.find(paths, tell), submissions.find(earlier, tell) if earlier else []
+    report_line = functools.partial(say, console=err)
+    current, older = submissions.find(paths, report_line), submissions.find(earlier, report_line) if earlier else []
     with progress(False) as bar:
-        given = itertools.chain(alike.of_class(ours), alike.of_class(before, "earlier"))
-        read = [*bar.track(given, total=len(ours) + len(before), description="reading")]
-        left_out = [p for p in read if isinstance(p, str)]
-        parties = [p for p in read if not isinstance(p, str)]
+        source = itertools.chain(alike.of_class(current), alike.of_class(older, "earlier"))
+        results = [*bar.track(source, total=len(current) + len(older), description="reading")]
+        left_out = [p for p in results if isinstance(p, str)]
+        parties = [p for p in results if not isinstance(p, str)]
         parties.append(alike.of_kit({file for p in parties for file in p.files}))
         found_pairs = alike.pairs(parties, functools.partial(bar.track, description="comparing"))
     with writing(out_folder):

@@ -77,7 +77,7 @@ def judge(root: Path, ids: Iterable[str]) -> tuple[list[Answer], list[str]]:
     """(an answer for each question in ids, notes for the report) of the submission unpacked at root."""
     known = default().questions
     given, notes = answers.read(root, [known[id] for id in ids])
-    return [_judged(g) for g in given], notes
+    return [_judge_one(g) for g in given], notes
 
 
 def score(graded: Graded) -> list[QuestionScore]:
@@ -111,15 +111,15 @@ def generated(student: Path) -> dict[Path, str]:
     Raises AssignmentError if a chapter has no markers for them.
     """
     questions = default()
-    made = {student / name: text for name, text in answers.templates(questions).items()}
+    texts = {student / name: text for name, text in answers.templates(questions).items()}
     for stage in dict.fromkeys(q.stage for q in questions.questions.values()):
         chapter = ROOT / "handout" / f"{stage}.md"
         before, begin, rest = chapter.read_text(encoding="utf-8").partition(f"{BEGIN}\n")
         _, end, after = rest.partition(f"{END}\n")
         if not (begin and end):
             raise AssignmentError(f"{chapter.name}: expected {BEGIN} … {END} around its questions; put both in")
-        made[chapter] = before + begin + section(questions.of_stage(stage)) + end + after
-    return made
+        texts[chapter] = before + begin + section(questions.of_stage(stage)) + end + after
+    return texts
 
 
 def out_of_step(student: Path) -> dict[Path, str]:
@@ -133,8 +133,8 @@ def out_of_step(student: Path) -> dict[Path, str]:
 def section(questions: Iterable[Question]) -> str:
     lines = []
     for q in questions:
-        worth = f"{q.points:g} {'point' if q.points == 1 else 'points'}"
-        lines += answers.wrapped(f"**Question `{q.id}`** ({worth}; {q.asks}). {q.text}")
+        points = f"{q.points:g} {'point' if q.points == 1 else 'points'}"
+        lines += answers.wrapped(f"**Question `{q.id}`** ({points}; {q.asks}). {q.text}")
         for item in (*(f"{letter}: {text}" for letter, text in q.options), *_criteria(q)):
             lines += answers.wrapped(item, "- ", "  ")
         lines += [""]
@@ -142,11 +142,11 @@ def section(questions: Iterable[Question]) -> str:
 
 
 def _criteria(q: Question) -> Iterable[str]:
-    alike = {c.points for c in q.criteria} == {1}
-    return (f"*{c.name}*{'' if alike else f' ({c.points:g})'}: {c.text}" for c in q.criteria)
+    uniform = {c.points for c in q.criteria} == {1}
+    return (f"*{c.name}*{'' if uniform else f' ({c.points:g})'}: {c.text}" for c in q.criteria)
 
 
-def _judged(g: Given) -> Answer:
+def _judge_one(g: Given) -> Answer:
     q = g.question
     if g.problem:
         return Answer(q.id, g.shown, "unreadable", 0.0, g.problem)
@@ -167,9 +167,9 @@ def _judged(g: Given) -> Answer:
         return Answer(q.id, g.shown, "right" if right else "wrong", float(right))
     assert isinstance(want, float | int)
     assert isinstance(g.value, float)
-    off = abs(g.value - want) / abs(want)
+    deviation = abs(g.value - want) / abs(want)
     for band, outcome, share in zip(q.bands, ("right", "near"), (1.0, 0.5), strict=False):
-        if off <= band * (1 + 1e-9):
+        if deviation <= band * (1 + 1e-9):
             return Answer(q.id, g.shown, outcome, share)
     message = f"asked for {q.closeness}"
     for factor, slip in _SLIPS:

@@ -30,7 +30,7 @@ ADVISORY = "advisory"  # a kind of test that lab.course.scoring does not count
 TESTS = ROOT / "tests" / "cs336"
 _PACKAGES = ("cs336_systems", "cs336_basics")
 _DATA = (".json", ".toml", ".txt", ".yaml", ".yml")
-_NOT_THEIRS = ("lab", "venv", "env", "build", "dist", "wandb")
+_EXCLUDED = ("lab", "venv", "env", "build", "dist", "wandb")
 _NEEDS_CUDA = re.compile(
     r"not compiled with CUDA|No CUDA GPUs|Found no NVIDIA|0 active drivers|NVTX functions not installed"
     r"|dummy base class|has no attribute '_cuda_|no NVIDIA driver|libcuda"
@@ -48,21 +48,21 @@ def roots(members: Sequence[Member]) -> list[tuple[str, ...]]:
     return sorted(root for root in found if len(root) == min(map(len, found)))
 
 
-def place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
-    """The target of a file that lies at `where` below the root: the same path, or () to leave it out.
+def target_of(member: Member, path: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
+    """The target of a file whose path below the root is `path`: the same path, or () to leave it out.
 
     Code is taken, except tests and files that the bridge replaces. Text data is taken inside the course's packages, if
     it is within the limits. The package cs336_basics may lie in any folder: the bridge finds it by the pyproject.toml
     files.
     """
-    ours = where[0] in _NOT_THEIRS or (BRIDGE / where[0]).exists()
-    if where[-1] == "pyproject.toml":
-        return () if ours else where
-    if where[-1].endswith(_DATA):
-        return where if {*_PACKAGES} & {*where[:-1]} and member.size <= limits.file_bytes else ()
-    if not where[-1].endswith(".py") or where[-1] == "conftest.py":
+    excluded = path[0] in _EXCLUDED or (BRIDGE / path[0]).exists()
+    if path[-1] == "pyproject.toml":
+        return () if excluded else path
+    if path[-1].endswith(_DATA):
+        return path if {*_PACKAGES} & {*path[:-1]} and member.size <= limits.file_bytes else ()
+    if not path[-1].endswith(".py") or path[-1] == "conftest.py":
         return ()
-    return () if ours or ("tests" in where[:-1] and (where[0] != "tests" or len(where) > 2)) else where
+    return () if excluded or ("tests" in path[:-1] and (path[0] != "tests" or len(path) > 2)) else path
 
 
 def edition(adapters: bytes) -> str:
@@ -94,9 +94,9 @@ class Asked:
     def counts(self, id: str) -> bool:
         return id.startswith("tests/cs336/") or self._matches(id, "counts")
 
-    def _matches(self, id: str, which: str) -> bool:
+    def _matches(self, id: str, key: str) -> bool:
         name = id.removeprefix("tests/")
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in profiles()[self.edition][which])
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in profiles()[self.edition][key])
 
 
 @functools.cache
@@ -122,9 +122,9 @@ def settled(results: Iterable[Result], edition: str) -> list[Result]:
     But if some counting test of an adapter passes, the adapter does run here. Then a test that asks for a GPU still
     counts as failed: otherwise a fork could ask for a GPU wherever its code is wrong.
     """
-    asked, results = Asked(edition), list(results)
-    works = {_adapter(r) for r in results if r.outcome == "passed" and asked.counts(r.id)}
-    return [_settled(r, asked.counts(r.id), _adapter(r) in works) for r in results]
+    selection, results = Asked(edition), list(results)
+    working = {_adapter(r) for r in results if r.outcome == "passed" and selection.counts(r.id)}
+    return [_course_result(r, selection.counts(r.id), _adapter(r) in working) for r in results]
 
 
 def _adapter(r: Result) -> tuple[str, bool]:
@@ -132,12 +132,12 @@ def _adapter(r: Result) -> tuple[str, bool]:
     return r.exercise, "triton" in r.test.rpartition("::")[2]
 
 
-def _settled(r: Result, counts: bool, works: bool) -> Result:
+def _course_result(r: Result, counts: bool, works: bool) -> Result:
     kind = r.kind if counts else ADVISORY
-    if r.outcome == "failed" and r.reason in ("raised", "import") and (lacks := _lacks(r.message)):
+    if r.outcome == "failed" and r.reason in ("raised", "import") and (missing := _missing(r.message)):
         if works and counts:
             return replace(r, kind=kind, message=f"{r.message}\ncounts as failed: other tests of this adapter ran here")
-        return replace(r, kind=kind, outcome="not_run", reason=lacks, message="", public="")
+        return replace(r, kind=kind, outcome="not_run", reason=missing, message="", public="")
     return replace(r, kind=kind)
 
 
@@ -150,13 +150,13 @@ def borrowed(root: Path) -> list[str]:
     return sorted(line for line in found if line.rpartition(": ")[2].startswith("lab."))
 
 
-def own(root: Path) -> list[str]:
+def fork_files(root: Path) -> list[str]:
     """The Python files of an unpacked fork, without those of the bridge."""
     files = (p.relative_to(root) for p in sorted(root.rglob("*.py")))
     return [file.as_posix() for file in files if not (HERE / "bridge" / file).exists()]
 
 
-def _lacks(message: str) -> str:
+def _missing(message: str) -> str:
     """Name the thing that this machine lacks for the test; "" if the test failed for another reason."""
     if _NEEDS_CUDA.search(message):
         return "needs CUDA: the code asks for a GPU, and there is none in the sandbox"

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from grader.batch import new_seed
-from grader.release import below, read, write_zip
+from grader.release import files_below, read, write_zip
 from lab.course.assignment import ROOT
 
 from .harness import failed
@@ -21,9 +21,9 @@ _MAKERS = ("mutants", "variants", "hostile", "release")  # folders of grader/ th
 def files(profile: str) -> dict[str, bytes]:
     """All files of the archive by name, with a new secret seed."""
     found = read([*ROOT.glob("*.toml"), *(ROOT / name for name in _ROOT_FILES)])
-    found |= read(below("lab"))
-    found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] != "kit")
-    found |= read(p for p in below("grader") if p.relative_to(ROOT).parts[1] not in _MAKERS)
+    found |= read(files_below("lab"))
+    found |= read(p for p in files_below("tests") if p.relative_to(ROOT).parts[1] != "kit")
+    found |= read(p for p in files_below("grader") if p.relative_to(ROOT).parts[1] not in _MAKERS)
     found |= {name: (HERE / name).read_bytes() for name in SCRIPTS}
     found["settings.json"] = json.dumps({"profile": profile, "seed": new_seed()}, indent=1).encode()
     found["failed.json"] = json.dumps(failed(), indent=1).encode()
@@ -33,5 +33,5 @@ def files(profile: str) -> dict[str, bytes]:
 def archive(out: Path, profile: str) -> int:
     """Write the archive and return its number of files. Raises Wrong if it cannot be written."""
     found = files(profile)
-    write_zip(out, found, run=SCRIPTS)
+    write_zip(out, found, executable=SCRIPTS)
     return len(found)

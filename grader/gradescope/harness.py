@@ -36,13 +36,13 @@ def grade(root: Path) -> dict[str, Any]:
 
     settings = json.loads((ROOT / "settings.json").read_text(encoding="utf-8"))
     profile = settings["profile"]
-    ids, asked = default().profiles[profile], questions().of_profile(profile)
+    ids, question_ids = default().profiles[profile], questions().of_profile(profile)
     isolation = strongest()
     with tempfile.TemporaryDirectory(prefix="expected-") as cache:
-        wanted = Settings(settings["seed"], ids, isolation, cache, asked)
-        graded = grade_one(Submission("submission", root / "submission", layouts.of_profile(profile)), wanted)
+        run_settings = Settings(settings["seed"], ids, isolation, cache, question_ids)
+        graded = grade_one(Submission("submission", root / "submission", layouts.of_profile(profile)), run_settings)
     print(f"isolation: {isolation}", exports.evidence(graded), sep="\n")
-    return {**exports.gradescope(graded, default(), ids, asked), "leaderboard": entries(graded, default(), ids)}
+    return {**exports.gradescope(graded, default(), ids, question_ids), "leaderboard": entries(graded, default(), ids)}
 
 
 def failed() -> dict[str, Any]:

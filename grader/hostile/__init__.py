@@ -4,8 +4,8 @@ They are data, `grader/hostile/*.toml`: a table `[technique.name]`, a technique 
 attacks, why it is plausible, and the tests that it must fail, since its code without the trick fails them; without
 `loses` it may earn nothing. It hands in `code` (the exercise's file), `files`, edits of a copy of the reference as
 mutants have them, or several of these; or an archive that a function of `archives` writes. `like` names a table of
-shared.toml: the attack has its keys, too, and makes its edits first. Without `exercise` an attack is on USUAL, which is
-small and has several ranks; an archive without one must be refused before anything runs.
+shared.toml: the attack has its keys, too, and makes its edits first. Without `exercise` an attack is on
+DEFAULT_EXERCISE, which is small and has several ranks; an archive without one must be refused before anything runs.
 grader/hostility.py grades them. `strangers.toml` holds attacks by an author who had not seen the tests.
 """
 
@@ -23,7 +23,7 @@ from . import archives
 HERE = Path(__file__).parent
 HONEST = "honest"  # the technique of what is none
 EVERYTHING = ("everything",)
-USUAL = "benchmarking.straggler"
+DEFAULT_EXERCISE = "benchmarking.straggler"
 _KEYS = {"why", "exercise", "loses", "needs", "open", "code", "files", "file", "old", "new", "edits", "archive"}
 
 
@@ -71,12 +71,12 @@ def read() -> list[Attack]:
     found = [
         _attack(path.name, technique, name, table)
         for path in sorted(HERE.glob("*.toml")) if path.name not in ("techniques.toml", "shared.toml")
-        for technique, named in _tables(path).items()
-        for name, table in named.items()
+        for technique, attacks in _tables(path).items()
+        for name, table in attacks.items()
     ]  # fmt: skip
     names = [a.name.casefold() for a in found]
-    if twice := sorted(name for name in names if names.count(name) > 1):
-        raise Wrong(f"two attacks are named {twice[0]}: names are unique")
+    if duplicates := sorted(name for name in names if names.count(name) > 1):
+        raise Wrong(f"two attacks are named {duplicates[0]}: names are unique")
     return found
 
 
@@ -99,7 +99,7 @@ def _attack(source: str, technique: str, name: str, table: dict) -> Attack:
         raise Wrong(f"{where}: expected `why` and some of {', '.join(sorted(_KEYS))}; got {sorted(unknown)}")
     if technique not in techniques():
         raise Wrong(f"{where}: expected a technique of techniques.toml")
-    exercise = table.get("exercise", "" if "archive" in table else USUAL)
+    exercise = table.get("exercise", "" if "archive" in table else DEFAULT_EXERCISE)
     if exercise not in ("", *exercises):
         raise Wrong(f"{where}: expected an exercise of {ROOT.name}/assignment.toml, got {exercise!r}")
     file = exercises[exercise].file if exercise else ""

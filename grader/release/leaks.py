@@ -43,15 +43,15 @@ class Solutions:
     def __init__(self, reference: Path, stubs: dict[str, str]):
         """stubs: relative file to text, as grader.stubs.generate returns them."""
         self.needles: dict[tuple[str, ...], Leak] = {}
-        given = {window for stub in stubs.values() for window in _windows(tokens(stub))}
+        allowed = {window for stub in stubs.values() for window in _windows(tokens(stub))}
         for file, stub in stubs.items():
-            own = (reference / file).read_text(encoding="utf-8").splitlines()
-            for what, start, end, _, _ in SequenceMatcher(None, own, stub.splitlines(), autojunk=False).get_opcodes():
-                lines = enumerate(own[start:end] if what in ("delete", "replace") else (), start + 1)
+            code = (reference / file).read_text(encoding="utf-8").splitlines()
+            for what, start, end, _, _ in SequenceMatcher(None, code, stub.splitlines(), autojunk=False).get_opcodes():
+                lines = enumerate(code[start:end] if what in ("delete", "replace") else (), start + 1)
                 cut = [(word, n) for n, line in lines if not _IMPORT.match(line) for word in tokens(line)]
                 for window, (_, line) in zip(_windows(tuple(word for word, _ in cut)), cut, strict=False):
-                    if window not in given:
-                        self.needles.setdefault(window, Leak("", line, file, own[line - 1].strip()))
+                    if window not in allowed:
+                        self.needles.setdefault(window, Leak("", line, file, code[line - 1].strip()))
 
     def find(self, text: str) -> Iterator[Leak]:
         """Each line of the reference's solutions that begins a leak in `text`, once."""
@@ -95,6 +95,6 @@ def _views(text: str) -> Iterator[str]:
 
 
 def _unescaped(text: str) -> str:
-    for pattern, by in _ESCAPES:
-        text = pattern.sub(by, text)
+    for pattern, replacement in _ESCAPES:
+        text = pattern.sub(replacement, text)
     return text

@@ -23,27 +23,27 @@ class Plan:
     profile: str
     days: dict[datetime.date, tuple[str, ...]]
 
-    def out(self, on: datetime.date) -> tuple[str, ...]:
+    def out(self, today: datetime.date) -> tuple[str, ...]:
         """Exercises released up to a day, in the handout's order. Raises AssignmentError before the first day."""
-        ids = {id for day, new in self.days.items() if day <= on for id in new}
+        ids = {id for day, new in self.days.items() if day <= today for id in new}
         if not ids:
             first = min(self.days)
-            raise Reader(self.file).fail("--on", f"{first} or later, when {self.days[first][0]} comes out", str(on))
+            raise Reader(self.file).fail("--on", f"{first} or later, when {self.days[first][0]} comes out", str(today))
         return tuple(id for id in default().exercises if id in ids)
 
-    def next(self, on: datetime.date) -> datetime.date | None:
-        return next((day for day in self.days if day > on), None)
+    def next(self, today: datetime.date) -> datetime.date | None:
+        return next((day for day in self.days if day > today), None)
 
     def remarks(self) -> list[str]:
         """Warnings: a line per exercise released before its prerequisite, and one for exercises never released."""
-        order = {id: day for day, new in self.days.items() for id in new}
+        day_of = {id: day for day, new in self.days.items() for id in new}
         lines = [
-            f"{id} comes out on {order[id]}; it builds on {need}, which comes out {order.get(need, 'never')}"
-            for id in order
+            f"{id} comes out on {day_of[id]}; it builds on {need}, which comes out {day_of.get(need, 'never')}"
+            for id in day_of
             for need in default().exercises
-            if need in needed(id) and not (need in order and order[need] <= order[id])
+            if need in needed(id) and not (need in day_of and day_of[need] <= day_of[id])
         ]
-        if never := [id for id in default().profiles[self.profile] if id not in order]:
+        if never := [id for id in default().profiles[self.profile] if id not in day_of]:
             lines.append(f"{len(never)} of profile {self.profile} never come out: {', '.join(never)}")
         return lines
 
@@ -56,14 +56,14 @@ def read(path: Path) -> Plan:
     if profile not in assignment.profiles:
         raise reader.fail("profile", f"one of {', '.join(assignment.profiles)}", profile)
     table = reader.get(data, "out", "", dict, "a table: 2026-11-02 = [exercises or stages]")
-    taken: dict[str, str] = {}  # exercise → its day
+    released: dict[str, str] = {}  # exercise → its day
     days = {}
     for day, key in sorted((_day(reader, key), key) for key in table):
-        named = reader.strings(table, key, "out.")
-        ids = [id for name in named for id in _ids(reader, f"out.{key}", name, assignment, profile, taken)]
+        names = reader.strings(table, key, "out.")
+        ids = [id for name in names for id in _ids(reader, f"out.{key}", name, assignment, profile, released)]
         if not ids:
-            raise reader.fail(f"out.{key}", "at least one exercise or stage", list(named))
-        taken |= dict.fromkeys(ids, key)
+            raise reader.fail(f"out.{key}", "at least one exercise or stage", list(names))
+        released |= dict.fromkeys(ids, key)
         days[day] = tuple(ids)
     if not days:
         raise reader.fail("out", "at least one day: 2026-11-02 = [exercises or stages]", {})
@@ -77,10 +77,10 @@ def _day(reader: Reader, key: str) -> datetime.date:
         raise reader.fail("out", "days such as 2026-11-02", key) from None
 
 
-def _ids(reader: Reader, where: str, name: str, known: Assignment, profile: str, taken: dict[str, str]) -> list[str]:
+def _ids(reader: Reader, where: str, name: str, known: Assignment, profile: str, released: dict[str, str]) -> list[str]:
     """The id of an exercise, or the ids of a stage that no earlier day has released."""
     if name in {s.name for s in known.stages}:
-        if left := [id for id in known.profiles[profile] if id.startswith(f"{name}.") and id not in taken]:
+        if left := [id for id in known.profiles[profile] if id.startswith(f"{name}.") and id not in released]:
             return left
         raise reader.fail(where, f"a stage of which something of {profile} is left", name)
     try:
@@ -89,6 +89,6 @@ def _ids(reader: Reader, where: str, name: str, known: Assignment, profile: str,
         raise AssignmentError(f"{reader.file}: {where}: {error}") from None
     if name not in known.profiles[profile]:
         raise reader.fail(where, f"an exercise of profile {profile}", name)
-    if name in taken:
-        raise reader.fail(where, f"an exercise once; {name} is out on {taken[name]} already", name)
+    if name in released:
+        raise reader.fail(where, f"an exercise once; {name} is out on {released[name]} already", name)
     return [name]

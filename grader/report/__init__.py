@@ -39,8 +39,8 @@ def plain(text: str, limit: int) -> str:
     unread = max(0, len(text) - 8 * limit)
     if len(head) <= limit and not unread:
         return head
-    kept = head[: limit - 40]
-    return f"{kept}… ({len(head) - len(kept) + unread} more characters)"
+    start = head[: limit - 40]
+    return f"{start}… ({len(head) - len(start) + unread} more characters)"
 
 
 def fit(row: Any, exact: Collection[str] = ()) -> Any:
@@ -65,14 +65,14 @@ def one_line(text: str, limit: int) -> str:
 def labels(names: Iterable[str]) -> dict[str, str]:
     """name → label to show. Labels are unique, so that no submission can pose as another."""
     shown: dict[str, str] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
     for name in names:
         label = one_line(name, 120) or "(no name)"
-        if label in taken or label != name:
+        if label in used or label != name:
             label = f"{label} #{_digest(name)}"
-        while label in taken:  # another submission has exactly this name
+        while label in used:  # another submission has exactly this name
             label += "'"
-        taken.add(label)
+        used.add(label)
         shown[name] = label
     return shown
 

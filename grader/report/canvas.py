@@ -22,13 +22,13 @@ _IDS = ("SIS Login ID", "SIS User ID", "ID")
 
 def canvas(
     roster: str, column: str, graded: AllGraded, assignment: Assignment, ids: Collection[str],
-    whose: Sequence[Mapping[str, str]] = (),
+    people_rows: Sequence[Mapping[str, str]] = (),
 ) -> tuple[str, list[str], list[str]]:  # fmt: skip
     """(CSV to import into Canvas, lines about what is left out, students without a submission).
 
     roster: Canvas' own export, or a CSV written by this function: columns that identify students, and the column of the
     assignment, with its points in the row Points Possible. column: the assignment's heading in Canvas, as in
-    "Shardlings (1234)". whose: rows of people.csv, for submissions whose name does not identify the student.
+    "Shardlings (1234)". people_rows: those of people.csv, for submissions whose name does not identify the student.
 
     A cell is the column's points times the fraction earned of the points that count, code and written part together.
     A submission belongs to the student whose login, SIS id or Canvas id is its name, or is in its name if Canvas named
@@ -36,33 +36,33 @@ def canvas(
     empty cell, which Canvas ignores. Raises Wrong.
     """
     table = Sheet(roster)
-    who = [name for name in CANVAS if name in table.headings]
-    if not {"Student", "ID"} <= set(who):
-        came = ", ".join(table.headings)[:200] or "nothing"
-        raise Wrong(f"expected Canvas' export with columns Student and ID, got {came}")
+    id_columns = [name for name in CANVAS if name in table.headings]
+    if not {"Student", "ID"} <= set(id_columns):
+        present = ", ".join(table.headings)[:200] or "nothing"
+        raise Wrong(f"expected Canvas' export with columns Student and ID, got {present}")
     if column not in table.headings:
-        near = difflib.get_close_matches(column, table.headings, 3, 0.3) or ["none like it"]
-        raise Wrong(f"expected a column {column!r}, got {', '.join(near)}; create the assignment, export again")
+        similar = difflib.get_close_matches(column, table.headings, 3, 0.3) or ["none like it"]
+        raise Wrong(f"expected a column {column!r}, got {', '.join(similar)}; create the assignment, export again")
     students = [student for _, student in table]
-    of_column = next((s for s in students if s["Student"] == POSSIBLE), dict.fromkeys(table.headings, ""))
+    possible_row = next((s for s in students if s["Student"] == POSSIBLE), dict.fromkeys(table.headings, ""))
     try:
-        worth = float(of_column[column])
+        maximum = float(possible_row[column])
     except ValueError:
-        worth = math.nan
-    if not 0 < worth < math.inf:
+        maximum = math.nan
+    if not 0 < maximum < math.inf:
         raise Wrong(
-            f"expected the points of {column!r} in the row {POSSIBLE}, got {of_column[column]!r}; "
+            f"expected the points of {column!r} in the row {POSSIBLE}, got {possible_row[column]!r}; "
             "give the assignment points in Canvas, export again"
         )
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
     students_of: dict[str, list[Mapping[str, str]]] = defaultdict(list)
-    for row in whose:
+    for row in people_rows:
         students_of[row["submission"]].append(row)
     for name in graded:
-        listed = [key for row in students_of[name] for key in _keys(row["login"], row["id"])]
-        for key in dict.fromkeys([*_owner_keys(name), *listed]):
+        row_keys = [key for row in students_of[name] for key in _keys(row["login"], row["id"])]
+        for key in dict.fromkeys([*_owner_keys(name), *row_keys]):
             owners[key].append(name)
-    rows = [[*who, disarmed(column)], [POSSIBLE, *[""] * (len(who) - 1), f"{worth:g}"]]
+    rows = [[*id_columns, disarmed(column)], [POSSIBLE, *[""] * (len(id_columns) - 1), f"{maximum:g}"]]
     left_out = {n: "" if students_of[n] else f"{n} belongs to nobody on the roster" for n in graded}
     absent, known = [], {(key, s.get(key, "").casefold()) for s in students for key in _IDS if s["ID"]}
     for student in students:
@@ -72,27 +72,27 @@ def canvas(
         names = next((owners[key] for key in keys if key[1] and key in owners), [])
         cell = ""
         if names:
-            own = people.counting(names, graded)
+            counting = people.counting(names, graded)
             for name in names:
                 why = "was refused" if graded[name].status == "refused" else "is an earlier attempt"
-                left_out[name] = f"{name} {why}; {own} counts"
-            got, counts, _ = standing(graded[own], assignment, ids)
-            left_out.pop(own, None)
-            if graded[own].status == "refused":
-                left_out[own] = f"{own} was refused, so the cell of its student stays empty"
+                left_out[name] = f"{name} {why}; {counting} counts"
+            got, counts, _ = standing(graded[counting], assignment, ids)
+            left_out.pop(counting, None)
+            if graded[counting].status == "refused":
+                left_out[counting] = f"{counting} was refused, so the cell of its student stays empty"
             elif counts:
-                cell = str(number(worth * got / counts))
+                cell = str(number(maximum * got / counts))
             else:
-                left_out[own] = f"nothing of {own} counts, so the cell of its student stays empty"
+                left_out[counting] = f"nothing of {counting} counts, so the cell of its student stays empty"
         elif student["Student"] != _TEST_STUDENT:
             absent.append(one_line(student["Student"], 300))
-        rows.append([*(disarmed(one_line(student[key], 300)) for key in who), cell])
-    strangers = [
+        rows.append([*(disarmed(one_line(student[key], 300)) for key in id_columns), cell])
+    unmatched = [
         f"{people.NAME}: {row['student'] or row['login']} of {row['submission']} is not on the roster: it has neither "
         f"{row['login'] or 'a login'} nor {row['id'] or 'an id'}; write the student's id of Canvas into the column id"
-        for row in whose if row["submission"] in graded and not known.intersection(_keys(row["login"], row["id"]))
+        for row in people_rows if row["submission"] in graded and not known.intersection(_keys(row["login"], row["id"]))
     ]  # fmt: skip
-    return csv_text(rows), [*filter(None, left_out.values()), *strangers], absent
+    return csv_text(rows), [*filter(None, left_out.values()), *unmatched], absent
 
 
 def _keys(*ids: str) -> list[tuple[str, str]]:
@@ -102,5 +102,5 @@ def _keys(*ids: str) -> list[tuple[str, str]]:
 
 def _owner_keys(name: str) -> list[tuple[str, str]]:
     """(column, value) pairs by which a submission's name may identify its student: an id, or Canvas' file name."""
-    canvas, whole = people.CANVAS_FILE.fullmatch(name), name.casefold()
-    return [("SIS Login ID", whole), ("SIS User ID", whole), ("ID", canvas["student"] if canvas else whole)]
+    canvas, folded = people.CANVAS_FILE.fullmatch(name), name.casefold()
+    return [("SIS Login ID", folded), ("SIS User ID", folded), ("ID", canvas["student"] if canvas else folded)]

@@ -13,10 +13,10 @@ from .. import people, written
 from ..graded import AllGraded, Graded
 from ..policy import Grade
 from . import labels, one_line, page_name, plain
-from .summary import SYMBOLS, Told, decisions, readable, state
+from .summary import SYMBOLS, Remark, decisions, readable, state
 
 # State → CSS class. States that share a class join into one HTML element; else a large class has too many.
-_DRAWN = {
+_CSS_CLASSES = {
     "passed": "passed", "partly": "failed", "failed": "failed", "not_run": "not_run", "inconclusive": "not_run",
     "excluded": "not_run", "not_attempted": "not_run",
 }  # fmt: skip
@@ -41,7 +41,7 @@ class ClassRow:
     scores: list[ExerciseScore]  # all exercises, also excluded ones
     message: str
     written: tuple[float, float, float]  # points earned, possible, and not marked yet
-    decisions: list[Told]  # decisions in force, and missed due dates
+    decisions: list[Remark]  # decisions in force, and missed due dates
     superseded: bool = False  # another attempt of the same student counts; left out of statistics
 
     @property
@@ -54,8 +54,8 @@ class ClassRow:
         for _, group in groupby(self.scores, key=lambda s: s.exercise.stage):
             scores = list(group)
             states = ["excluded" if s.exercise.id in self.grade.excluded else state(s) for s in scores]
-            drawn = groupby(states, key=_DRAWN.__getitem__)
-            runs = [(how, "".join(SYMBOLS[name] for name in same)) for how, same in drawn]
+            groups = groupby(states, key=_CSS_CLASSES.__getitem__)
+            runs = [(css_class, "".join(SYMBOLS[name] for name in names)) for css_class, names in groups]
             words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in Counter(states).items())
             counted = [s for s, name in zip(scores, states, strict=True) if name != "excluded"]
             ran = any(s.possible > 0 for s in counted)
@@ -79,7 +79,7 @@ class ExerciseStatistics:
 @dataclass
 class ClassSummary:
     rows: list[ClassRow]  # every submission, by name
-    everyone: list[Told]  # decisions for everyone
+    everyone: list[Remark]  # decisions for everyone
     exercises: list[Exercise]
     hardest: list[ExerciseStatistics]
     bins: list[int]  # number of submissions with 0–10 %, …, 90–100 % of the possible points
@@ -118,15 +118,15 @@ def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> li
             missed[exercise][test] += 1
     found = []
     for i, s in enumerate(blank):
-        there = [row for row in rows if row.graded.status == "graded"]
-        column = [row.scores[i] for row in there if s.exercise.id not in row.grade.excluded]
-        excluded = len(there) - len(column)
+        graded_rows = [row for row in rows if row.graded.status == "graded"]
+        column = [row.scores[i] for row in graded_rows if s.exercise.id not in row.grade.excluded]
+        excluded = len(graded_rows) - len(column)
         ran = [c for c in column if c.possible > 0 and c.attempted]
         idle = sum(not c.attempted for c in column)
         share = statistics.fmean(c.earned / c.possible for c in ran) if ran else None
         top = max(missed[s.exercise.id].items(), key=lambda item: (item[1], item[0]), default=("", 0))
         passed = sum(c.passed for c in ran)
         name = readable(one_line(top[0], 300))
-        away = len(column) - len(ran) - idle
-        found.append(ExerciseStatistics(s.exercise, len(ran), passed, share, idle, away, excluded, name, top[1]))
+        not_run = len(column) - len(ran) - idle
+        found.append(ExerciseStatistics(s.exercise, len(ran), passed, share, idle, not_run, excluded, name, top[1]))
     return found

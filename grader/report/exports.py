@@ -30,7 +30,7 @@ _SUMS = ("earned", "possible", "not_run", "inconclusive", "adjusted", "late", "f
 
 
 def gradescope(
-    graded: Graded, assignment: Assignment, ids: Collection[str], asked: Iterable[str] = ()
+    graded: Graded, assignment: Assignment, ids: Collection[str], question_ids: Iterable[str] = ()
 ) -> dict[str, Any]:
     """Gradescope's results.json: a test per exercise and kind, and one per written question.
 
@@ -39,10 +39,10 @@ def gradescope(
 
     Flags are left out: a hidden test makes Gradescope hide the total too, which would reveal the flag to the student.
     Print `evidence(graded)` in run_autograder instead: with stdout_visibility "hidden" only instructors see it.
-    asked: ids of the written questions; in a refused submission they count as not answered.
+    question_ids: those of the written questions; in a refused submission they count as not answered.
     """
     if graded.status == "refused":
-        graded = replace(graded, answers=[Answer(id, "", "missing") for id in asked])
+        graded = replace(graded, answers=[Answer(id, "", "missing") for id in question_ids])
     grade = graded.grade(assignment, ids)
     scores, questions = grade.scores, written.score(graded)
     if graded.status == "refused":
@@ -52,14 +52,14 @@ def gradescope(
     else:
         tests = [t for i, s in enumerate(scores, 1) for t in _entries(s, graded.results, i)]
         tests += [_answer(s, len(scores) + i) for i, s in enumerate(questions, 1)]
-    tests += _beside(graded, grade)
-    got, counts, worth = standing(graded, assignment, ids)
+    tests += _decision_entries(graded, grade)
+    got, counts, maximum = standing(graded, assignment, ids)
     notes = [one_line(note, 300) for note in graded.notes[:20]]
-    if counts != worth:
-        so_far = f"{points(got)} of the {points(counts)} points that count so far, as a share of {worth:g}"
+    if counts != maximum:
+        so_far = f"{points(got)} of the {points(counts)} points that count so far, as a share of {maximum:g}"
         notes.insert(0, f"{so_far}; the rest was not run, is excluded or is not marked yet.")
     return {
-        "score": round(worth * got / counts, 4) if counts else 0.0, "execution_time": round(graded.seconds, 3),
+        "score": round(maximum * got / counts, 4) if counts else 0.0, "execution_time": round(graded.seconds, 3),
         "output": "\n".join(notes), "output_format": "text", "test_output_format": "text", "test_name_format": "text",
         "visibility": "visible", "stdout_visibility": "hidden", "tests": tests,
     }  # fmt: skip
@@ -78,14 +78,16 @@ def csv_rows(graded: AllGraded, assignment: Assignment, ids: Collection[str]) ->
     points possible so far, and points of prose that nobody has marked yet.
     """
     exercises = [e for e in assignment.exercises if e in set(ids)]
-    of_written = ["written", "written_possible", "written_unmarked"]
-    rows: list[list[str | float]] = [["submission", "status", *_SUMS, *of_written, *exercises, "flags", "message"]]
+    written_columns = ["written", "written_possible", "written_unmarked"]
+    rows: list[list[str | float]] = [["submission", "status", *_SUMS, *written_columns, *exercises, "flags", "message"]]
     for row in class_summary(graded, assignment, ids).rows:
         g, grade = row.graded, row.grade
-        of: dict[str, float | str] = {s.exercise.id: number(s.earned) if s.possible > 0 else "" for s in grade.scores}
-        of |= {s.exercise.id: "not attempted" for s in grade.scores if not s.attempted}
+        cell_of: dict[str, float | str] = {
+            s.exercise.id: number(s.earned) if s.possible > 0 else "" for s in grade.scores
+        }
+        cell_of |= {s.exercise.id: "not attempted" for s in grade.scores if not s.attempted}
         numbers = [*_numbers(grade, _SUMS).values(), *map(number, row.written)]
-        cells = [of.get(id, "excluded") for id in exercises]
+        cells = [cell_of.get(id, "excluded") for id in exercises]
         message = disarmed(one_line(g.message, 500))
         rows.append([disarmed(row.label), g.status, *numbers, *cells, len(g.flags), message])
     return rows
@@ -93,20 +95,20 @@ def csv_rows(graded: AllGraded, assignment: Assignment, ids: Collection[str]) ->
 
 def as_json(run: Run, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
     """Everything about a run except its secret seed: {"run": {...}, "submissions": {label: {...}}}."""
-    about = {key: value for key, value in asdict(run).items() if key not in ("seed", "manifest")}
+    info = {key: value for key, value in asdict(run).items() if key not in ("seed", "manifest")}
     shown = labels(graded)
-    return {"run": about, "submissions": {shown[name]: _submission(g, assignment, ids) for name, g in graded.items()}}
+    return {"run": info, "submissions": {shown[name]: _submission(g, assignment, ids) for name, g in graded.items()}}
 
 
 def _submission(g: Graded, assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
-    grade, questions, of_written = g.grade(assignment, ids), written.score(g), ("earned", "possible", "unmarked")
+    grade, questions, written_fields = g.grade(assignment, ids), written.score(g), ("earned", "possible", "unmarked")
     tests: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for r in g.results:
         tests[r.exercise].append(asdict(fit(r)))
     return {
         "status": g.status, "message": plain(g.message, MESSAGE_LIMIT), "hash": one_line(g.hash, 100),
         "seconds": round(g.seconds, 3), "notes": [one_line(note, 300) for note in g.notes], **_numbers(grade, _SUMS),
-        "decisions": [told._asdict() for told in decisions(g, grade)],
+        "decisions": [remark._asdict() for remark in decisions(g, grade)],
         "exercises": {
             s.exercise.id: {
                 **_numbers(s, _SUMS[:4]), "attempted": s.attempted, "excluded": s.exercise.id in grade.excluded,
@@ -115,10 +117,10 @@ def _submission(g: Graded, assignment: Assignment, ids: Collection[str]) -> dict
             for s in g.scores(assignment, ids)
         },
         "written": {
-            **dict(zip(of_written, map(number, written.totals(questions)), strict=True)),
+            **dict(zip(written_fields, map(number, written.totals(questions)), strict=True)),
             "questions": {
                 s.question.id: {
-                    **_numbers(s, of_written), **asdict(fit(s.answer)),
+                    **_numbers(s, written_fields), **asdict(fit(s.answer)),
                     "marks": [asdict(fit(m)) for m in s.marks.values()],
                 }
                 for s in questions
@@ -170,60 +172,60 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
             lines.append(f"{word}: {points(left_out)} points, neither earned nor lost.")
     if k.passed and k.earned == 0 and k.points > 0:
         lines.append("Passed, but counts only once all numerics of the exercise pass.")
-    alike: dict[str, list[str]] = {}  # by message, the tests that got it
+    tests_by_text: dict[str, list[str]] = {}  # by message, the tests that got it
     for r in results:
         if r.outcome == "passed":
             continue
         case = f" [{one_line(r.case, 100)}]" if r.case else ""
         why = REASONS.get(r.reason, one_line(r.reason, 300)) if r.outcome == "failed" else one_line(r.reason, 300)
-        how = why if r.reason == "unwritten" else f"{r.outcome.replace('_', ' ')}{why and f', {why}'}"
+        outcome = why if r.reason == "unwritten" else f"{r.outcome.replace('_', ' ')}{why and f', {why}'}"
         seed = {"passed": " On the secret seed only.", "failed": " On the public seed too."}.get(r.public, "")
-        said = f"{how}.{seed}\n{plain(r.message, MESSAGE_LIMIT)}".rstrip()
-        alike.setdefault(said, []).append(f"{readable(r.test)}{case}")
-    lines += [f"{'; '.join(names)}: {said}" for said, names in alike.items()]
+        text = f"{outcome}.{seed}\n{plain(r.message, MESSAGE_LIMIT)}".rstrip()
+        tests_by_text.setdefault(text, []).append(f"{readable(r.test)}{case}")
+    lines += [f"{'; '.join(names)}: {text}" for text, names in tests_by_text.items()]
     hint = s.exercise.hints[0]
     failed = any(r.outcome == "failed" for r in results)
-    if failed and not only_refusals_fail(results) and not any(hint in said for said in alike):
+    if failed and not only_refusals_fail(results) and not any(hint in text for text in tests_by_text):
         lines.append(f"Hint: {hint}")
     if not lines:
         lines.append(f"{k.passed} {'test' if k.passed == 1 else 'tests'} passed.")
     return plain("\n\n".join(lines), OUTPUT_LIMIT)
 
 
-def _beside(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
+def _decision_entries(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
     """Entries in Gradescope's list of tests for adjustments, lateness, and excluded exercises."""
-    told = decisions(graded, grade)
+    remarks = decisions(graded, grade)
     found = []
     for name, score, kinds in (("adjusted", grade.adjusted, ["adjust"]), ("late", -grade.late, ["extend", "late"])):
-        why = plain("\n\n".join(f"{d.what}: {d.why}" for d in told if d.kind in kinds), OUTPUT_LIMIT)
+        why = plain("\n\n".join(f"{d.what}: {d.why}" for d in remarks if d.kind in kinds), OUTPUT_LIMIT)
         if score:
             found.append(_entry(f"{name}: {signed(score)}", "", score, 0.0, score > 0, why))
-    away = [(f"{id} (excluded)", plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()]
-    return found + [_entry(name, "", 0.0, 0.0, None, why) for name, why in away]
+    excluded = [(f"{id} (excluded)", plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()]
+    return found + [_entry(name, "", 0.0, 0.0, None, why) for name, why in excluded]
 
 
-def _entry(name: str, number: str, score: float, most: float, passed: bool | None, output: str) -> dict[str, Any]:
+def _entry(name: str, number: str, score: float, full: float, passed: bool | None, output: str) -> dict[str, Any]:
     """One of Gradescope's tests. passed: None if it does not count; then it has neither status nor score, because
     Gradescope shows a score of 0 of 0 as passed.
     """
     entry = {"name": name, "number": number, "output": output, "visibility": "visible"}
     if passed is None:
         return entry
-    return {"score": round(score, 4), "max_score": round(most, 4), "status": "passed" if passed else "failed", **entry}
+    return {"score": round(score, 4), "max_score": round(full, 4), "status": "passed" if passed else "failed", **entry}
 
 
-def _numbers(of: object, names: Iterable[str]) -> dict[str, float]:
-    return {name: number(getattr(of, name)) for name in names}
+def _numbers(record: object, names: Iterable[str]) -> dict[str, float]:
+    return {name: number(getattr(record, name)) for name in names}
 
 
 def write_exports(folder: Path, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> None:
     """Write grades.csv and gradescope/<name>.json of each submission; update an existing canvas.csv."""
     write_whole(folder / "grades.csv", csv_text(csv_rows(graded, assignment, ids)))
-    asked = dict.fromkeys(a.question for one in graded.values() for a in one.answers)
+    question_ids = dict.fromkeys(a.question for one in graded.values() for a in one.answers)
     for name, one in graded.items():
-        text = json.dumps(gradescope(one, assignment, ids, asked), indent=1) + "\n"
+        text = json.dumps(gradescope(one, assignment, ids, question_ids), indent=1) + "\n"
         write_whole(folder / "gradescope" / f"{page_name(name)}.json", text)
-    before = folder / "canvas.csv"  # has the students of the roster
-    if before.is_file():
-        text = before.read_text(encoding="utf-8-sig")
-        write_whole(before, canvas(text, Sheet(text).headings[-1], graded, assignment, ids, people.read(folder))[0])
+    roster = folder / "canvas.csv"  # has the students of the roster
+    if roster.is_file():
+        text = roster.read_text(encoding="utf-8-sig")
+        write_whole(roster, canvas(text, Sheet(text).headings[-1], graded, assignment, ids, people.read(folder))[0])

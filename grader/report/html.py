@@ -32,7 +32,7 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Colle
     """The student's page: points, failures, commands to see them, up to `hints` hints. At most PAGE_LIMIT bytes."""
     page = ""
     for limits in _LEVELS:
-        page = _of_one("submission.html", graded, assignment, run, ids, hints, limits)
+        page = _render_one("submission.html", graded, assignment, run, ids, hints, limits)
         if len(page.encode()) <= PAGE_LIMIT:
             break
     return page
@@ -40,10 +40,10 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Colle
 
 def comment(graded: Graded, assignment: Assignment, run: Run, ids: Collection[str], hints: int) -> str:
     """Markdown: the points, the first failure of each failed exercise with its hints, and the marks of the prose."""
-    return _of_one("comment.md", graded, assignment, run, ids, hints, Limits(1500, 0, 1, tests=False))
+    return _render_one("comment.md", graded, assignment, run, ids, hints, Limits(1500, 0, 1, tests=False))
 
 
-def _of_one(
+def _render_one(
     template: str, graded: Graded, assignment: Assignment, run: Run, ids: Collection[str], hints: int, limits: Limits
 ) -> str:
     grade, scores = graded.grade(assignment, ids), written.score(graded)

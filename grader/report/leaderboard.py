@@ -60,7 +60,7 @@ def read_names(path: Path) -> dict[str, str]:
             raise Wrong(f"{path}:{line}: expected the columns submission and name, both filled; got {row!r}")
         if submission in names:
             raise Wrong(f"{path}:{line}: {submission!r} is there twice; keep one")
-        if one_line(name, 60) in {one_line(taken, 60) for taken in names.values()}:
+        if one_line(name, 60) in {one_line(other, 60) for other in names.values()}:
             raise Wrong(f"{path}:{line}: {name!r} is somebody's already; let them choose another")
         names[submission] = name
     return names

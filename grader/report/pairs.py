@@ -49,9 +49,9 @@ def _row(number: int, pair: Pair, shown: dict[str, str]) -> dict[str, Any]:
 
 def _side_by_side(pair: FilePair) -> dict[str, Any]:
     sides = []
-    for version, alike in zip((pair.one, pair.other), pair.lines(), strict=True):
+    for version, similar in zip((pair.one, pair.other), pair.lines(), strict=True):
         lines = version.text.split("\n")
-        numbered = [(n, plain(text, _WIDTH), n in alike) for n, text in enumerate(lines[:_LINES], 1)]
+        numbered = [(n, plain(text, _WIDTH), n in similar) for n, text in enumerate(lines[:_LINES], 1)]
         sides.append({"lines": numbered, "more": max(0, len(lines) - _LINES)})
     return {"file": one_line(pair.file, 200), "share": pair.share, "version": pair.other.label, "sides": sides}
 

@@ -90,13 +90,13 @@ class ExerciseView:
 
 
 def exercise_views(scores: Iterable[ExerciseScore], results: Iterable[Result], limits: Limits) -> list[ExerciseView]:
-    of: dict[str, list[Result]] = defaultdict(list)
+    by_exercise: dict[str, list[Result]] = defaultdict(list)
     for r in results:
-        of[r.exercise].append(r)
-    return [_view(s, of[s.exercise.id], limits) for s in scores]
+        by_exercise[r.exercise].append(r)
+    return [_view(s, by_exercise[s.exercise.id], limits) for s in scores]
 
 
-class Told(NamedTuple):
+class Remark(NamedTuple):
     """A decision or a missed due date, in words for a reader."""
 
     kind: str  # kind of the decision, or "late"
@@ -106,25 +106,25 @@ class Told(NamedTuple):
     everyone: bool = False
 
 
-def decisions(graded: Graded, grade: Grade) -> list[Told]:
+def decisions(graded: Graded, grade: Grade) -> list[Remark]:
     """Every decision in force and every missed due date."""
-    told = [
-        Told(d.kind, one_line(what, 200), plain(d.why, 2000), f"{one_line(d.by, 100)}, {d.made} UTC", not d.name)
+    remarks = [
+        Remark(d.kind, one_line(what, 200), plain(d.why, 2000), f"{one_line(d.by, 100)}, {d.made} UTC", not d.name)
         for d in graded.decisions
-        if (what := _what(d, grade))
+        if (what := _description(d, grade))
     ]
     for late in grade.lates:
-        came = late.submitted.astimezone(late.due.tzinfo)
-        why = f"due {late.due:%Y-%m-%d %H:%M %Z}, handed in {came:%Y-%m-%d %H:%M}"
-        told.append(Told("late", str(late), why, "the course's policy"))
-    return told
+        submitted = late.submitted.astimezone(late.due.tzinfo)
+        why = f"due {late.due:%Y-%m-%d %H:%M %Z}, handed in {submitted:%Y-%m-%d %H:%M}"
+        remarks.append(Remark("late", str(late), why, "the course's policy"))
+    return remarks
 
 
-def _what(d: Decision, grade: Grade) -> str:
+def _description(d: Decision, grade: Grade) -> str:
     """A decision in words; "" for policies and times, which Grade.lates covers."""
     if d.kind == "adjust":
-        away = ", which is excluded: does not count" if d.exercise in grade.excluded else ""
-        return f"{float(d.value):+.6g} points{f' for {d.exercise}{away}' if d.exercise else ''}"
+        note = ", which is excluded: does not count" if d.exercise in grade.excluded else ""
+        return f"{float(d.value):+.6g} points{f' for {d.exercise}{note}' if d.exercise else ''}"
     if d.kind == "extend":
         return f"{float(d.value):g} more days"
     return f"{d.exercise} excluded{'' if d.name else ' for everyone'}" if d.kind == "exclude" else ""
@@ -211,11 +211,11 @@ def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tupl
     scores = graded.scores(assignment, ids)
     grade = graded.grade(assignment, [s.exercise.id for s in scores])
     earned, possible, unmarked = written.totals(written.score(graded))
-    of_code = grade.possible
+    code_points = grade.possible
     if graded.status == "refused":
-        of_code = math.fsum(s.exercise.points for s in grade.scores)
-    worth = math.fsum(s.exercise.points for s in scores) + possible + unmarked
-    return grade.final + earned, of_code + possible, worth
+        code_points = math.fsum(s.exercise.points for s in grade.scores)
+    maximum = math.fsum(s.exercise.points for s in scores) + possible + unmarked
+    return grade.final + earned, code_points + possible, maximum
 
 
 def together(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> str:

@@ -60,19 +60,19 @@ class Sandbox:
         except BaseException:
             self.close()
             raise
-        inside = isolation == "bubblewrap"
-        self.kit_path = bubblewrap.KIT if inside else str(self._staged)
-        self.impl = bubblewrap.SUBMISSION if inside else str(self._staged / "impl")
+        mounted = isolation == "bubblewrap"
+        self.kit_path = bubblewrap.KIT if mounted else str(self._staged)
+        self.impl = bubblewrap.SUBMISSION if mounted else str(self._staged / "impl")
 
     def open(self, args: list[str], env: dict[str, str], stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
         """Start `python *args` in a box, with `env` plus a minimum. Stdout is a pipe, and so is stdin by default.
 
         Its working folder is its private /tmp. Raises SandboxError if the box does not start.
         """
-        own = [str(p) for p in bubblewrap.interpreter(self.python)[1] if p.is_relative_to(Path.home() / ".local")]
-        full = {  # own: the user's site-packages, which Python would not find under another HOME
+        user_site = [str(p) for p in bubblewrap.interpreter(self.python)[1] if p.is_relative_to(Path.home() / ".local")]
+        full = {  # user_site: its packages, which Python would not find under another HOME
             "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp",
-            "PYTHONPATH": os.pathsep.join([self.kit_path, *own]), "PYTHONSAFEPATH": "1",
+            "PYTHONPATH": os.pathsep.join([self.kit_path, *user_site]), "PYTHONSAFEPATH": "1",
             "PYTHONDONTWRITEBYTECODE": "1", "SHARDLINGS_BOX": self.isolation, **env,
         }  # fmt: skip  # SAFEPATH: the working folder is the student's to write, and must not shadow modules
         tail = _Tail()
@@ -88,9 +88,9 @@ class Sandbox:
         self._boxes[box.process], self._tails[box.process] = box, tail
         if not box.started:
             self.kill(box.process)
-            said = (self.said(box.process).strip().splitlines() or ["no message"])[-1]
-            it = f"{self.isolation} to start {self.python}"
-            raise SandboxError(f"expected {it}, it ended: {said}; run: grader doctor")
+            message = (self.said(box.process).strip().splitlines() or ["no message"])[-1]
+            action = f"{self.isolation} to start {self.python}"
+            raise SandboxError(f"expected {action}, it ended: {message}; run: grader doctor")
         return box.process
 
     def note(self, text: str) -> None:
@@ -102,7 +102,7 @@ class Sandbox:
         tail = self._tails[process]
         if process.poll() is not None:
             tail.join(2.0)
-        return tail.kept.decode(errors="replace")
+        return tail.data.decode(errors="replace")
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """Kill `process` and everything it started. Its pipes stay open, so that a reader reaches end of file."""
@@ -129,14 +129,14 @@ def available() -> dict[str, str]:
     return {"bubblewrap": bubblewrap.why_not(), "uid": fallback.why_not_uid(sys.executable), "process": ""}
 
 
-def choose(isolation: str | None, here: bool = True) -> str:
+def choose(isolation: str | None, local: bool = True) -> str:
     """The isolation to use: bubblewrap, unless the caller names a weaker one. Raises SandboxError if it does not work.
 
-    here: whether boxes will run on this machine; each node of a cluster checks for itself.
+    local: whether boxes will run on this machine; each node of a cluster checks for itself.
     """
     if isolation is not None and isolation not in ISOLATIONS:
         raise SandboxError(f"expected an isolation among {', '.join(ISOLATIONS)}, got {isolation!r}")
-    reason = available()[isolation or "bubblewrap"] if here else ""
+    reason = available()[isolation or "bubblewrap"] if local else ""
     if reason:
         weaker = "; or pass --isolation uid|process and accept less" if isolation in (None, "bubblewrap") else ""
         raise SandboxError(f"no {isolation or 'bubblewrap'} isolation: {reason}{weaker}")
@@ -146,14 +146,14 @@ def choose(isolation: str | None, here: bool = True) -> str:
 def _stage(kit: Path, submission: Path, staged: Path) -> None:
     """Copy the files that a box may see, and make them readable for all users; never follow links."""
 
-    def odd(folder: str, names: list[str]) -> set[str]:
+    def ignored(folder: str, names: list[str]) -> set[str]:
         """Return entries that are neither file nor folder, and files that Python compiled from the submission."""
-        there = [*map(Path(folder).joinpath, names)]
-        plain = {p.name for p in there if (p.is_file() or p.is_dir()) and not p.is_symlink()}
+        entries = [*map(Path(folder).joinpath, names)]
+        plain = {p.name for p in entries if (p.is_file() or p.is_dir()) and not p.is_symlink()}
         return {*names} - plain | ({"__pycache__"} if Path(folder).is_relative_to(submission) else set())
 
     for source, name in ((kit / "lab", "lab"), (submission, "impl")):
-        shutil.copytree(source, staged / name, ignore=odd)  # keeps mtimes, so that lab's __pycache__ stays valid
+        shutil.copytree(source, staged / name, ignore=ignored)  # keeps mtimes, so that lab's __pycache__ stays valid
     probes = [*(kit / "tests").glob("*/probes*.py")]
     for file in {kit / "tests" / "__init__.py", *probes, *(p.with_name("__init__.py") for p in probes)}:
         if file.is_file():
@@ -169,10 +169,10 @@ class _Tail(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="stderr of a sandbox", daemon=True)
         self.read_end, self.write_end = os.pipe()
-        self.kept = b""
+        self.data = b""
 
     def run(self) -> None:
         os.close(self.write_end)  # the child has it by now
         with open(self.read_end, "rb", buffering=0) as stream:
             while block := stream.read(1 << 16):
-                self.kept = (self.kept + block)[-(1 << 16) :]
+                self.data = (self.data + block)[-(1 << 16) :]

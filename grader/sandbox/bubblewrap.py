@@ -28,10 +28,10 @@ SUBMISSION = "/kit/impl"
 
 _INSTALL = "apt-get install bubblewrap"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_MORE = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
+_EXTRA_PATHS = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
          "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
 _PASSED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # the GPUs that the scheduler gave to this job
-_OURS = ("grader", "reference", "student", "tests", "examples")  # an installed kit's packages, to be hidden
+_KIT_PACKAGES = ("grader", "reference", "student", "tests", "examples")  # an installed kit's packages, to be hidden
 _NAMESPACES = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
                "--die-with-parent", "--new-session", "--hostname", "shardlings"]  # fmt: skip
 
@@ -46,12 +46,12 @@ def why_not() -> str:
         return "setpriv is not installed; run: apt-get install util-linux"
     command = ["bwrap", *_NAMESPACES, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--", "true"]
     try:
-        tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+        trial = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap does not start ({error}); run: {_INSTALL}"
-    if tried.returncode == 0:
+    if trial.returncode == 0:
         return ""
-    reason = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+    reason = (trial.stderr.strip().splitlines() or [f"exit code {trial.returncode}"])[-1]
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists() or os.geteuid() == 0:
         return f"bubblewrap may not make namespaces here ({reason}); start the container with: docker run --privileged"
     return (
@@ -70,39 +70,39 @@ class Box:
     ):  # fmt: skip
         self.identity = Identity() if os.geteuid() == 0 else None
         if self.identity is None:  # older kernels count all processes of this user, also ours
-            about = [p.info for p in psutil.process_iter(["uids", "num_threads"]) if p.info["uids"]]
-            tasks = sum(i["num_threads"] or 0 for i in about if i["uids"].real == os.getuid())
+            infos = [p.info for p in psutil.process_iter(["uids", "num_threads"]) if p.info["uids"]]
+            tasks = sum(i["num_threads"] or 0 for i in infos if i["uids"].real == os.getuid())
             limits = replace(limits, processes=limits.processes + tasks)
         self.group = ControlGroup(limits, notes)
         user = self.identity.uid if self.identity else os.getuid()
         env = {k: v for k, v in os.environ.items() if k in _PASSED} | env
         options = [*_NAMESPACES, *_view(staged, hidden, limits, python)]
-        passed = []
+        fds = []
         for name, content in (
             ("passwd", f"student:x:{user}:{user}::/tmp:/bin/sh\n"),
             ("group", f"student:x:{user}:\n"),
             ("hosts", "127.0.0.1 localhost shardlings\n"),
             ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
         ):
-            passed.append(_file(content))
-            options += ["--perms", "0644", "--ro-bind-data", str(passed[-1]), f"/etc/{name}"]
+            fds.append(_file(content))
+            options += ["--perms", "0644", "--ro-bind-data", str(fds[-1]), f"/etc/{name}"]
         if filter := seccomp.program():
-            passed.append(_file(filter))
-            options += ["--seccomp", str(passed[-1])]
+            fds.append(_file(filter))
+            options += ["--seccomp", str(fds[-1])]
         else:
             notes.append(f"no system-call filter for {platform.machine()}: nested namespaces are not refused")
         info_read, info_write = os.pipe()
         options += ["--info-fd", str(info_write), "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         # Pass options through a descriptor: /proc/1/cmdline shows a command line to the processes inside.
-        passed += [info_write, _file("\0".join(options) + "\0")]
-        command = [str(shutil.which("bwrap")), "--args", str(passed[-1]), "--"]
+        fds += [info_write, _file("\0".join(options) + "\0")]
+        command = [str(shutil.which("bwrap")), "--args", str(fds[-1]), "--"]
         if self.identity:
-            command += dropped(user, user)
+            command += unprivileged(user, user)
         command += limited(limits, python, args, strict=True)
         try:
             self.process = subprocess.Popen(
                 self.group.entering(command), env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr,
-                pass_fds=passed, start_new_session=True,
+                pass_fds=fds, start_new_session=True,
             )  # fmt: skip
         except BaseException:
             os.close(info_read)
@@ -111,7 +111,7 @@ class Box:
                 self.identity.release()
             raise
         finally:
-            for fd in passed:
+            for fd in fds:
                 os.close(fd)
         with open(info_read, "rb") as stream:
             answer = stream.read()
@@ -141,7 +141,7 @@ class Box:
             self.identity.release()
 
 
-def dropped(uid: int, gid: int) -> list[str]:
+def unprivileged(uid: int, gid: int) -> list[str]:
     """The command prefix that gives up all privileges of root."""
     return ["setpriv", "--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--no-new-privs", "--inh-caps=-all",
             "--ambient-caps=-all", "--bounding-set=-all", "--"]  # fmt: skip
@@ -150,10 +150,10 @@ def dropped(uid: int, gid: int) -> list[str]:
 @functools.cache
 def interpreter(python: str) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]]:
     """(prefixes, site-packages, symbolic links to the executable): the paths that an interpreter needs to run."""
-    ask = "import json,sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.path]))"
+    code = "import json,sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.path]))"
     try:
-        said = subprocess.run([python, "-c", ask], cwd="/", capture_output=True, text=True, timeout=60, check=True)
-        prefix, base, search = json.loads(said.stdout)
+        output = subprocess.run([python, "-c", code], cwd="/", capture_output=True, text=True, timeout=60, check=True)
+        prefix, base, search = json.loads(output.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise SandboxError(f"expected {python} to be a Python, it does not run: {error}") from None
     roots = {Path(prefix), Path(base), Path(prefix).resolve(), Path(base).resolve()}
@@ -180,13 +180,13 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
     }
     system = [Path(p) for p in _SYSTEM if Path(p).is_dir()]
     for path in system:
-        how = ["--symlink", os.readlink(path)] if path.is_symlink() else ["--ro-bind", str(path)]
-        mounts[path] = [*how, str(path)]
-    outside = [p for p in packages if not any(p.is_relative_to(root) for root in (*system, *roots))]
-    for path in (*roots, *outside, *(Path(p) for p in _MORE if Path(p).exists())):
+        option = ["--symlink", os.readlink(path)] if path.is_symlink() else ["--ro-bind", str(path)]
+        mounts[path] = [*option, str(path)]
+    other_packages = [p for p in packages if not any(p.is_relative_to(root) for root in (*system, *roots))]
+    for path in (*roots, *other_packages, *(Path(p) for p in _EXTRA_PATHS if Path(p).exists())):
         mounts.setdefault(path, ["--ro-bind", str(path), str(path)])
     seen = [Path(p) for p in mounts]
-    masks = [p for p in (*hidden, *(d / name for d in packages for name in _OURS)) if p.is_dir()]
+    masks = [p for p in (*hidden, *(d / name for d in packages for name in _KIT_PACKAGES)) if p.is_dir()]
     masks = [p for p in masks if any(root in p.parents for root in seen)]
     for mask in masks:
         mounts.setdefault(mask, ["--perms", "0755", "--size", "65536", "--tmpfs", str(mask)])
@@ -195,14 +195,14 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
         if not covered or covered[0] in masks:
             mounts[link] = ["--symlink", os.readlink(link), str(link)]
     options = []
-    made: set[Path] = {Path("/")}
+    created: set[Path] = {Path("/")}
     for path in sorted(mounts, key=lambda p: p.parts):
         for parent in reversed(path.parents):  # bwrap itself would create them with mode 0700
-            if parent not in made and not any(p in system or p in roots for p in (parent, *parent.parents)):
+            if parent not in created and not any(p in system or p in roots for p in (parent, *parent.parents)):
                 options += ["--perms", "0755", "--dir", str(parent)]
-            made.add(parent)
+            created.add(parent)
         options += mounts[path]
-        made.add(path)
+        created.add(path)
     for path in masks:
         options += ["--remount-ro", str(path)]
     gpus = [part for device in devices() for part in ("--dev-bind", str(device), str(device))]

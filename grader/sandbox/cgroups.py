@@ -31,8 +31,8 @@ class ControlGroup:
         name, root = f"{owner_tag()}{next(self._counter)}", os.geteuid() == 0
         if root and self._make(name, {"memory.max": memory, "pids.max": pids, "?memory.swap.max": "0"}):
             return
-        of_memory = {"memory.limit_in_bytes": memory, "?memory.memsw.limit_in_bytes": memory}
-        for controller, values in {"pids": {"pids.max": pids}, "memory": of_memory}.items():
+        memory_values = {"memory.limit_in_bytes": memory, "?memory.memsw.limit_in_bytes": memory}
+        for controller, values in {"pids": {"pids.max": pids}, "memory": memory_values}.items():
             if not root or not self._make(name, values, controller):
                 notes.append(f"no {controller} cgroup could be set: the limit holds per process, not for the whole box")
 
@@ -80,7 +80,7 @@ def lacking() -> list[str]:
 
 def owner_tag() -> str:
     """Name prefix of everything this grader may leave behind: PID namespace, pid, start time of that process."""
-    return f"shardlings-{_pid_namespace()}-{os.getpid()}-{_started(os.getpid())}-"
+    return f"shardlings-{_pid_namespace()}-{os.getpid()}-{_start_time(os.getpid())}-"
 
 
 def sweep() -> None:
@@ -100,7 +100,7 @@ def _orphan(name: str) -> bool:
     parts = name.split("-")
     if len(parts) < 5 or parts[0] != "shardlings" or parts[1] != _pid_namespace() or not parts[2].isdecimal():
         return False
-    return _started(int(parts[2])) != parts[3]
+    return _start_time(int(parts[2])) != parts[3]
 
 
 def _pid_namespace() -> str:
@@ -110,7 +110,7 @@ def _pid_namespace() -> str:
         return "0"  # macOS
 
 
-def _started(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return a process's start time, which tells it from a later one with the same pid; "gone" without a process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -130,14 +130,14 @@ def _cgroup_parents(controller: str) -> Iterator[Path]:
     controller: for v1; "" for v2. In v2 a cgroup with processes cannot have limited children, so we also try its
     ancestors.
     """
-    own = {}
+    paths = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
-        own.update(dict.fromkeys(names.split(","), path.lstrip("/")))
+        paths.update(dict.fromkeys(names.split(","), path.lstrip("/")))
     for kind, mount, options in hierarchies():
         if kind == ("cgroup" if controller else "cgroup2") and (not controller or controller in options):
-            here = mount / own.get(controller, "")
-            yield from (p for p in (here, *here.parents) if p.is_relative_to(mount) and p.is_dir())
+            current = mount / paths.get(controller, "")
+            yield from (p for p in (current, *current.parents) if p.is_relative_to(mount) and p.is_dir())
 
 
 def _end_cgroup(folder: Path) -> None:

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from grader.sandbox.bubblewrap import dropped
+from grader.sandbox.bubblewrap import unprivileged
 from grader.sandbox.cgroups import ControlGroup
 from grader.sandbox.limits import Identity, Limits, SandboxError, limited
 
@@ -34,13 +34,13 @@ def why_not_uid(python: str) -> str:
         return "setpriv is not installed; run: apt-get install util-linux"
     try:
         identity = Identity()
-        command = [*dropped(identity.uid, identity.uid), *limited(Limits(), python, ["-c", "import json"], True)]
-        tried = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        command = [*unprivileged(identity.uid, identity.uid), *limited(Limits(), python, ["-c", "import json"], True)]
+        trial = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         identity.release()
     except (OSError, subprocess.TimeoutExpired, SandboxError) as error:
         return f"no process could be started as another user ({error}); pass --isolation process for honest code"
-    if tried.returncode != 0:
-        reason = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+    if trial.returncode != 0:
+        reason = (trial.stderr.strip().splitlines() or [f"exit code {trial.returncode}"])[-1]
         return f"{python} cannot be run by an unprivileged user ({reason}); run: python3 -m venv in a public folder"
     return ""
 
@@ -58,7 +58,7 @@ class Box:
         command = limited(limits, python, args, strict=user)
         if self.identity and self.group:
             os.chown(self.scratch, self.identity.uid, staged.parent.stat().st_gid)
-            command = self.group.entering(dropped(self.identity.uid, staged.parent.stat().st_gid) + command)
+            command = self.group.entering(unprivileged(self.identity.uid, staged.parent.stat().st_gid) + command)
         env = {name: str(self.scratch) if value == "/tmp" else value for name, value in env.items()}
         self.process = subprocess.Popen(
             command, env=env, cwd=self.scratch, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr,
@@ -86,5 +86,5 @@ def _kill_all_of(identity: Identity) -> None:
     while identity.processes():
         if time.monotonic() > deadline:
             raise SandboxError(f"expected all processes of user {identity.uid} to end, some did not; look at: ps -ef")
-        subprocess.run([*dropped(identity.uid, identity.uid), "/bin/sh", "-c", "kill -KILL -1"], check=False)
+        subprocess.run([*unprivileged(identity.uid, identity.uid), "/bin/sh", "-c", "kill -KILL -1"], check=False)
         time.sleep(0.01)

@@ -68,10 +68,10 @@ class Identity:
 
     def __init__(self) -> None:
         first, count = _spare_uids()
-        taken = {uid for _, uids in _processes() for uid in uids}
+        used = {uid for _, uids in _processes() for uid in uids}
         start = os.getpid() * 64 + next(self._counter)
         for uid in (first + (start + i) % count for i in range(count)):
-            if uid in taken:
+            if uid in used:
                 continue
             lock = socket.socket(socket.AF_UNIX)  # abstract name: the kernel frees it when we die
             try:

@@ -23,7 +23,7 @@ STUDENTS = {"home", "student", "report", "ask", "logout"}  # pages for students,
 TRIES, MINUTES = 10, 5  # wrong passwords per login, and minutes until the next try
 _NOBODY = generate_password_hash(secrets.token_hex())  # checked for unknown logins, so that they take equally long
 _POLICY = "default-src 'none'; {}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-_OURS = _POLICY.format("style-src 'self'; script-src 'self'")
+_PAGES = _POLICY.format("style-src 'self'; script-src 'self'")
 _REPORT = _POLICY.format("style-src 'unsafe-inline'")  # the page itself allows one style, by its hash
 
 
@@ -61,7 +61,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
     manager.session_protection, manager.login_view = "strong", "login"  # type: ignore[assignment]
     manager.login_message = None  # type: ignore[assignment]
     failures: list[tuple[str, float]] = []  # (login, when)
-    counting = threading.Lock()
+    lock = threading.Lock()
 
     @manager.user_loader
     def load(id: str) -> User | None:
@@ -88,16 +88,16 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
         if request.method == "GET":
             return render_template("login.html", wrong="")
         name, now = request.form.get("login", "")[:200], time.monotonic()
-        with counting:  # count before the slow check, so that parallel tries count too
-            failures[:] = [(who, at) for who, at in failures if now - at < 60 * MINUTES] + [(name, now)]
-            tries = sum(who == name for who, _ in failures)
+        with lock:  # count before the slow check, so that parallel tries count too
+            failures[:] = [(user, when) for user, when in failures if now - when < 60 * MINUTES] + [(name, now)]
+            tries = sum(user == name for user, _ in failures)
         if tries > TRIES:
             return render_template("login.html", wrong=f"too many tries; wait {MINUTES} minutes"), 429
         found = shelf.now().accounts.get(name)
         right = check_password_hash(found.password if found else _NOBODY, request.form.get("password", ""))
         if not (found and right):
             return render_template("login.html", wrong="unknown login, or wrong password"), 401
-        with counting:
+        with lock:
             failures[:] = [failure for failure in failures if failure[0] != name]
         login_user(User(found))
         return redirect(url_for("pages.home"))
@@ -109,23 +109,23 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
 
     @app.after_request
     def headers(response: Response) -> Response:
-        response.headers["Content-Security-Policy"] = _REPORT if request.endpoint == "pages.report" else _OURS
+        response.headers["Content-Security-Policy"] = _REPORT if request.endpoint == "pages.report" else _PAGES
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "same-origin"
         if request.endpoint not in ("static", "pages.asset"):
             response.headers["Cache-Control"] = "no-store"
         return response
 
-    def told(error: Exception) -> tuple[str, int]:
+    def error_page(error: Exception) -> tuple[str, int]:
         if "_login_user" not in g:  # the gradebook failed while the user was loaded
             g._login_user = manager.anonymous_user()
-        text = str(getattr(error, "description", "")) or says(error)
+        text = str(getattr(error, "description", "")) or error_text(error)
         code = 503 if isinstance(error, GradebookError) else getattr(error, "code", 400)
         return render_template("error.html", says=text), code
 
     for kind in (Wrong, CSRFError, 403, 404):
-        app.register_error_handler(kind, told)
-    from .views import pages, says
+        app.register_error_handler(kind, error_page)
+    from .views import error_text, pages
 
     app.register_blueprint(pages)
     return app

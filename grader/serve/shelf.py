@@ -56,8 +56,8 @@ class Row:
         return digest(self.graded.decisions, self.graded.marks, self.graded.policy)
 
 
-def digest(*of: object) -> str:
-    return hashlib.sha256(repr(of).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+def digest(*values: object) -> str:
+    return hashlib.sha256(repr(values).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 @dataclass
@@ -134,13 +134,13 @@ class Shelf:
             before = None
         shown, rows = labels(graded), []
         for name, g in graded.items():
-            slug, own = page_name(name), threads.get(name, {})
+            slug, row_threads = page_name(name), threads.get(name, {})
             old = before.rows[slug] if before else None
-            if old and old.threads == own and _written(old.graded) == _written(g):
+            if old and old.threads == row_threads and _written(old.graded) == _written(g):
                 rows.append(old)
                 continue
             grade = policy.grade(scores[name], g.decisions, g.policy)
-            rows.append(Row(name, slug, shown[name], g, grade, written.score(g), own))
+            rows.append(Row(name, slug, shown[name], g, grade, written.score(g), row_threads))
         rows.sort(key=lambda row: (row.label.casefold(), row.label))
         return Class(changes, run, ids, {row.slug: row for row in rows}, scores, book.decisions(), book.accounts())
 

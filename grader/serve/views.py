@@ -26,7 +26,7 @@ Page = str | tuple[str, int] | Any
 STALE = "somebody else has changed this since you opened it: look at what is there now, then save again"
 
 
-def says(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The message of an error for a page: without dashes of options, and without the path of a busy gradebook."""
     busy = isinstance(error, Busy)
     return "the grader is at work; try again in a minute" if busy else str(error).removeprefix("--")
@@ -61,11 +61,11 @@ def student(slug: str) -> Page:
 
 def _student(now: Class, slug: str, wrong: str = "", code: int = 200) -> Page:
     row = row_of(now, slug)
-    stands = {d.number for d in row.graded.decisions}
-    made = [d for d in now.decisions if d.name == row.name or d.number in stands]
+    in_force = {d.number for d in row.graded.decisions}
+    history = [d for d in now.decisions if d.name == row.name or d.number in in_force]
     exercises = [(s, "excluded" if s.exercise.id in row.grade.excluded else state(s)) for s in now.scores[row.name]]
     return render_template(
-        "student.html", row=row, exercises=exercises, made=made, stands=stands, symbols=SYMBOLS, outcomes=OUTCOMES,
+        "student.html", row=row, exercises=exercises, made=history, stands=in_force, symbols=SYMBOLS, outcomes=OUTCOMES,
         ids=now.ids, wrong=wrong, form=request.form if wrong else {}, quote=shlex.quote, text=plain,
     ), code  # fmt: skip
 
@@ -87,18 +87,18 @@ def _report(slug: str, hints: int, version: tuple[int, int, str]) -> str:
 def saving(page: Callable[..., Page]) -> Callable[[Callable[..., Page]], Callable[..., Page]]:
     """Decorates a view that writes: on an error (also if a grader is busy) it shows `page` with the typed input."""
 
-    def saves(write: Callable[..., Page]) -> Callable[..., Page]:
+    def decorate(write: Callable[..., Page]) -> Callable[..., Page]:
         @functools.wraps(write)
-        def view(**where: str) -> Page:
+        def view(**arguments: str) -> Page:
             try:
-                return write(**where)
+                return write(**arguments)
             except Wrong as error:
                 code = 503 if isinstance(error, GradebookError) else 400
-                return page(shelf().now(), **where, wrong=says(error), code=code)
+                return page(shelf().now(), **arguments, wrong=error_text(error), code=code)
 
         return view
 
-    return saves
+    return decorate
 
 
 @pages.post("/student/<slug>/decide")
@@ -123,8 +123,8 @@ def decide(slug: str) -> Page:
 @pages.post("/withdraw/<int:number>")
 def withdraw(number: int) -> Page:
     with shelf().writing() as (book, now):
-        made = rulings.withdraw(book, number, request.form.get("why", ""), current_user.login)
-        slug = next((row.slug for row in now.rows.values() if row.name == made.name), None)
+        decision = rulings.withdraw(book, number, request.form.get("why", ""), current_user.login)
+        slug = next((row.slug for row in now.rows.values() if row.name == decision.name), None)
     return redirect(url_for("pages.student", slug=slug) if slug else url_for("pages.decisions"), 303)
 
 
@@ -132,22 +132,22 @@ def withdraw(number: int) -> Page:
 @saving(_student)
 def ask(slug: str) -> Page:
     form = request.form
-    exercise, words = form.get("exercise", ""), form.get("text", "").strip()
+    exercise, text = form.get("exercise", ""), form.get("text", "").strip()
     closing = current_user.staff and form.get("state") == "closed"
     with shelf().writing() as (book, now):
         row = row_of(now, slug)
         if exercise and exercise not in now.ids:
             abort(404)
-        if not words:
+        if not text:
             raise Wrong("text: expected a few words, got nothing")
-        book.say(row.name, exercise, words, current_user.login, current_user.role, "closed" if closing else "open")
+        book.say(row.name, exercise, text, current_user.login, current_user.role, "closed" if closing else "open")
     return redirect(url_for("pages.student", slug=slug), 303)
 
 
 @pages.get("/requests")
 def requests() -> Page:
     now = shelf().now()
-    found = [(row, id, said) for row in now.rows.values() for id, said in row.threads.items()]
+    found = [(row, id, messages) for row in now.rows.values() for id, messages in row.threads.items()]
     found.sort(key=lambda one: (one[2][-1].state != "open", one[2][-1].at))
     return render_template("requests.html", threads=found)
 
@@ -156,8 +156,8 @@ def requests() -> Page:
 def decisions() -> Page:
     now = shelf().now()
     by_name = {row.name: row for row in now.rows.values()}
-    stands = {d.number for d in policy.standing(now.decisions)}
-    return render_template("decisions.html", made=now.decisions[::-1], by_name=by_name, stands=stands)
+    in_force = {d.number for d in policy.standing(now.decisions)}
+    return render_template("decisions.html", made=now.decisions[::-1], by_name=by_name, stands=in_force)
 
 
 @pages.get("/mark")
@@ -176,11 +176,11 @@ def _marking(now: Class, question: str, slug: str, wrong: str = "", code: int = 
     row = row_of(now, slug)
     s = row.prose.get(question) or abort(404)
     answers = [r.slug for r in now.rows.values() if question in r.prose]
-    at = answers.index(slug)
+    index = answers.index(slug)
     return render_template(
         "marking.html", row=row, s=s, version=_version(row, question), wrong=wrong, form=request.form if wrong else {},
-        answer=plain(s.answer.given, rubric.ANSWER_LIMIT), at=at + 1, of=len(answers),
-        before=answers[at - 1] if at else None, after=answers[at + 1] if at + 1 < len(answers) else None,
+        answer=plain(s.answer.given, rubric.ANSWER_LIMIT), at=index + 1, of=len(answers),
+        before=answers[index - 1] if index else None, after=answers[index + 1] if index + 1 < len(answers) else None,
     ), code  # fmt: skip
 
 
@@ -204,16 +204,16 @@ def mark(question: str, slug: str) -> Page:
              "points": form.get(f"points {c.name}", "").strip(), "comment": form.get(f"comment {c.name}", "").strip()}
             for c in s.question.criteria
         ]  # fmt: skip
-        cells = [cell for cell in cells if not _as_shown(cell, s)]
+        cells = [cell for cell in cells if not _unchanged(cell, s)]
         book.mark(
-            rubric.taken([(cell["criterion"], cell) for cell in cells], {row.name: row.graded}, current_user.login)
+            rubric.new_marks([(cell["criterion"], cell) for cell in cells], {row.name: row.graded}, current_user.login)
         )
     following = next(_others(shelf().now(), question, slug), None)
-    there = url_for("pages.mark", question=question, slug=following) if following else url_for("pages.to_mark")
-    return redirect(there, 303)
+    target = url_for("pages.mark", question=question, slug=following) if following else url_for("pages.to_mark")
+    return redirect(target, 303)
 
 
-def _as_shown(cell: dict[str, str], s: QuestionScore) -> bool:
+def _unchanged(cell: dict[str, str], s: QuestionScore) -> bool:
     """Whether the form repeats the shown mark, apart from rounding and line breaks; then nobody changed it."""
     mark = s.marks.get(cell["criterion"])
     if mark is None or s.outdated or cell["points"] != points(mark.points):
@@ -224,8 +224,8 @@ def _as_shown(cell: dict[str, str], s: QuestionScore) -> bool:
 def _others(now: Class, question: str, slug: str) -> Iterator[str]:
     """Other submissions where this question is not marked yet, starting after this one."""
     order = list(now.rows)
-    at = order.index(slug)
-    for other in order[at + 1 :] + order[:at]:
+    index = order.index(slug)
+    for other in order[index + 1 :] + order[:index]:
         s = now.rows[other].prose.get(question)
         if s and s.unmarked:
             yield other

@@ -11,14 +11,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE / "pyproject.toml"
 ADAPTERS = f"{__package__}.tests.adapters"
-LACKING: dict[str, Exception] = {}  # module or package -> why it does not load
+MISSING: dict[str, Exception] = {}  # module or package -> why it does not load
 
 # At the end, so that a fork cannot shadow the kit, the standard library or installed packages.
 sys.path += [str(HERE / "supplied"), str(HERE)]
 supplied = importlib.import_module("cs336_supplied")
 supplied.find_packages(HERE)
 supplied.supply()
-sys.meta_path.insert(0, supplied.Hollow(LACKING))
+sys.meta_path.insert(0, supplied.Hollow(MISSING))
 
 
 def adapter(exercise: str, *names: str) -> Callable[..., Any]:
@@ -44,18 +44,18 @@ def _adapters() -> Any:
             return importlib.import_module(ADAPTERS)
         except SyntaxError as error:
             text = PROJECT.read_text(encoding="utf-8", errors="replace") if PROJECT.is_file() else ""
-            asked = re.search(r"requires-python\s*=\s*[\"']\s*>=\s*3\.(\d+)", text)
-            if asked and int(asked[1]) > sys.version_info.minor:
-                raise RuntimeError(f"needs Python 3.{asked[1]}: {error}") from error
+            required = re.search(r"requires-python\s*=\s*[\"']\s*>=\s*3\.(\d+)", text)
+            if required and int(required[1]) > sys.version_info.minor:
+                raise RuntimeError(f"needs Python 3.{required[1]}: {error}") from error
             raise
         except Exception as error:
-            name = _broken(error)
-            if name in (*LACKING, ADAPTERS, __name__):
+            name = _broken_module(error)
+            if name in (*MISSING, ADAPTERS, __name__):
                 raise
-            LACKING[name] = error
+            MISSING[name] = error
 
 
-def _broken(error: Exception) -> str:
+def _broken_module(error: Exception) -> str:
     """The innermost module of the fork that did not load, or the missing package that adapters.py or __init__ needs."""
     frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "<module>"]
     modules = [f.f_globals for f in frames if Path(f.f_code.co_filename).is_relative_to(HERE)] or [globals()]

@@ -15,26 +15,26 @@ class Wrapped(nn.Module):
         super().__init__()
         if group is not None:
             raise TypeError("the course's wrappers take no group")
-        self.theirs, self.after, self.start, self.begun = wrap(module), after, start, False
-        self.given = [module]  # in a list, so that nn.Module does not register it a second time
+        self.wrapped, self.after, self.start, self.started = wrap(module), after, start, False
+        self.original = [module]  # in a list, so that nn.Module does not register it a second time
         # Their functions take an optimizer as an argument; they do not step it, so any optimizer will do.
         self.optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0)
 
     def forward(self, x: Any, *rest: Any, **kwargs: Any) -> Any:
         """The course's wrappers pass one argument to the model; bind further arguments to the model's forward here."""
         if rest or kwargs:
-            (given,) = self.given
-            given.forward = lambda x: type(given).forward(given, x, *rest, **kwargs)
-        if self.start is not None and self.training and not self.begun:
-            self.start(self.theirs, self.optimizer)
-            self.begun = True
-        return self.theirs(x)
+            (original,) = self.original
+            original.forward = lambda x: type(original).forward(original, x, *rest, **kwargs)
+        if self.start is not None and self.training and not self.started:
+            self.start(self.wrapped, self.optimizer)
+            self.started = True
+        return self.wrapped(x)
 
     def finish_gradient_synchronization(self) -> None:
-        self.after(self.theirs, self.optimizer)
-        self.begun = False
+        self.after(self.wrapped, self.optimizer)
+        self.started = False
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        with self.theirs.no_sync():
+        with self.wrapped.no_sync():
             yield

@@ -19,7 +19,7 @@ class _Applied:
         self.apply = apply
 
 
-def kept(o: Tensor) -> list[Tensor]:
+def saved_tensors(o: Tensor) -> list[Tensor]:
     """The tensors saved for backward, even if o is a view of the function's output."""
     node: Any = o.grad_fn
     while node is not None and not hasattr(node, "saved_tensors") and node.next_functions:

@@ -3,5 +3,5 @@
 from ..fork import supplied
 from .adapted import function
 
-supplied.call_it_cuda()
+supplied.pretend_cuda()
 FlashAttention = function("flash_attention.triton_forward", "triton")

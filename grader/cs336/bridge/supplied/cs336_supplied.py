@@ -91,21 +91,21 @@ def supply() -> None:
             driver.set_active(_Driver())
 
 
-def call_it_cuda() -> None:
+def pretend_cuda() -> None:
     """Let the fork's code believe that its tensors are on a GPU, because wrappers of Triton kernels often assert that.
 
     Triton's interpreter runs on CPU tensors. Torch, Triton and the kit still see a CPU.
     """
     if torch.cuda.is_available():
         return
-    _NamesOfAGPU().__enter__()
-    torch.cuda.is_available = lambda: _fork_asks()
-    torch.cuda.device_count = lambda: int(_fork_asks())
+    _FakeGPU().__enter__()
+    torch.cuda.is_available = lambda: _called_by_fork()
+    torch.cuda.device_count = lambda: int(_called_by_fork())
     torch.cuda.current_device = lambda: 0
     torch.cuda.device = lambda device: contextlib.nullcontext()
 
 
-def _fork_asks() -> bool:
+def _called_by_fork() -> bool:
     """Whether code of the fork called the function that asks this."""
     return sys._getframe(2).f_code.co_filename.startswith(FORK)
 
@@ -115,17 +115,17 @@ def _host_memory(device: Any = None) -> tuple[int, int]:
     return tuple(os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
 
 
-class _NamesOfAGPU(TorchFunctionMode):
+class _FakeGPU(TorchFunctionMode):
     """Tells the fork that tensors are on a GPU; tensors that it creates on or moves to a GPU stay on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func == torch.Tensor.device.__get__:
-            return torch.device("cuda", 0) if _fork_asks() else func(*args)
+            return torch.device("cuda", 0) if _called_by_fork() else func(*args)
         if func == torch.Tensor.is_cuda.__get__:
-            return _fork_asks() or func(*args)
+            return _called_by_fork() or func(*args)
         if func == torch.Tensor.get_device:
-            return 0 if _fork_asks() else func(*args)
+            return 0 if _called_by_fork() else func(*args)
         if func == torch.Tensor.cuda:
             return args[0]
         if func is torch.device or func is torch._C._nn._parse_to:
@@ -134,8 +134,8 @@ class _NamesOfAGPU(TorchFunctionMode):
             args = (args[0], "cuda", *args[2:])
         if type(kwargs.get("device")) is int:
             kwargs["device"] = "cuda"
-        here = {name: _on_the_cpu(value) for name, value in kwargs.items()}
-        return func(*map(_on_the_cpu, args), **here)
+        cpu_kwargs = {name: _on_the_cpu(value) for name, value in kwargs.items()}
+        return func(*map(_on_the_cpu, args), **cpu_kwargs)
 
 
 def _on_the_cpu(value: Any) -> Any:

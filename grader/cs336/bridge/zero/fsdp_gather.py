@@ -23,20 +23,20 @@ class FSDP(nn.Module):
             raise TypeError("the course's wrappers take no group")
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)
-        self.theirs = _wrap(with_their_layers(module), compute_dtype=compute_dtype)
-        self.optimizer = torch.optim.SGD([p for p in self.theirs.parameters() if p.requires_grad], lr=0.0)
+        self.wrapped = _wrap(with_course_layers(module), compute_dtype=compute_dtype)
+        self.optimizer = torch.optim.SGD([p for p in self.wrapped.parameters() if p.requires_grad], lr=0.0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.theirs(*args, **kwargs)
+        return self.wrapped(*args, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        _after(self.theirs, self.optimizer)
+        _after(self.wrapped, self.optimizer)
 
     def full_state(self) -> dict[str, Tensor]:
-        return {name.removeprefix("module."): tensor for name, tensor in _gather(self.theirs).items()}
+        return {name.removeprefix("module."): tensor for name, tensor in _gather(self.wrapped).items()}
 
 
-def with_their_layers(module: nn.Module) -> nn.Module:
+def with_course_layers(module: nn.Module) -> nn.Module:
     """Replace bias-free nn.Linear and nn.Embedding by cs336_basics's, if it is there; keep the parameters."""
     with contextlib.suppress(ImportError):
         from cs336_basics.model import Embedding, Linear
@@ -44,11 +44,11 @@ def with_their_layers(module: nn.Module) -> nn.Module:
         for owner in [*module.modules()]:
             for name, layer in [*owner.named_children()]:
                 if type(layer) is nn.Linear and layer.bias is None:
-                    theirs = Linear(layer.in_features, layer.out_features)
+                    replacement = Linear(layer.in_features, layer.out_features)
                 elif type(layer) is nn.Embedding:
-                    theirs = Embedding(layer.num_embeddings, layer.embedding_dim)
+                    replacement = Embedding(layer.num_embeddings, layer.embedding_dim)
                 else:
                     continue
-                theirs.weight = layer.weight
-                setattr(owner, name, theirs)
+                replacement.weight = layer.weight
+                setattr(owner, name, replacement)
     return module

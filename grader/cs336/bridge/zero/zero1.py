@@ -6,7 +6,7 @@ import torch
 
 from ..fork import adapter
 
-_made = adapter("zero.zero1", "get_sharded_optimizer")
+_shard = adapter("zero.zero1", "get_sharded_optimizer")
 
 
 def ShardedOptimizer(
@@ -14,4 +14,4 @@ def ShardedOptimizer(
 ) -> torch.optim.Optimizer:
     if group is not None:
         raise TypeError("the course's optimizer takes no group")
-    return _made(params, optimizer_cls, **kwargs)
+    return _shard(params, optimizer_cls, **kwargs)
