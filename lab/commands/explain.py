@@ -49,8 +49,8 @@ def show(exercise: Exercise, progress: Progress, out: Console) -> None:
         out.print(f"\nYours passed {passed} tests, which compared values and kept no numbers.", style="dim")
         return
     if rows:
-        numbers = (Column(head, justify="right") for head in ("yours", "expected"))
-        table = Table("measured by the tests", *numbers, box=None, pad_edge=False, header_style="bold")
+        columns = (Column(head, justify="right") for head in ("yours", "expected"))
+        table = Table("measured by the tests", *columns, box=None, pad_edge=False, header_style="bold")
         for row in rows[:ROWS]:
             bound = "≤ " if row["at_most"] else ""
             table.add_row(row["what"], number(row["value"], row["unit"]), bound + number(row["expected"], row["unit"]))

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..course.assignment import Exercise
-from ..course.listing import MOST, folded, some
+from ..course.listing import NAMES_SHOWN, folded, some
 from ..course.scoring import only_refusals_fail, totals
 from ..harness.progress import Progress
 from .prose import say
@@ -31,8 +31,8 @@ def show(progress: Progress, out: Console) -> None:
     _missing(progress, out)
     _changed(progress, out)
     if next_one is None:
-        of = f" of {progress.profile}" if progress.profile else ""
-        say(out, f"Every exercise{of} that runs here passes. Train with all of it: lab train", style="green")
+        profile = f" of {progress.profile}" if progress.profile else ""
+        say(out, f"Every exercise{profile} that runs here passes. Train with all of it: lab train", style="green")
         return
     next_up(next_one, 0 if only_refusals_fail(progress.of(next_one.id)) else 1, out, progress)
 
@@ -41,15 +41,15 @@ def _points(progress: Progress, out: Console) -> None:
     """Print the points. Points of files that changed since their tests count, and are marked; stubs have none."""
     chosen = progress.chosen.exercises
     todo = [e for e in chosen.values() if not progress.passes(e.id) and not progress.cannot_run(e.id)]
-    mine = {id: progress.scores[id] for id, e in chosen.items() if id not in progress.stale or progress.begun(e)}
-    earned, old = (totals(s for id, s in mine.items() if id in ids)[0] for ids in (chosen, progress.stale))
+    counted = {id: progress.scores[id] for id, e in chosen.items() if id not in progress.stale or progress.begun(e)}
+    earned, outdated = (totals(s for id, s in counted.items() if id in ids)[0] for ids in (chosen, progress.stale))
     points, hours = sum(e.points for e in chosen.values()), sum(e.hours for e in todo)
-    again = f", {old:.4g} of them not tested again since a change" if old else ""
-    whole = progress.known.profiles.get("full", ())  # a release may contain only profile core
-    others = f" (all {len(whole)}: --profile full)" if len(chosen) < len(whole) else ""
-    of = f"{progress.profile}, {len(chosen)} exercises{others}: " if progress.profile else ""
+    retest = f", {outdated:.4g} of them not tested again since a change" if outdated else ""
+    full = progress.known.profiles.get("full", ())  # a release may contain only profile core
+    others = f" (all {len(full)}: --profile full)" if len(chosen) < len(full) else ""
+    prefix = f"{progress.profile}, {len(chosen)} exercises{others}: " if progress.profile else ""
     bold = f"{earned:.4g} of {points:g} points"
-    say(out, f"{of}{bold}{again}, about {hours:g} h left", words={bold: "bold"})
+    say(out, f"{prefix}{bold}{retest}, about {hours:g} h left", words={bold: "bold"})
 
 
 def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | None = None, word: str = "next") -> None:
@@ -65,9 +65,9 @@ def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | N
             out.print(line, markup=False, no_wrap=True, overflow="ellipsis")
     for hint in exercise.hints[:level]:
         say(out, hint, "  hint: ")
-    asked = "" if word == "next" else f" {exercise.id}"
-    more = f"; lab hint{asked} --level {level + 1} says more" if level < 3 else ""
-    say(out, f"lab check{more}", "  then: ")
+    argument = "" if word == "next" else f" {exercise.id}"
+    further = f"; lab hint{argument} --level {level + 1} says more" if level < 3 else ""
+    say(out, f"lab check{further}", "  then: ")
 
 
 def unwritten(exercise: Exercise, stub: str, out: Console) -> None:
@@ -92,13 +92,13 @@ def _overview(progress: Progress, out: Console, current: str) -> set[str]:
     """Print a row per stage with a mark per exercise, and names in the current stage. Return the words of all marks."""
     known, shown = progress.chosen, set()
     indent = 4 + max(len(stage.title) for stage in known.stages)
-    most = max(len(known.of_stage(stage.name)) for stage in known.stages)
+    longest = max(len(known.of_stage(stage.name)) for stage in known.stages)
     for stage in known.stages:
         exercises = known.of_stage(stage.name)
         words = [_word(progress, e) for e in exercises]
         shown |= {*words}
         row = Text.assemble(f"  {stage.title}".ljust(indent), *(_MARKS[word] for word in words))
-        row.append(" " * (most - len(exercises)) + f"  {words.count('passes')} of {len(exercises)}")
+        row.append(" " * (longest - len(exercises)) + f"  {words.count('passes')} of {len(exercises)}")
         out.print(row, soft_wrap=True)
         if stage.name == current:
             names = [f"{_MARKS[w][0]} {e.id.partition('.')[2]}" for e, w in zip(exercises, words, strict=True)]
@@ -128,11 +128,11 @@ def _word(progress: Progress, exercise: Exercise) -> str:
 
 def _missing(progress: Progress, out: Console) -> None:
     """Print which files are missing, and how to get them back."""
-    gone = [f"student/{f}" for f in dict.fromkeys(e.file for e in progress.chosen.exercises.values())
+    missing = [f"student/{f}" for f in dict.fromkeys(e.file for e in progress.chosen.exercises.values())
             if not (progress.source / f).is_file()]  # fmt: skip
-    if gone:
-        back = f"take the stub from the archive again, or: git checkout -- {' '.join(gone[:MOST])}"
-        say(out, f"missing: {some(gone)}; {back}", style="red")
+    if missing:
+        remedy = f"take the stub from the archive again, or: git checkout -- {' '.join(missing[:NAMES_SHOWN])}"
+        say(out, f"missing: {some(missing)}; {remedy}", style="red")
 
 
 def _changed(progress: Progress, out: Console) -> None:

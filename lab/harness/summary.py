@@ -108,7 +108,7 @@ def _failures(terminal: Any, results: list[Result]) -> None:
 def _cases(failed: Result, results: list[Result]) -> str:
     """The cases in which this test fails, and those in which it passes; "" if it passes in no case."""
     wrong, right = (
-        some([r.case for r in results if r.test == failed.test and r.outcome == outcome], most=MESSAGE_LINES)
+        some([r.case for r in results if r.test == failed.test and r.outcome == outcome], limit=MESSAGE_LINES)
         for outcome in ("failed", "passed")
     )
     return f"this test fails in [{wrong}] and passes in [{right}]" if right else ""
