@@ -34,15 +34,15 @@ def show(progress: Progress, out: Console) -> None:
         profile = f" of {progress.profile}" if progress.profile else ""
         say(out, f"Every exercise{profile} that runs here passes. Train with all of it: lab train", style="green")
         return
-    next_up(next_one, 0 if only_refusals_fail(progress.of(next_one.id)) else 1, out, progress)
+    next_up(next_one, 0 if only_refusals_fail(progress.results_of(next_one.id)) else 1, out, progress)
 
 
 def _points(progress: Progress, out: Console) -> None:
     """Print the points. Points of files that changed since their tests count, and are marked; stubs have none."""
     chosen = progress.chosen.exercises
     todo = [e for e in chosen.values() if not progress.passes(e.id) and not progress.cannot_run(e.id)]
-    counted = {id: progress.scores[id] for id, e in chosen.items() if id not in progress.stale or progress.begun(e)}
-    earned, outdated = (totals(s for id, s in counted.items() if id in ids)[0] for ids in (chosen, progress.stale))
+    scores = {id: progress.scores[id] for id, e in chosen.items() if id not in progress.stale or progress.is_written(e)}
+    earned, outdated = (totals(s for id, s in scores.items() if id in ids)[0] for ids in (chosen, progress.stale))
     points, hours = sum(e.points for e in chosen.values()), sum(e.hours for e in todo)
     retest = f", {outdated:.4g} of them not tested again since a change" if outdated else ""
     full = progress.known.profiles.get("full", ())  # a release may contain only profile core
@@ -56,7 +56,7 @@ def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | N
     """Print the exercise, the last failure of its tests, and its hints up to a level."""
     where = f"{exercise.id} in student/{exercise.file}, about {exercise.hours:g} h"
     say(out, where, f"{word}: ", words={exercise.id: "bold"})
-    failed = [r for r in progress.of(exercise.id) if r.outcome == "failed"] if progress else []
+    failed = [r for r in progress.results_of(exercise.id) if r.outcome == "failed"] if progress else []
     if failed and failed[0].reason != "unwritten":
         before = ", before it was changed" if progress and exercise.id in progress.stale else ""
         say(out, failed[0].id.rpartition("::")[2], f"  last time{before}: ")
@@ -114,16 +114,16 @@ def _unbroken(names: list[str]) -> str:
 def _word(progress: Progress, exercise: Exercise) -> str:
     id = exercise.id
     if not progress.ran(id):
-        return "written, not tested" if progress.begun(exercise) else "not attempted"
+        return "written, not tested" if progress.is_written(exercise) else "not attempted"
     if id in progress.stale:
-        return "not tested again since it changed" if progress.begun(exercise) else "not attempted"
+        return "not tested again since it changed" if progress.is_written(exercise) else "not attempted"
     if progress.passes(id):
         return "inconclusive" if progress.scores[id].inconclusive else "passes"
     if progress.cannot_run(id):
         return "not run on this machine"
     if progress.scores[id].inconclusive:
         return "inconclusive"
-    return "fails" if progress.begun(exercise) else "not attempted"
+    return "fails" if progress.is_written(exercise) else "not attempted"
 
 
 def _missing(progress: Progress, out: Console) -> None:
@@ -139,7 +139,7 @@ def _changed(progress: Progress, out: Console) -> None:
     """Print why results are out of date, one line per cause."""
     causes: dict[tuple[str, ...], list[str]] = {}
     for id, names in progress.stale.items():
-        if progress.begun(progress.known.exercise(id)):
+        if progress.is_written(progress.known.exercise(id)):
             causes.setdefault(tuple(names), []).append(id)
     for changed, ids in list(causes.items())[:CAUSES]:
         files = [f"student/{n}" if n.endswith(".py") else f"{n}/" for n in changed]
