@@ -19,7 +19,7 @@ from ..course.questions import Question, Questions, default
 from ..course.units import UnitError, in_base
 
 ANSWERS, WRITEUP = "answers.toml", "writeup.md"
-ANSWERS_BYTES, LINE, WRITEUP_BYTES = 64 << 10, 1000, 1 << 20  # tomllib needs a minute for a long line of dots
+ANSWERS_BYTES, LINE_LIMIT, WRITEUP_BYTES = 64 << 10, 1000, 1 << 20  # tomllib needs a minute for a long line of dots
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class Given:
 
 def read(folder: Path, questions: Iterable[Question]) -> tuple[list[Given], list[str]]:
     """(answer to each question in `folder`, a line for each unreadable file or unknown question)."""
-    tables, why, notes = _tables(folder / ANSWERS, default())
-    sections, lost = _sections(folder / WRITEUP, default())
+    tables, answers_error, notes = _tables(folder / ANSWERS, default())
+    sections, writeup_error = _sections(folder / WRITEUP, default())
     given = []
     for q in questions:
         if q.kind == "prose":
             text = sections.get(q.id, "")
-            given.append(Given(q, text, text or None, f"{WRITEUP} cannot be read" if lost else ""))
-        elif why:
+            given.append(Given(q, text, text or None, f"{WRITEUP} cannot be read" if writeup_error else ""))
+        elif answers_error:
             given.append(Given(q, problem=f"{ANSWERS} cannot be read"))
         else:
-            given.append(_given(q, tables.get(q.id, {})))
-    return given, [*filter(None, (why, lost)), *notes]
+            given.append(_answer(q, tables.get(q.id, {})))
+    return given, [*filter(None, (answers_error, writeup_error)), *notes]
 
 
 def templates(questions: Questions) -> dict[str, str]:
@@ -103,8 +103,8 @@ def _text(path: Path, limit: int) -> tuple[str, str]:
 def _tables(path: Path, known: Questions) -> tuple[dict[str, dict], str, list[str]]:
     """({question: its table}, why the file cannot be read, notes on unknown questions)."""
     text, why = _text(path, ANSWERS_BYTES)
-    if not why and any(len(line) > LINE for line in text.split("\n")):
-        why = f"{path.name}: expected lines of at most {LINE} characters; prose belongs into {WRITEUP}"
+    if not why and any(len(line) > LINE_LIMIT for line in text.split("\n")):
+        why = f"{path.name}: expected lines of at most {LINE_LIMIT} characters; prose belongs into {WRITEUP}"
     if why:
         return {}, why, []
     try:
@@ -113,35 +113,35 @@ def _tables(path: Path, known: Questions) -> tuple[dict[str, dict], str, list[st
         return {}, f"{path.name}: not TOML: {str(error)[:200]}", []
     tables: dict[str, dict] = {}
     notes: list[str] = []
-    for stage, inside in data.items():
-        for name, table in inside.items() if isinstance(inside, dict) else [("", inside)]:
+    for stage, content in data.items():
+        for name, table in content.items() if isinstance(content, dict) else [("", content)]:
             id = f"{stage}.{name}".rstrip(".")
             question = known.questions.get(id)
             if isinstance(table, dict) and question is not None and question.kind != "prose":
                 tables[id] = table
             elif len(notes) < 10:
-                asked = [q.id for q in known.questions.values() if q.kind != "prose"]
-                near = difflib.get_close_matches(id[:100], asked, 1)
-                notes.append(f"{path.name}: {id[:100]}: no such question" + (f"; there is {near[0]}" if near else ""))
+                ids = [q.id for q in known.questions.values() if q.kind != "prose"]
+                hits = difflib.get_close_matches(id[:100], ids, 1)
+                notes.append(f"{path.name}: {id[:100]}: no such question" + (f"; there is {hits[0]}" if hits else ""))
     return tables, "", notes
 
 
 def _sections(path: Path, known: Questions) -> tuple[dict[str, str], str]:
     """({question: the prose below its heading}, why the file cannot be read). Leaves out the template's lines."""
     text, why = _text(path, WRITEUP_BYTES)
-    handed_out = {line for line in templates(known)[WRITEUP].splitlines() if line.startswith(">")}
+    template = {line for line in templates(known)[WRITEUP].splitlines() if line.startswith(">")}
     found: dict[str, list[str]] = {}
     lines: list[str] = []  # lines before the first heading are ignored
     for line in text.splitlines():
         heading = re.fullmatch(r"##[ \t]+`?([\w.]+)`?[ \t]*", line)
-        if heading and (q := known.questions.get(heading[1])) and q.kind == "prose":
-            lines = found.setdefault(q.id, [])
-        elif line not in handed_out:
+        if heading and (question := known.questions.get(heading[1])) and question.kind == "prose":
+            lines = found.setdefault(question.id, [])
+        elif line not in template:
             lines.append(line)
     return {id: "\n".join(lines).strip() for id, lines in found.items()}, why
 
 
-def _given(q: Question, table: dict[str, Any]) -> Given:
+def _answer(q: Question, table: dict[str, Any]) -> Given:
     value, unit = table.get("value", ""), table.get("unit", "")
     if value == "" or (isinstance(value, str) and not value.strip()):
         return Given(q)

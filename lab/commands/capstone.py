@@ -42,22 +42,22 @@ def main(arguments: Sequence[str], out: Console) -> int:
     runs = [options]
     if options.compare:
         runs = [_changed(options, fresh=True, folder=options.folder / "yours"), other(options)]
-    told, named = {}, {}
+    reports, losses = {}, {}
     for run in runs:
         replace = lacking(run)
         name = STAND_INS if run.everything else run.impl
         say(out, of_what(run, replace), f"{name}: ", words={name: "bold"})
         if code := launch(run, replace):
             return code
-        named[name] = json.loads((run.folder / "losses.json").read_text())
-        told[name] = json.loads((run.folder / "run.json").read_text())
-    out.print(table(named, told))
-    for name, values in named.items():
+        losses[name] = json.loads((run.folder / "losses.json").read_text())
+        reports[name] = json.loads((run.folder / "run.json").read_text())
+    out.print(table(losses, reports))
+    for name, values in losses.items():
         out.print(f"loss of {name}: {values[0]:.3f} {sparks(values)} {values[-1]:.3f}", soft_wrap=True)
     picture = options.folder / "loss.png"
     if options.compare:
         picture = options.folder / "compare.png"
-        save(picture, named)
+        save(picture, losses)
     out.print(f"plot: {picture}", soft_wrap=True)
     return 0
 
@@ -69,9 +69,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.set_defaults(stack=None, attention="own", everything=False)
     first, _ = parser.parse_known_args(arguments)
     if first.stack is None:
-        beyond = {*first.mesh} - {"data"} or first.experts or first.fsdp or first.sequence or first.micro_batches > 1
-        whole = solved(first.impl, "mesh.compose") and "mesh.compose" not in first.replace
-        parser.set_defaults(stack="mesh" if whole or beyond else "data")
+        mesh_only = {*first.mesh} - {"data"} or first.experts or first.fsdp or first.sequence or first.micro_batches > 1
+        mesh_passes = solved(first.impl, "mesh.compose") and "mesh.compose" not in first.replace
+        parser.set_defaults(stack="mesh" if mesh_passes or mesh_only else "data")
     options = train.parse(list(arguments), parser)
     if options.stack == "mesh" and not solved(options.impl, "mesh.compose"):
         parser.error(
@@ -80,19 +80,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         )
     options.mesh = options.mesh or MESHES[options.stack]
     if options.compare not in (None, STAND_INS, "reference") and not train.folder_of(options.compare).is_dir():
-        there = "reference, " if (ROOT / "reference").is_dir() else ""
-        parser.error(f"expected --compare {there}a folder or {STAND_INS}, got {options.compare!r}")
+        reference = "reference, " if (ROOT / "reference").is_dir() else ""
+        parser.error(f"expected --compare {reference}a folder or {STAND_INS}, got {options.compare!r}")
     return options
 
 
 def other(options: argparse.Namespace) -> argparse.Namespace:
     """The options of the run to compare with. A student's archive has no reference; it compares with stand-ins."""
-    new = _changed(options, fresh=True, folder=options.folder / "other")
+    fresh = _changed(options, fresh=True, folder=options.folder / "other")
     if options.compare != STAND_INS and train.folder_of(options.compare).is_dir():
-        return _changed(new, impl=options.compare, replace=[])
+        return _changed(fresh, impl=options.compare, replace=[])
     mesh = {"data": math.prod(options.mesh.values())}
-    none = {"replace": [], "experts": 0, "fsdp": False, "sequence": False, "micro_batches": 1}
-    return _changed(new, everything=True, stack="data", mesh=mesh, **none)
+    plain = {"replace": [], "experts": 0, "fsdp": False, "sequence": False, "micro_batches": 1}
+    return _changed(fresh, everything=True, stack="data", mesh=mesh, **plain)
 
 
 def _changed(options: argparse.Namespace, **changes: Any) -> argparse.Namespace:
@@ -117,21 +117,21 @@ def lacking(options: argparse.Namespace) -> list[str]:
 def of_what(options: argparse.Namespace, replace: list[str]) -> str:
     """Describe a run: the mesh, the implementation's own pieces, and the stand-ins."""
     mesh = ",".join(f"{axis}={n}" for axis, n in options.mesh.items())
-    own = [id for id in pieces(options.stack, torch.device(train.device())) if id not in replace]
+    own_pieces = [id for id in pieces(options.stack, torch.device(train.device())) if id not in replace]
     text = f"{math.prod(options.mesh.values())} ranks, {mesh}; "
     if not replace:
-        return f"{text}all {len(own)} pieces are its own"
-    if not own:
+        return f"{text}all {len(own_pieces)} pieces are its own"
+    if not own_pieces:
         return f"{text}own: nothing yet; a stand-in trains for each of these until it passes: {', '.join(replace)}"
-    return f"{text}own: {', '.join(own)}; stand-ins for: {', '.join(replace)}"
+    return f"{text}own: {', '.join(own_pieces)}; stand-ins for: {', '.join(replace)}"
 
 
 def launch(options: argparse.Namespace, replace: list[str]) -> int:
     """Run lab.train on ranks of this machine. End all ranks after a failure, and return the first nonzero exit code."""
     ranks = math.prod(options.mesh.values())
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     threads = max(1, (os.cpu_count() or 1) // ranks)
     shared = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
@@ -144,10 +144,10 @@ def launch(options: argparse.Namespace, replace: list[str]) -> int:
         for r in range(ranks)
     ]  # in their own process groups: on Ctrl-C, this process ends them
     try:
-        give_up = math.inf  # after a failure, other ranks have GRACE_S to report the cause
-        while any(p.poll() is None for p in processes) and time.monotonic() < give_up:
+        deadline = math.inf  # after a failure, other ranks have GRACE_S to report the cause
+        while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
             if any(p.poll() for p in processes):
-                give_up = min(give_up, time.monotonic() + GRACE_S)
+                deadline = min(deadline, time.monotonic() + GRACE_S)
             time.sleep(0.05)
     except KeyboardInterrupt:
         train.complain("stopped; the same command goes on from the last checkpoint")
@@ -170,25 +170,25 @@ def said(options: argparse.Namespace, replace: list[str]) -> list[str]:
     return words
 
 
-def table(losses: dict[str, list[float]], told: dict[str, dict[str, float]]) -> Table:
+def table(losses: dict[str, list[float]], reports: dict[str, dict[str, float]]) -> Table:
     """The results, one row per run."""
-    numbers = (
-        Column(head, justify="right") for head in ("last loss", "tokens/s", "MFU", "state a rank", "peak memory")
+    columns = (
+        Column(title, justify="right") for title in ("last loss", "tokens/s", "MFU", "state a rank", "peak memory")
     )
-    shown = Table("", *numbers, box=None, header_style="bold")
-    for name, t in told.items():
-        shown.add_row(
+    grid = Table("", *columns, box=None, header_style="bold")
+    for name, row in reports.items():
+        grid.add_row(
             name, f"{losses[name][-1]:.4f}", *(
-                format(t[what], form) if math.isfinite(t[what]) else "–"  # no step was needed, so none was timed
-                for what, form in (("tokens_per_s", ",.0f"), ("mfu", ".1%"))
+                format(row[what], style) if math.isfinite(row[what]) else "–"  # no step was needed, so none was timed
+                for what, style in (("tokens_per_s", ",.0f"), ("mfu", ".1%"))
             ),
-            f"{t['state_bytes'] / 2**20:.2f} MiB", f"{t['peak_bytes'] / 2**20:,.0f} MiB",
+            f"{row['state_bytes'] / 2**20:.2f} MiB", f"{row['peak_bytes'] / 2**20:,.0f} MiB",
         )  # fmt: skip
-    return shown
+    return grid
 
 
 def sparks(values: Sequence[float], width: int = 48) -> str:
     """A curve in one line of block characters, scaled from its least value to its largest."""
-    picked = [values[i * len(values) // width] for i in range(width)] if len(values) > width else [*values]
-    low, high = min(picked), max(picked)
-    return "".join(BARS[1 + round((len(BARS) - 2) * (v - low) / ((high - low) or 1))] for v in picked)
+    samples = [values[i * len(values) // width] for i in range(width)] if len(values) > width else [*values]
+    low, high = min(samples), max(samples)
+    return "".join(BARS[1 + round((len(BARS) - 2) * (value - low) / ((high - low) or 1))] for value in samples)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..harness.runner import Runner
 
 INTERRUPTED = 2  # pytest's exit code for Ctrl-C
-LOOK_S = 0.25  # time between checks of the files; checking a hundred files takes less than a millisecond
+POLL_S = 0.25  # time between checks of the files; checking a hundred files takes less than a millisecond
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def run(exercises: Iterable[Exercise], runner: Runner) -> int:
 
     runner.forget()
     ids = [argument for e in exercises for argument in ("--exercise", e.id)]
-    files = [str(f) for e in exercises for f in judging(e)]
+    files = [str(f) for e in exercises for f in tests_of(e)]
     options = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
     return int(pytest.main([*dict.fromkeys(files), *ids, *options], plugins=[Lent(runner)]))
 
@@ -63,7 +63,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def judging(exercise: Exercise) -> list[Path]:
+def tests_of(exercise: Exercise) -> list[Path]:
     """Test files of the exercise's stage that name the exercise."""
     files = sorted((ROOT / "tests" / exercise.stage).glob("test_*.py"))
     return [f for f in files if f'"{exercise.id}"' in f.read_text(encoding="utf-8")]
@@ -72,29 +72,29 @@ def judging(exercise: Exercise) -> list[Path]:
 def watch(check: Callable[[Runner, list[str]], int | None]) -> None:
     """Call `check` now, and again with the changed files whenever files in student/ are saved, until Ctrl-C."""
     with warm() as runner, contextlib.suppress(KeyboardInterrupt):
-        seen, files = _saved(), list[str]()
+        stamps, files = _file_stamps(), list[str]()
         while check(runner, files) != INTERRUPTED:
-            before = seen
-            while (seen := _settled()) == before:
-                time.sleep(LOOK_S)
-            files = sorted(file for file in {*before, *seen} if before.get(file) != seen.get(file))
+            before = stamps
+            while (stamps := _stable_stamps()) == before:
+                time.sleep(POLL_S)
+            files = sorted(file for file in {*before, *stamps} if before.get(file) != stamps.get(file))
 
 
-def _settled() -> dict[str, tuple[int, int]]:
-    """Wait until no file changes any more, since editors write in several steps; then return `_saved`."""
-    now = _saved()
+def _stable_stamps() -> dict[str, tuple[int, int]]:
+    """Wait until no file changes any more, since editors write in several steps; then return their stamps."""
+    stamps = _file_stamps()
     while True:
-        time.sleep(LOOK_S / 5)
-        if (later := _saved()) == now:
-            return now
-        now = later
+        time.sleep(POLL_S / 5)
+        if (later := _file_stamps()) == stamps:
+            return stamps
+        stamps = later
 
 
-def _saved() -> dict[str, tuple[int, int]]:
+def _file_stamps() -> dict[str, tuple[int, int]]:
     """{file: (modification time in ns, size in bytes)} of all Python files in student/."""
     found = {}
     for file in STUDENT.rglob("*.py"):
         with contextlib.suppress(OSError):  # an editor has just renamed it
-            about = file.stat()
-            found[file.relative_to(ROOT).as_posix()] = (about.st_mtime_ns, about.st_size)
+            status = file.stat()
+            found[file.relative_to(ROOT).as_posix()] = (status.st_mtime_ns, status.st_size)
     return found

@@ -21,8 +21,8 @@ out = Console(highlight=False)
 
 
 def main() -> None:
-    if other := _another_kit():
-        line = f"lab: this is the lab of {ROOT}, and you are in {other}: its own is .venv/bin/lab there"
+    if kit := _another_kit():
+        line = f"lab: this is the lab of {ROOT}, and you are in {kit}: its own is .venv/bin/lab there"
         say(Console(stderr=True, highlight=False), line, style="yellow")
     try:
         app()
@@ -107,20 +107,20 @@ def _named(names: list[str], progress: Progress) -> list[Exercise]:
     """The exercises with these names. Prints which are not in the profile."""
     found: list[Exercise] = []
     for name in names:
-        meant = progress.named(name)
-        if outside := [e.id for e in meant if e.id not in progress.chosen.exercises]:
+        matches = progress.named(name)
+        if outside := [e.id for e in matches if e.id not in progress.chosen.exercises]:
             say(out, f"{some(outside)}: not in {progress.profile}, which does not count its points")
-        found += meant
+        found += matches
     return found
 
 
-def _to_check(asked: list[Exercise], progress: Progress) -> list[Exercise]:
+def _to_check(requested: list[Exercise], progress: Progress) -> list[Exercise]:
     """The exercises to test. Prints a message if there are none."""
-    if asked:
-        for e in asked:
+    if requested:
+        for e in requested:
             if progress.passes(e.id):
                 say(out, f"{e.id} passes, and nothing that it rests on changed since")
-        return [e for e in asked if not progress.passes(e.id)]
+        return [e for e in requested if not progress.passes(e.id)]
     next_one = progress.next()
     todo = progress.to_check() or [e for e in [next_one] if e is not None]
     if not todo:
@@ -143,14 +143,14 @@ def hint(
 ) -> None:
     """A hint of the level asked for; hints cost nothing."""
     progress = remembered(profile=context.obj)
-    asked = progress.next()
+    target = progress.next()
     if exercise:
         named = _named([exercise], progress)
-        asked = next((e for e in named if not progress.passes(e.id)), named[0])
-    if asked is None:
+        target = next((e for e in named if not progress.passes(e.id)), named[0])
+    if target is None:
         out.print("Every exercise that runs here passes: there is nothing left to hint at.")
         return
-    status_page.next_up(asked, level, out, word="asked for" if exercise else "next")
+    status_page.next_up(target, level, out, word="asked for" if exercise else "next")
 
 
 @app.command()
@@ -195,24 +195,24 @@ def answers(
 ) -> None:
     """Whether your written answers can be read, have the right unit and are plausible; not whether they are right."""
     from ..course.questions import default as questions
-    from . import answers as written
+    from . import answers as reader
 
     if not folder.is_dir():
         raise AssignmentError(f"answers: expected a folder, got {folder}")
-    asked = questions().questions
-    given, notes = written.read(folder, asked.values())
-    width = max(map(len, asked))
+    by_id = questions().questions
+    given, notes = reader.read(folder, by_id.values())
+    width = max(map(len, by_id))
     for g in given:
-        mark, colour, says = "✓", "green", g.shown
+        mark, colour, text = "✓", "green", g.shown
         if g.problem:
-            mark, colour, says = "✗", "red", g.problem
+            mark, colour, text = "✗", "red", g.problem
         elif g.value is None:
-            mark, colour, says = "·", "dim", f"not answered: {g.question.asks}"
+            mark, colour, text = "·", "dim", f"not answered: {g.question.asks}"
         elif g.doubt:
-            mark, colour, says = "?", "yellow", f"{g.shown} is far off: {g.doubt}; look at the unit"
+            mark, colour, text = "?", "yellow", f"{g.shown} is far off: {g.doubt}; look at the unit"
         elif g.question.kind == "prose":
-            says = f"{len(g.shown.split())} words"
-        say(out, says, f"{mark} {g.question.id:<{width}}  ", style=colour)
+            text = f"{len(g.shown.split())} words"
+        say(out, text, f"{mark} {g.question.id:<{width}}  ", style=colour)
     for note in notes:
         say(out, note, "✗ ", style="red")
     out.print(f"{sum(g.value is not None for g in given)} of {len(given)} answered", style="bold")

@@ -46,15 +46,15 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Run all checks for students."""
-    space = [*room()]  # measured first, since the other checks use memory
+    resources = [*room()]  # measured first, since the other checks use memory
     yield from software()
-    yield from space
+    yield from resources
 
 
 def software() -> Iterator[Finding]:
     """Run the checks for both students and graders, in parallel, since each imports torch in its own process."""
     with ThreadPoolExecutor() as pool:
-        for found in pool.map(lambda look: [*look()], (versions, lambda: (triton(),), gpu, ranks)):
+        for found in pool.map(lambda check: [*check()], (versions, lambda: (triton(),), gpu, ranks)):
             yield from found
 
 
@@ -72,11 +72,11 @@ def tell(findings: Iterable[Finding], out: Console, *, as_json: bool, well: str 
 
 def table(found: Iterable[Finding]) -> Table:
     """The findings as a table: fatal ones in red, others with something to do in yellow."""
-    shown = Table("what", "found", "what to do about it", box=None, pad_edge=False, header_style="bold")
+    grid = Table("what", "found", "what to do about it", box=None, pad_edge=False, header_style="bold")
     for f in found:
         style = "red" if f.fatal else "yellow" if f.do else ""
-        shown.add_row(*map(Text, (f.what, f.found, f.do)), style=style)
-    return shown
+        grid.add_row(*map(Text, (f.what, f.found, f.do)), style=style)
+    return grid
 
 
 def versions() -> Iterator[Finding]:
@@ -93,16 +93,16 @@ def versions() -> Iterator[Finding]:
 
 def _version(name: str, wanted: Requirement) -> Finding:
     """A version below the supported range is fatal; one newer than CI's is only mentioned."""
-    here = wanted.marker is None or wanted.marker.evaluate()
+    supported = wanted.marker is None or wanted.marker.evaluate()
     found = installed(name)
-    if found is None and not here:
+    if found is None and not supported:
         return Finding(name, f"no {name} for {platform.system()}", "its exercises are not run here; all else works")
     if found is None or not wanted.specifier.contains(found, prereleases=True):
-        had = str(found or "not installed")
-        return Finding(name, had, f"pip install '{name}{wanted.specifier}'; or: make env", True)
-    tried = _pinned(name)
-    if tried and found.release[:2] > tried.release[:2]:
-        return Finding(name, f"{found}, newer than {tried}, which was tried", f"if odd things fail: {name}=={tried}")
+        version = str(found or "not installed")
+        return Finding(name, version, f"pip install '{name}{wanted.specifier}'; or: make env", True)
+    pinned = _pinned(name)
+    if pinned and found.release[:2] > pinned.release[:2]:
+        return Finding(name, f"{found}, newer than {pinned}, which was tried", f"if odd things fail: {name}=={pinned}")
     return Finding(name, str(found))
 
 
@@ -127,10 +127,10 @@ def triton() -> Finding:
     """
     if installed("triton") is None:
         return Finding("Triton's interpreter", "no Triton", "its exercises are not run here; all else works")
-    said = ask(_KERNEL, {"TRITON_INTERPRET": "1"})
-    if said.get("sum") == 6:
+    answer = ask(_KERNEL, {"TRITON_INTERPRET": "1"})
+    if answer.get("sum") == 6:
         return Finding("Triton's interpreter", "runs a kernel")
-    why = said.get("error", f"a sum of {said.get('sum')} instead of 6")
+    why = answer.get("error", f"a sum of {answer.get('sum')} instead of 6")
     return Finding("Triton's interpreter", f"does not run a kernel: {why}", "install the versions of constraints.txt")
 
 
@@ -166,9 +166,9 @@ def gpu() -> Iterator[Finding]:
         d = seen["devices"][0]
         old = tuple(d["capability"]) < (8, 0)
         do = "below sm_80 bfloat16 is slow; `speed` is then a ratio to plain attention" if old else ""
-        many = f"{len(seen['devices'])} × " if len(seen["devices"]) > 1 else ""
+        count = f"{len(seen['devices'])} × " if len(seen["devices"]) > 1 else ""
         sm = "".join(map(str, d["capability"]))
-        yield Finding("GPU in torch", f"{many}{d['name']}, sm_{sm}, {d['bytes'] / 2**30:.0f} GiB", do)
+        yield Finding("GPU in torch", f"{count}{d['name']}, sm_{sm}, {d['bytes'] / 2**30:.0f} GiB", do)
     elif rows and seen["built"] is None:
         yield Finding("GPU in torch", "none: this torch is built without CUDA", "pip install a CUDA build of torch")
     elif rows:
@@ -188,12 +188,12 @@ def ranks() -> Iterator[Finding]:
     from ..harness.executor import Executor, Zygote
     from ..solution import framing
 
-    said = ask(_GLOO)
-    if said.get("sum") == 3:
+    answer = ask(_GLOO)
+    if answer.get("sum") == 3:
         yield Finding("Gloo on loopback", "two ranks met")
     else:
         do = "let processes connect to 127.0.0.1: a firewall, a VPN or a container without a loopback forbids it"
-        yield Finding("Gloo on loopback", str(said.get("error", "a wrong sum")), do, True)
+        yield Finding("Gloo on loopback", str(answer.get("error", "a wrong sum")), do, True)
     start = time.monotonic()
     zygote = Zygote(Executor(ROOT / "student"), "interpret")
     try:
@@ -249,10 +249,10 @@ def driver() -> list[tuple[str, str, str]]:
 def output(command: list[str], timeout_s: float = 60.0) -> str:
     """The output of a command; "" if the command is missing, fails or takes too long."""
     try:
-        said = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s)
+        process = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return said.stdout if said.returncode == 0 else ""
+    return process.stdout if process.returncode == 0 else ""
 
 
 def ask(code: str, env: dict[str, str] | None = None) -> dict[str, Any]:
@@ -261,13 +261,13 @@ def ask(code: str, env: dict[str, str] | None = None) -> dict[str, Any]:
         file = Path(folder) / "asked.py"  # a file: Triton reads the source of its kernels
         file.write_text(f"def say(answer):\n    import json\n    print({_MARK!r} + json.dumps(answer))\n{code}")
         try:
-            said = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, str(file)], capture_output=True, text=True, errors="replace", timeout=ASK_S,
                 env={**os.environ, **(env or {})},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return {"error": f"no answer in {ASK_S:.0f} s"}
-    told = [line.removeprefix(_MARK) for line in said.stdout.splitlines() if line.startswith(_MARK)]
-    if told:
-        return json.loads(told[-1])
-    return {"error": (said.stderr.strip().splitlines() or [f"exit code {said.returncode}"])[-1][:200]}
+    answers = [line.removeprefix(_MARK) for line in process.stdout.splitlines() if line.startswith(_MARK)]
+    if answers:
+        return json.loads(answers[-1])
+    return {"error": (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:200]}

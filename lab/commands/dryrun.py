@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COMPOSE = "mesh.compose"  # the exercise that builds a step on a mesh
 NEED_NUMBERS = ("mesh.route", "mesh.dispatch")
 PATIENCE_S = 600.0  # time limit for one rank
-ENDINGS = (".png", ".pdf", ".svg")
+SUFFIXES = (".png", ".pdf", ".svg")
 COLUMNS = 4  # ranks in one table: a terminal has 80 characters
 WIDTH = 72  # of a timeline, in characters
 MARKS = {"forward": ("█", "blue"), "backward": ("▓", "dark_orange"), "step": ("▒", "green"), "": ("·", "dim")}
@@ -60,7 +60,7 @@ def dryrun(
 
     lab dryrun --impl reference --mesh data=16,pipe=8,tensor=8 --model 70b --micro-batches 32 --context 4096 --sequence
     """
-    from ..cluster.hardware import cluster as named
+    from ..cluster.hardware import cluster as find_cluster
     from ..cluster.simulator import SimulationError, play
     from ..dryrun.accounts import Step
     from ..dryrun.matching import matched
@@ -77,7 +77,7 @@ def dryrun(
         )  # fmt: skip
         if rank >= step.world:
             raise ValueError(f"rank: expected 0 to {step.world - 1}, the mesh's, got {rank}")
-        where = named(cluster, step.world)
+        hardware = find_cluster(cluster, step.world)
         _drawable(picture)
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise AssignmentError(f"dryrun: {error}") from None
@@ -87,30 +87,30 @@ def dryrun(
     runner = Runner(Executor(folder))
     try:
         accounts = [_account(runner, step, each, replace) for each in step.stages(rank)]
-        beside = {axis: _account(runner, step, each, replace) for axis, each in step.neighbours(rank).items()}
+        neighbours = {axis: _account(runner, step, each, replace) for axis, each in step.neighbours(rank).items()}
     finally:
         runner.close()
-    of = f"{step.sequences:,} sequences of {step.context:,} tokens"
-    say(out, f"{model} on {_mesh(step)}, {step.world:,} ranks: {of}")
+    batch = f"{step.sequences:,} sequences of {step.context:,} tokens"
+    say(out, f"{model} on {_mesh(step)}, {step.world:,} ranks: {batch}")
     for first in range(0, len(accounts), COLUMNS):
         out.print(table(accounts[first : first + COLUMNS], step))
-    wrong = matched([*accounts, *beside.values()])
+    wrong = matched([*accounts, *neighbours.values()])
     if wrong:
         say(out, wrong, style="red")
         sys.exit(1)
-    if beside:
-        told = ", ".join(f"rank {account.rank} along {axis}" for axis, account in beside.items())
-        say(out, f"compared with a neighbour along each axis: {told}; other ranks are not run")
-    say(out, fits(accounts, where))
+    if neighbours:
+        compared = ", ".join(f"rank {account.rank} along {axis}" for axis, account in neighbours.items())
+        say(out, f"compared with a neighbour along each axis: {compared}; other ranks are not run")
+    say(out, fits(accounts, hardware))
     try:
-        played = play({account.rank: account.program(step) for account in accounts}, where, timeline=True)
+        result = play({account.rank: account.program(step) for account in accounts}, hardware, timeline=True)
     except SimulationError as error:
         say(out, str(error), style="red")
         sys.exit(1)
-    say(out, _priced(played, accounts, where))
-    for line in strips(played):
+    say(out, _step_time(result, accounts, hardware))
+    for line in timeline_rows(result):
         out.print(line)
-    draw(played, f"{model} on {_mesh(step)}", picture)
+    draw(result, f"{model} on {_mesh(step)}", picture)
     say(out, f"drawn in {picture}")
 
 
@@ -126,9 +126,9 @@ def stand_ins(folder: Path, step: Step) -> dict[str, str]:
 
     if lacks(COMPOSE):
         raise AssignmentError(f"dryrun: {COMPOSE} is not written yet, and a step needs it{solution}")
-    if step.experts and (blind := [id for id in NEED_NUMBERS if lacks(id)]):
+    if step.experts and (stubs := [id for id in NEED_NUMBERS if lacks(id)]):
         raise AssignmentError(
-            f"dryrun: expected {' and '.join(blind)} to be written for --experts: a stand-in needs numbers, and a dry "
+            f"dryrun: expected {' and '.join(stubs)} to be written for --experts: a stand-in needs numbers, and a dry "
             f"run has none; without --experts it runs{solution}"
         )
     return {id: standins.source(id) for id in default().exercise(COMPOSE).needs if lacks(id)}
@@ -144,8 +144,8 @@ def _model(name: str, layers: int) -> Any:
 
 def _drawable(picture: Path) -> None:
     """Raises ValueError if the picture cannot be written."""
-    if picture.suffix not in ENDINGS:
-        raise ValueError(f"picture: expected a name that ends in {', '.join(ENDINGS)}, got {picture}")
+    if picture.suffix not in SUFFIXES:
+        raise ValueError(f"picture: expected a name that ends in {', '.join(SUFFIXES)}, got {picture}")
     try:
         picture.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -188,68 +188,68 @@ def table(accounts: Sequence[Account], step: Step) -> Table:
         "held at most, GB": [_short(sum(account.peak.values()) / 1e9) for account in accounts],
         **{f"  {kind}": [_short(account.peak[kind] / 1e9) for account in accounts] for kind in accounts[0].peak},
     }
-    heads = (Column(f"rank {account.rank}", justify="right") for account in accounts)
-    made = Table("", *heads, box=None, header_style="bold")
+    columns = (Column(f"rank {account.rank}", justify="right") for account in accounts)
+    grid = Table("", *columns, box=None, header_style="bold")
     for name, cells in rows.items():
-        made.add_row(name, *cells)
-    return made
+        grid.add_row(name, *cells)
+    return grid
 
 
 def fits(accounts: Sequence[Account], cluster: Cluster) -> str:
     """Say whether the ranks' memory suffices, and if not, what uses most of it."""
     from ..cluster.steps import RESERVED
 
-    most = max(accounts, key=lambda account: sum(account.peak.values()))
-    held, name, room = sum(most.peak.values()), cluster.device.name, cluster.device.hbm_bytes
-    if held <= (1 - RESERVED) * room:
-        return f"fits: rank {most.rank} holds {_short(held / 1e9)} GB at most, {100 * held / room:.0f} % of an {name}"
-    kind = max(most.peak, key=lambda kind: most.peak[kind])
-    passing = kind in ("activations", "buffers")
-    cure = "--sequence, shorter sequences or more tensor" if passing else "--fsdp, more pipe or tensor"
+    worst = max(accounts, key=lambda account: sum(account.peak.values()))
+    peak, name, hbm = sum(worst.peak.values()), cluster.device.name, cluster.device.hbm_bytes
+    if peak <= (1 - RESERVED) * hbm:
+        return f"fits: rank {worst.rank} holds {_short(peak / 1e9)} GB at most, {100 * peak / hbm:.0f} % of an {name}"
+    kind = max(worst.peak, key=lambda kind: worst.peak[kind])
+    transient = kind in ("activations", "buffers")
+    advice = "--sequence, shorter sequences or more tensor" if transient else "--fsdp, more pipe or tensor"
     return (
-        f"does not fit: rank {most.rank} would hold {_short(held / 1e9)} GB at most, an {name} has {room / 1e9:g}, of "
+        f"does not fit: rank {worst.rank} would hold {_short(peak / 1e9)} GB at most, an {name} has {hbm / 1e9:g}, of "
         f"which {100 * RESERVED:.0f} % are set aside; "
-        f"{_short(most.peak[kind] / 1e9)} GB are {kind}: {cure} would make them less"
+        f"{_short(worst.peak[kind] / 1e9)} GB are {kind}: {advice} would make them less"
     )
 
 
-def _priced(played: Played, accounts: Sequence[Account], cluster: Cluster) -> str:
-    shares = sorted(played.causes.items(), key=lambda item: -item[1])
-    told = ", ".join(f"{name} {100 * seconds / played.step_s:.0f} %" for name, seconds in shares if seconds)
+def _step_time(result: Played, accounts: Sequence[Account], cluster: Cluster) -> str:
+    shares = sorted(result.causes.items(), key=lambda item: -item[1])
+    causes = ", ".join(f"{name} {100 * seconds / result.step_s:.0f} %" for name, seconds in shares if seconds)
     flops = sum(account.flops for account in accounts) / len(accounts)
     return (
-        f"{_short(played.step_s)} s a step on {cluster.device.name}, {flops / played.step_s / 1e12:.0f} TFLOP/s a rank "
-        f"(numbers of 4 bytes; products as fast as those of 2): {told}"
+        f"{_short(result.step_s)} s a step on {cluster.device.name}, {flops / result.step_s / 1e12:.0f} TFLOP/s a rank "
+        f"(numbers of 4 bytes; products as fast as those of 2): {causes}"
     )
 
 
-def strips(played: Played) -> list[str]:
+def timeline_rows(result: Played) -> list[str]:
     """A line per rank: for each of WIDTH parts of the step, the activity that took most of the time."""
-    each = played.step_s / WIDTH
+    cell_s = result.step_s / WIDTH
     lines = []
-    for rank, bars in played.timeline.items():
-        time: list[dict[str, float]] = [dict.fromkeys(MARKS, 0.0) for _ in range(WIDTH)]
+    for rank, bars in result.timeline.items():
+        seconds: list[dict[str, float]] = [dict.fromkeys(MARKS, 0.0) for _ in range(WIDTH)]
         for bar in bars:
             if bar.kind in MARKS:
-                for part in range(int(bar.start_s / each), min(WIDTH - 1, int(bar.end_s / each)) + 1):
-                    time[part][bar.kind] += max(0.0, min(bar.end_s, (part + 1) * each) - max(bar.start_s, part * each))
-        for spent in time:
-            spent[""] = each - sum(spent.values())
-        marks = [MARKS[max(spent, key=spent.__getitem__)] for spent in time]
+                for i in range(int(bar.start_s / cell_s), min(WIDTH - 1, int(bar.end_s / cell_s)) + 1):
+                    seconds[i][bar.kind] += max(0.0, min(bar.end_s, (i + 1) * cell_s) - max(bar.start_s, i * cell_s))
+        for spent in seconds:
+            spent[""] = cell_s - sum(spent.values())
+        marks = [MARKS[max(spent, key=spent.__getitem__)] for spent in seconds]
         lines.append(f"{rank:>6} " + "".join(f"[{colour}]{mark}[/{colour}]" for mark, colour in marks))
     legend = "  ".join(f"{mark} {kind or 'waits, or talks'}" for kind, (mark, _) in MARKS.items())
     return [*lines, f"       {legend}"]
 
 
-def draw(played: Played, title: str, path: Path) -> None:
+def draw(result: Played, title: str, path: Path) -> None:
     """Draw the timeline to a file."""
     import matplotlib
 
     matplotlib.use("Agg")
     from ..plots.timeline import timelines
 
-    figure = timelines({title: [*played.timeline.values()]}, unit_s=1.0 if played.step_s > 1 else 1e-3)
-    figure.axes[0].set_yticks(range(len(played.timeline)), [f"rank {rank}" for rank in played.timeline])
+    figure = timelines({title: [*result.timeline.values()]}, unit_s=1.0 if result.step_s > 1 else 1e-3)
+    figure.axes[0].set_yticks(range(len(result.timeline)), [f"rank {rank}" for rank in result.timeline])
     figure.savefig(path)
 
 

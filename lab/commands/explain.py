@@ -42,15 +42,15 @@ def show(exercise: Exercise, progress: Progress, out: Console) -> None:
         raise AssignmentError(f"explain: {id} {why}; lab check {id} tests it, lab hint {id} helps")
     out.print(id, style="bold")
     out.print(Markdown(text(exercise)))
-    timed = [r.message for r in progress.of(id) if r.kind == "timing" and r.message]
+    timed = [r.message for r in progress.results_of(id) if r.kind == "timing" and r.message]
     rows = progress.numbers.get(id, [])
     if not rows and not timed:
-        passed = len({r.test for r in progress.of(id) if r.outcome == "passed"})
+        passed = len({r.test for r in progress.results_of(id) if r.outcome == "passed"})
         out.print(f"\nYours passed {passed} tests, which compared values and kept no numbers.", style="dim")
         return
     if rows:
-        numbers = (Column(head, justify="right") for head in ("yours", "expected"))
-        table = Table("measured by the tests", *numbers, box=None, pad_edge=False, header_style="bold")
+        columns = (Column(head, justify="right") for head in ("yours", "expected"))
+        table = Table("measured by the tests", *columns, box=None, pad_edge=False, header_style="bold")
         for row in rows[:ROWS]:
             bound = "≤ " if row["at_most"] else ""
             table.add_row(row["what"], number(row["value"], row["unit"]), bound + number(row["expected"], row["unit"]))

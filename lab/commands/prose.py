@@ -13,6 +13,6 @@ def say(out: Console, text: str, lead: str = "", style: str = "", words: Mapping
     for line in text.splitlines() or [""]:
         for part in folded(line, out.width, lead):
             shown = Text(part.replace("\N{NO-BREAK SPACE}", " "), style)
-            for word, of_it in (words or {}).items():
-                shown.highlight_words([word], of_it)
+            for word, word_style in (words or {}).items():
+                shown.highlight_words([word], word_style)
             out.print(shown, soft_wrap=True)

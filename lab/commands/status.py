@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..course.assignment import Exercise
-from ..course.listing import MOST, folded, some
+from ..course.listing import NAMES_SHOWN, folded, some
 from ..course.scoring import only_refusals_fail, totals
 from ..harness.progress import Progress
 from .prose import say
@@ -31,32 +31,32 @@ def show(progress: Progress, out: Console) -> None:
     _missing(progress, out)
     _changed(progress, out)
     if next_one is None:
-        of = f" of {progress.profile}" if progress.profile else ""
-        say(out, f"Every exercise{of} that runs here passes. Train with all of it: lab train", style="green")
+        profile = f" of {progress.profile}" if progress.profile else ""
+        say(out, f"Every exercise{profile} that runs here passes. Train with all of it: lab train", style="green")
         return
-    next_up(next_one, 0 if only_refusals_fail(progress.of(next_one.id)) else 1, out, progress)
+    next_up(next_one, 0 if only_refusals_fail(progress.results_of(next_one.id)) else 1, out, progress)
 
 
 def _points(progress: Progress, out: Console) -> None:
     """Print the points. Points of files that changed since their tests count, and are marked; stubs have none."""
     chosen = progress.chosen.exercises
     todo = [e for e in chosen.values() if not progress.passes(e.id) and not progress.cannot_run(e.id)]
-    mine = {id: progress.scores[id] for id, e in chosen.items() if id not in progress.stale or progress.begun(e)}
-    earned, old = (totals(s for id, s in mine.items() if id in ids)[0] for ids in (chosen, progress.stale))
+    scores = {id: progress.scores[id] for id, e in chosen.items() if id not in progress.stale or progress.is_written(e)}
+    earned, outdated = (totals(s for id, s in scores.items() if id in ids)[0] for ids in (chosen, progress.stale))
     points, hours = sum(e.points for e in chosen.values()), sum(e.hours for e in todo)
-    again = f", {old:.4g} of them not tested again since a change" if old else ""
-    whole = progress.known.profiles.get("full", ())  # a release may contain only profile core
-    others = f" (all {len(whole)}: --profile full)" if len(chosen) < len(whole) else ""
-    of = f"{progress.profile}, {len(chosen)} exercises{others}: " if progress.profile else ""
+    retest = f", {outdated:.4g} of them not tested again since a change" if outdated else ""
+    full = progress.known.profiles.get("full", ())  # a release may contain only profile core
+    others = f" (all {len(full)}: --profile full)" if len(chosen) < len(full) else ""
+    prefix = f"{progress.profile}, {len(chosen)} exercises{others}: " if progress.profile else ""
     bold = f"{earned:.4g} of {points:g} points"
-    say(out, f"{of}{bold}{again}, about {hours:g} h left", words={bold: "bold"})
+    say(out, f"{prefix}{bold}{retest}, about {hours:g} h left", words={bold: "bold"})
 
 
 def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | None = None, word: str = "next") -> None:
     """Print the exercise, the last failure of its tests, and its hints up to a level."""
     where = f"{exercise.id} in student/{exercise.file}, about {exercise.hours:g} h"
     say(out, where, f"{word}: ", words={exercise.id: "bold"})
-    failed = [r for r in progress.of(exercise.id) if r.outcome == "failed"] if progress else []
+    failed = [r for r in progress.results_of(exercise.id) if r.outcome == "failed"] if progress else []
     if failed and failed[0].reason != "unwritten":
         before = ", before it was changed" if progress and exercise.id in progress.stale else ""
         say(out, failed[0].id.rpartition("::")[2], f"  last time{before}: ")
@@ -65,9 +65,9 @@ def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | N
             out.print(line, markup=False, no_wrap=True, overflow="ellipsis")
     for hint in exercise.hints[:level]:
         say(out, hint, "  hint: ")
-    asked = "" if word == "next" else f" {exercise.id}"
-    more = f"; lab hint{asked} --level {level + 1} says more" if level < 3 else ""
-    say(out, f"lab check{more}", "  then: ")
+    argument = "" if word == "next" else f" {exercise.id}"
+    further = f"; lab hint{argument} --level {level + 1} says more" if level < 3 else ""
+    say(out, f"lab check{further}", "  then: ")
 
 
 def unwritten(exercise: Exercise, stub: str, out: Console) -> None:
@@ -92,13 +92,13 @@ def _overview(progress: Progress, out: Console, current: str) -> set[str]:
     """Print a row per stage with a mark per exercise, and names in the current stage. Return the words of all marks."""
     known, shown = progress.chosen, set()
     indent = 4 + max(len(stage.title) for stage in known.stages)
-    most = max(len(known.of_stage(stage.name)) for stage in known.stages)
+    longest = max(len(known.of_stage(stage.name)) for stage in known.stages)
     for stage in known.stages:
         exercises = known.of_stage(stage.name)
         words = [_word(progress, e) for e in exercises]
         shown |= {*words}
         row = Text.assemble(f"  {stage.title}".ljust(indent), *(_MARKS[word] for word in words))
-        row.append(" " * (most - len(exercises)) + f"  {words.count('passes')} of {len(exercises)}")
+        row.append(" " * (longest - len(exercises)) + f"  {words.count('passes')} of {len(exercises)}")
         out.print(row, soft_wrap=True)
         if stage.name == current:
             names = [f"{_MARKS[w][0]} {e.id.partition('.')[2]}" for e, w in zip(exercises, words, strict=True)]
@@ -114,32 +114,32 @@ def _unbroken(names: list[str]) -> str:
 def _word(progress: Progress, exercise: Exercise) -> str:
     id = exercise.id
     if not progress.ran(id):
-        return "written, not tested" if progress.begun(exercise) else "not attempted"
+        return "written, not tested" if progress.is_written(exercise) else "not attempted"
     if id in progress.stale:
-        return "not tested again since it changed" if progress.begun(exercise) else "not attempted"
+        return "not tested again since it changed" if progress.is_written(exercise) else "not attempted"
     if progress.passes(id):
         return "inconclusive" if progress.scores[id].inconclusive else "passes"
     if progress.cannot_run(id):
         return "not run on this machine"
     if progress.scores[id].inconclusive:
         return "inconclusive"
-    return "fails" if progress.begun(exercise) else "not attempted"
+    return "fails" if progress.is_written(exercise) else "not attempted"
 
 
 def _missing(progress: Progress, out: Console) -> None:
     """Print which files are missing, and how to get them back."""
-    gone = [f"student/{f}" for f in dict.fromkeys(e.file for e in progress.chosen.exercises.values())
+    missing = [f"student/{f}" for f in dict.fromkeys(e.file for e in progress.chosen.exercises.values())
             if not (progress.source / f).is_file()]  # fmt: skip
-    if gone:
-        back = f"take the stub from the archive again, or: git checkout -- {' '.join(gone[:MOST])}"
-        say(out, f"missing: {some(gone)}; {back}", style="red")
+    if missing:
+        remedy = f"take the stub from the archive again, or: git checkout -- {' '.join(missing[:NAMES_SHOWN])}"
+        say(out, f"missing: {some(missing)}; {remedy}", style="red")
 
 
 def _changed(progress: Progress, out: Console) -> None:
     """Print why results are out of date, one line per cause."""
     causes: dict[tuple[str, ...], list[str]] = {}
     for id, names in progress.stale.items():
-        if progress.begun(progress.known.exercise(id)):
+        if progress.is_written(progress.known.exercise(id)):
             causes.setdefault(tuple(names), []).append(id)
     for changed, ids in list(causes.items())[:CAUSES]:
         files = [f"student/{n}" if n.endswith(".py") else f"{n}/" for n in changed]

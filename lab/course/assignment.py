@@ -76,7 +76,7 @@ class Assignment:
         try:
             return self.exercises[id]
         except KeyError:
-            raise AssignmentError(f"no exercise {id!r}; {self._near(id)}") from None
+            raise AssignmentError(f"no exercise {id!r}; {self._suggestion(id)}") from None
 
     def of_stage(self, stage: str) -> list[Exercise]:
         return [e for e in self.exercises.values() if e.stage == stage]
@@ -97,18 +97,18 @@ class Assignment:
             return [self.exercises[name]]
         if of_stage := self.of_stage(name):
             return of_stage
-        short = [e for id, e in self.exercises.items() if id.partition(".")[2] == name]
-        if len(short) > 1:
-            raise AssignmentError(f"{name!r} is the end of {' and of '.join(e.id for e in short)}: which of them?")
-        return short or [self.exercise(name)]
+        matches = [e for id, e in self.exercises.items() if id.partition(".")[2] == name]
+        if len(matches) > 1:
+            raise AssignmentError(f"{name!r} is the end of {' and of '.join(e.id for e in matches)}: which of them?")
+        return matches or [self.exercise(name)]
 
-    def _near(self, id: str) -> str:
+    def _suggestion(self, id: str) -> str:
         """Suggest ids and stages with a similar name."""
-        ends = {e.partition(".")[2]: e for e in self.exercises}
+        by_name = {e.partition(".")[2]: e for e in self.exercises}
         stages = [s.name for s in self.stages]
-        near = difflib.get_close_matches(id, [*self.exercises, *stages, *ends])
-        if near:
-            return f"did you mean {' or '.join(dict.fromkeys(ends.get(n, n) for n in near))}?"
+        similar = difflib.get_close_matches(id, [*self.exercises, *stages, *by_name])
+        if similar:
+            return f"did you mean {' or '.join(dict.fromkeys(by_name.get(n, n) for n in similar))}?"
         return f"expected an id as lab shows them, as {next(iter(self.exercises))}, or a stage: {', '.join(stages)}"
 
 
@@ -155,8 +155,8 @@ class Reader:
         self.file = file
 
     def fail(self, key: str, expected: str, got: Any) -> AssignmentError:
-        came = "nothing" if got is _MISSING else repr(got)
-        return AssignmentError(f"{self.file}: {key}: expected {expected}, got {came}")
+        actual = "nothing" if got is _MISSING else repr(got)
+        return AssignmentError(f"{self.file}: {key}: expected {expected}, got {actual}")
 
     def get(
         self,
@@ -265,13 +265,13 @@ class _Reader(Reader):
     def check_needs(self, exercises: dict[str, Exercise]) -> None:
         """Check that all needs are exercises, and that they contain no cycle."""
         for e in exercises.values():
-            if strangers := [need for need in e.needs if need not in exercises]:
-                raise self.fail(f"{e.id}: needs", f"ids among {', '.join(exercises)}", strangers[0])
+            if unknown := [need for need in e.needs if need not in exercises]:
+                raise self.fail(f"{e.id}: needs", f"ids among {', '.join(exercises)}", unknown[0])
         try:
             graphlib.TopologicalSorter({e.id: e.needs for e in exercises.values()}).prepare()
         except graphlib.CycleError as error:
-            circle = error.args[1][::-1]
-            raise self.fail(f"{circle[0]}: needs", "no circle", " -> ".join(circle)) from None
+            cycle = error.args[1][::-1]
+            raise self.fail(f"{cycle[0]}: needs", "no circle", " -> ".join(cycle)) from None
 
     def split(self, table: dict, where: str) -> dict[str, float]:
         self.only(table, set(KINDS), f"{where}.")

@@ -4,13 +4,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MOST = 3
+NAMES_SHOWN = 3
 
 
-def some(names: Sequence[str], most: int = MOST) -> str:
+def some(names: Sequence[str], limit: int = NAMES_SHOWN) -> str:
     """Join names: "a, b, c and 2 more"."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest
 
 
 def folded(text: str, width: int, lead: str = "") -> list[str]:

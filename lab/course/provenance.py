@@ -30,7 +30,7 @@ def uncommitted() -> str:
 
 def _git(*arguments: str) -> str:
     try:
-        asked = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, errors="replace")
+        process = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, errors="replace")
     except FileNotFoundError:  # no git here
         return ""
-    return asked.stdout if asked.returncode == 0 else ""
+    return process.stdout if process.returncode == 0 else ""

@@ -107,9 +107,9 @@ class _Reader(Reader):
                 raise self.fail(f"{where}id", "an id that no question and no exercise has", q.id)
             questions[q.id] = q
         profiles = self.profiles(data, questions, "question")
-        if strangers := profiles.keys() - self.assignment.profiles.keys():
+        if unknown := profiles.keys() - self.assignment.profiles.keys():
             known = f"profiles of assignment.toml, {', '.join(self.assignment.profiles)}"
-            raise self.fail("profiles", known, sorted(strangers)[0])
+            raise self.fail("profiles", known, sorted(unknown)[0])
         return Questions(questions, profiles)
 
     def question(self, table: dict, where: str) -> Question:
@@ -136,10 +136,10 @@ class _Reader(Reader):
         return tuple(map(float, self.get(table, key, where, list, "2 numbers, the smaller first", fits)))
 
     def number(self, table: dict, kind: str, where: str) -> dict[str, Any]:
-        asked = "a unit of bytes, seconds, FLOPs, a rate or a share, or a word; an empty string for a plain number"
-        unit = self.get(table, "unit", where, str, asked, known)
-        one = kind == "number"
-        bands = (float(self.positive(table, "tolerance", where)),) if one else self.numbers(table, "bands", where)
+        expected = "a unit of bytes, seconds, FLOPs, a rate or a share, or a word; an empty string for a plain number"
+        unit = self.get(table, "unit", where, str, expected, known)
+        is_number = kind == "number"
+        bands = (float(self.positive(table, "tolerance", where)),) if is_number else self.numbers(table, "bands", where)
         return {"unit": unit, "bands": bands, "range": self.numbers(table, "range", where)}
 
     def options(self, table: dict, where: str) -> tuple[tuple[str, str], ...]:
@@ -152,13 +152,13 @@ class _Reader(Reader):
 
     def criteria(self, table: dict, where: str) -> tuple[Criterion, ...]:
         found: dict[str, Criterion] = {}
-        for c, here in self.tables(table, "criteria", where):
-            self.only(c, {"name", "points", "text"}, here)
+        for c, prefix in self.tables(table, "criteria", where):
+            self.only(c, {"name", "points", "text"}, prefix)
             name = self.get(
-                c, "name", here, str, "a name not used before in this question", lambda new: new not in found
+                c, "name", prefix, str, "a name not used before in this question", lambda new: new not in found
             )
-            points = float(self.positive(c, "points", here))
-            found[name] = Criterion(name, points, self.get(c, "text", here, str, "a string"))
+            points = float(self.positive(c, "points", prefix))
+            found[name] = Criterion(name, points, self.get(c, "text", prefix, str, "a string"))
         if not found:
             raise self.fail(f"{where}criteria", "at least one", [])
         return tuple(found.values())

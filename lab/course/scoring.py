@@ -128,11 +128,11 @@ def totals(scores: Iterable[ExerciseScore]) -> tuple[float, float, float]:
 
 
 def _score(exercise: Exercise, outcomes: dict, passes: Callable[[str], bool], attempted: bool) -> ExerciseScore:
-    of_kind = {kind: outcomes[exercise.id][kind] for kind in KINDS if outcomes[exercise.id][kind]}
-    weight = sum(exercise.split[kind] for kind in of_kind)
+    by_kind = {kind: outcomes[exercise.id][kind] for kind in KINDS if outcomes[exercise.id][kind]}
+    weight = sum(exercise.split[kind] for kind in by_kind)
     result = ExerciseScore(exercise, attempted=attempted)
-    for kind, functions in of_kind.items():
-        share = exercise.split[kind] / weight if weight else 1 / len(of_kind)
+    for kind, functions in by_kind.items():
+        share = exercise.split[kind] / weight if weight else 1 / len(by_kind)
         k = KindScore(kind, exercise.points * share)
         for cases in functions.values():
             verdict = of_function(cases)
@@ -160,8 +160,8 @@ def of_function(cases: list[str]) -> str:
 
 def _gate(exercise: Exercise, outcomes: dict, passes: Callable[[str], bool]) -> bool:
     """Whether property and timing tests count: the exercise's numerics pass, or, if it has none, its prerequisites'."""
-    if own := outcomes[exercise.id]["numerics"]:
-        return _all_pass(own)
+    if numerics := outcomes[exercise.id]["numerics"]:
+        return _all_pass(numerics)
     return all(_all_pass(n) if (n := outcomes[id]["numerics"]) else passes(id) for id in exercise.needs)
 
 

@@ -28,18 +28,18 @@ def known(unit: str) -> bool:
     return unit in _TABLE or unit == "" or unit.isalpha()
 
 
-def in_base(value: float, unit: str, asked: str) -> float:
+def in_base(value: float, unit: str, target: str) -> float:
     """Convert a value to bytes, seconds, FLOPs, their rates per second, a share of 1, or a count. Raises UnitError.
 
-    asked: the question's unit; `unit` must be of the same kind. in_base(1.5, "MiB", "MB") is 1572864.
+    target: the question's unit; `unit` must be of the same kind. in_base(1.5, "MiB", "MB") is 1572864.
     """
     given = unit.strip().replace("\u03bc", "\u00b5").replace("FLOPs", "FLOP")
-    if asked not in _TABLE:
-        if given not in (asked, ""):
-            raise UnitError(f"expected {asked or 'no unit'}, got {unit[:40]!r}")
+    if target not in _TABLE:
+        if given not in (target, ""):
+            raise UnitError(f"expected {target or 'no unit'}, got {unit[:40]!r}")
         return value
-    kind = _TABLE[asked][0]
+    kind = _TABLE[target][0]
     if given not in _TABLE or _TABLE[given][0] != kind:
-        alike = ", ".join(u for u, (k, _) in _TABLE.items() if k == kind and u != "us" and u[:2] not in ("KB", "KF"))
-        raise UnitError(f"expected a unit of {kind} ({alike}), got {unit[:40]!r}")
+        options = ", ".join(u for u, (k, _) in _TABLE.items() if k == kind and u != "us" and u[:2] not in ("KB", "KF"))
+        raise UnitError(f"expected a unit of {kind} ({options}), got {unit[:40]!r}")
     return value * _TABLE[given][1]

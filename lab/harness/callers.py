@@ -15,7 +15,7 @@ class Theirs:
     """
 
     def __init__(self, **given: Any):
-        self.given, self.before, self.again = dict[str, Any](), dict[str, Any](), list[str]()
+        self.given, self.before, self.differing = dict[str, Any](), dict[str, Any](), list[str]()
         self.add(**given)
 
     def add(self, **given: Any) -> None:
@@ -49,14 +49,14 @@ class Theirs:
         try:
             second = backward()
         except Exception as error:
-            self.again.append(f"{type(error).__name__}: {error}"[:400])
+            self.differing.append(f"{type(error).__name__}: {error}"[:400])
         else:
-            self.again += [name for name, gradient in found.items() if not _alike(gradient, second[name])]
+            self.differing += [name for name, gradient in found.items() if not _alike(gradient, second[name])]
         return found
 
     def seen(self) -> list[list[str]]:
         """[names of changed arguments, names of gradients that a second backward changed (or the error it raised)]."""
-        return [[name for name in self.given if not _alike(self.given[name], self.before[name])], self.again]
+        return [[name for name in self.given if not _alike(self.given[name], self.before[name])], self.differing]
 
 
 def _copy(value: Any) -> Any:

@@ -21,9 +21,9 @@ def called(impl: Any, function: str, cases: list) -> list:
     """
     found = []
     for case in cases:
-        theirs = Theirs(**(case if isinstance(case, dict) else {f"argument {i}": x for i, x in enumerate(case, 1)}))
+        arguments = Theirs(**(case if isinstance(case, dict) else {f"argument {i}": x for i, x in enumerate(case, 1)}))
         result = plain(_call(impl, function, case))
-        found.append({"callers": seen} if any(seen := theirs.seen()) else result)
+        found.append({"callers": seen} if any(seen := arguments.seen()) else result)
     return found
 
 

@@ -42,27 +42,27 @@ class Comparison:
 
 
 def compare(
-    more: Callable[[], Pairs], bar: float, *, pairs: tuple[int, int] = (12, 192), limit_s: float = 60.0
+    measure: Callable[[], Pairs], bar: float, *, pairs: tuple[int, int] = (12, 192), limit_s: float = 60.0
 ) -> Comparison:
     """Ask for more pairs until the interval of the median of a / b clears the bar, or the limit is reached.
 
-    more: each call returns times of a and equally many of b, measured in turn; see `interleaved`. It may add a third
+    measure: each call returns times of a and equally many of b, measured in turn; see `interleaved`. It may add a third
     entry: how long b waited for a core. Then b counts as "slower" only if it is also slower without these waits.
-    pairs: (number for the first look, largest number). limit_s: time after which `more` is not called again.
+    pairs: (number for the first look, largest number). limit_s: time after which `measure` is not called again.
     There is a look at pairs[0], at twice as many, and so on to pairs[1]. Each look is another chance of error, so each
     has an equal share of 1 − CONFIDENCE (Bonferroni). Raises ValueError for a time that is not finite and above 0.
     """
     looks, start = _looks(*pairs), clock.monotonic()
     share = (1 - CONFIDENCE) / len(looks)
-    logarithms = fed = numpy.empty(0)
+    logarithms = unstarved = numpy.empty(0)
     for look in looks:
         while len(logarithms) < look and clock.monotonic() - start < limit_s:
-            a_s, b_s, *starved_s = more()
+            a_s, b_s, *starved_s = measure()
             logarithms = numpy.concatenate([logarithms, _log_ratios(a_s, b_s, len(logarithms))])
-            fed = numpy.concatenate([fed, _log_ratios(a_s, _without(b_s, *starved_s))])
+            unstarved = numpy.concatenate([unstarved, _log_ratios(a_s, _without_waits(b_s, *starved_s))])
         found = _look(logarithms, bar, share)
-        if found.verdict == "slower" and (left := _look(fed, bar, share)).verdict != "slower":
-            found = replace(found, verdict="inconclusive", high=left.high, starved=True)
+        if found.verdict == "slower" and (adjusted := _look(unstarved, bar, share)).verdict != "slower":
+            found = replace(found, verdict="inconclusive", high=adjusted.high, starved=True)
         if found.verdict != "inconclusive" or len(logarithms) < look:
             break
     return found
@@ -85,25 +85,25 @@ def interleaved(
     make new inputs or for a barrier. check: called after each, with 0 for a and 1 for b, to check its result. A GPU is
     synchronized. Each measurement begins and ends with a mark in the switch, whose clock `judge.timed` uses.
     """
-    draw = random.Random(seed)
-    taken: tuple[list[float], list[float], list[float]] = ([], [], [])
+    rng = random.Random(seed)
+    seconds: tuple[list[float], list[float], list[float]] = ([], [], [])
     calls = {which: call for which, call in enumerate((a, b)) if call is not None}
     for call in calls.values():
         call()
     for pair in range(pairs):
-        for which in [which for which in draw.sample((0, 1), 2) if which in calls]:
+        for which in [which for which in rng.sample((0, 1), 2) if which in calls]:
             ready()
             _wait_for_the_device()
             gates.mark(f"{'ab'[which]} begins {pair}")
             starved_s, begin = clock.starved_s(), clock.perf_counter()
             calls[which]()
             _wait_for_the_device()
-            taken[which].append(clock.perf_counter() - begin)
+            seconds[which].append(clock.perf_counter() - begin)
             gates.mark(f"{'ab'[which]} ends {pair}")
             if which == 1:
-                taken[2].append(max(0.0, clock.starved_s() - starved_s))
+                seconds[2].append(max(0.0, clock.starved_s() - starved_s))
             check(which)
-    return taken
+    return seconds
 
 
 def slowest(ranks: Sequence[Sequence[Sequence[float]]]) -> tuple[list[float], list[float], list[float]]:
@@ -127,9 +127,9 @@ def interval(values: numpy.ndarray, miss: float) -> tuple[float, float]:
     outside = _order_statistic(n, miss / 2)
     if not outside:
         return -math.inf, math.inf
-    draw, length = numpy.random.default_rng(0), round(math.sqrt(n))
-    starts = draw.integers(0, n, (RESAMPLES, math.ceil(n / length), 1))
-    resampled = values[(starts + numpy.arange(length)) % n].reshape(RESAMPLES, -1)[:, :n]
+    rng, block = numpy.random.default_rng(0), round(math.sqrt(n))
+    starts = rng.integers(0, n, (RESAMPLES, math.ceil(n / block), 1))
+    resampled = values[(starts + numpy.arange(block)) % n].reshape(RESAMPLES, -1)[:, :n]
     low, high = numpy.quantile(numpy.median(resampled, axis=1), [miss / 2, 1 - miss / 2], method="inverted_cdf")
     return min(float(low), float(ordered[outside - 1])), max(float(high), float(ordered[n - outside]))
 
@@ -159,13 +159,13 @@ def _looks(least: int, most: int) -> list[int]:
     return [*itertools.takewhile(lambda look: look < most, doubled), most]
 
 
-def _without(b_s: Times, starved_s: Times = 0.0) -> numpy.ndarray:
+def _without_waits(b_s: Times, starved_s: Times = 0.0) -> numpy.ndarray:
     """b's times without its waits for a core; at least 1 % of each, so that they stay above 0."""
     b = numpy.asarray(b_s, dtype=numpy.float64)
     return numpy.maximum(b - numpy.asarray(starved_s), b / 100)
 
 
-def _log_ratios(a_s: Times | numpy.ndarray, b_s: Times | numpy.ndarray, before: int = 0) -> numpy.ndarray:
+def _log_ratios(a_s: Times | numpy.ndarray, b_s: Times | numpy.ndarray, offset: int = 0) -> numpy.ndarray:
     """Logarithms of a / b: twice as fast and half as fast are then equally far from 0."""
     a, b = (numpy.atleast_1d(numpy.asarray(times, dtype=numpy.float64)) for times in (a_s, b_s))
     if a.shape != b.shape or a.ndim != 1 or not a.size:
@@ -173,7 +173,7 @@ def _log_ratios(a_s: Times | numpy.ndarray, b_s: Times | numpy.ndarray, before: 
     wrong = ~(numpy.isfinite(a) & numpy.isfinite(b) & (a > 0) & (b > 0))
     if wrong.any():
         i = int(wrong.argmax())
-        raise ValueError(f"pair {before + i}: expected two times above 0 s, got {a[i]:g} s and {b[i]:g} s")
+        raise ValueError(f"pair {offset + i}: expected two times above 0 s, got {a[i]:g} s and {b[i]:g} s")
     return numpy.log(a) - numpy.log(b)
 
 

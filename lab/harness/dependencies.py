@@ -14,15 +14,15 @@ from ..solution import forbidden
 def on(id: str, source: Path) -> dict[str, str]:
     """{"ddp/naive.py": digest, "lab": digest, …}: files of the implementation in `source`, and folders of the kit."""
     known, ids = default().exercises, {id, *needed(id)}
-    own = {path for i in ids for path in forbidden.reachable(source, known[i].file)}
-    files = sorted(path.relative_to(source).as_posix() for path in own)
+    paths = {path for i in ids for path in forbidden.reachable(source, known[i].file)}
+    files = sorted(path.relative_to(source).as_posix() for path in paths)
     folders = sorted({"lab", *(f"tests/{known[i].stage}" for i in ids)})
-    return {name: _now(name, source) for name in (*files, *folders)}
+    return {name: _current_digest(name, source) for name in (*files, *folders)}
 
 
-def changed(kept: dict[str, str], source: Path) -> list[str]:
-    """The names in `kept`, a result of `on`, whose content has changed since."""
-    return [name for name, digest in kept.items() if _now(name, source) != digest]
+def changed(recorded: dict[str, str], source: Path) -> list[str]:
+    """The names in `recorded`, a result of `on`, whose content has changed since."""
+    return [name for name, digest in recorded.items() if _current_digest(name, source) != digest]
 
 
 def key(id: str, source: Path, seed: str) -> str:
@@ -31,9 +31,9 @@ def key(id: str, source: Path, seed: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _now(name: str, source: Path) -> str:
+def _current_digest(name: str, source: Path) -> str:
     if not name.endswith(".py"):
-        return _folder(name)
+        return _folder_digest(name)
     try:
         return _digest((source / name).read_bytes())
     except OSError:
@@ -41,7 +41,7 @@ def _now(name: str, source: Path) -> str:
 
 
 @functools.cache
-def _folder(name: str) -> str:
+def _folder_digest(name: str) -> str:
     """Digest of one of the kit's folders, whose files do not change while a process uses them."""
     files = sorted((ROOT / name).rglob("*.py"))
     return _digest(b"\0".join(f.relative_to(ROOT).as_posix().encode() + b"\0" + f.read_bytes() for f in files))

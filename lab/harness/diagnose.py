@@ -29,24 +29,24 @@ def harmless(explain: Callable[P, str]) -> Callable[P, str]:
 
 def region(wrong: torch.Tensor, names: Sequence[str]) -> str:
     """Describe the region of all wrong values by indices of the named dimensions; "" if it is the whole tensor."""
-    told = []
+    parts = []
     for dim, name in enumerate(names):
-        hit = wrong.movedim(dim, 0).reshape(wrong.shape[dim], -1).any(1).nonzero().flatten().tolist()
-        if len(hit) == wrong.shape[dim]:
+        indices = wrong.movedim(dim, 0).reshape(wrong.shape[dim], -1).any(1).nonzero().flatten().tolist()
+        if len(indices) == wrong.shape[dim]:
             continue
-        first, last = hit[0], hit[-1]
-        whole = f"{first} … {last}" if last > first else f"{first}"
-        if len(hit) == last - first + 1:
-            told.append(f"{name} {whole} of {wrong.shape[dim]}")
-        elif (step := hit[1] - first) > 1 and hit == list(range(first, last + 1, step)):
-            told.append(f"one {name} in {step}, from {first} on")
-    return f"; all of these at {', '.join(told)}" if told else ""
+        first, last = indices[0], indices[-1]
+        span = f"{first} … {last}" if last > first else f"{first}"
+        if len(indices) == last - first + 1:
+            parts.append(f"{name} {span} of {wrong.shape[dim]}")
+        elif (step := indices[1] - first) > 1 and indices == list(range(first, last + 1, step)):
+            parts.append(f"one {name} in {step}, from {first} on")
+    return f"; all of these at {', '.join(parts)}" if parts else ""
 
 
 def pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str:
     """Describe a pattern of all values: not finite, all 0, rounded to 16 bits, times a factor; "" if there is none."""
-    if odd := int((~torch.isfinite(got)).sum()):
-        return f"; {odd} of them are not finite"
+    if count := int((~torch.isfinite(got)).sum()):
+        return f"; {count} of them are not finite"
     if not want.any():
         return ""
     if not got.any():
@@ -59,8 +59,8 @@ def pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str
     factor = float((got * want).sum() / want.square().sum())
     if got.numel() == 1 and min(abs(factor - round(factor)), abs(1 / factor - round(1 / factor))) > 1e-4:
         return ""  # any two single numbers differ by some factor
-    near = ((got - factor * want).abs() <= max(1.0, abs(factor)) * allowed).all()
-    if abs(factor) > 1e-3 and abs(factor - 1) > 1e-2 and bool(near):
+    fits = ((got - factor * want).abs() <= max(1.0, abs(factor)) * allowed).all()
+    if abs(factor) > 1e-3 and abs(factor - 1) > 1e-2 and bool(fits):
         return f"; {'all of them are' if got.numel() > 1 else 'that is'} {factor:.4g} times what is expected"
     return ""
 
@@ -73,8 +73,8 @@ def looks_like(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, nam
     """
     if not (torch.isfinite(got).all() and got.any() and want.any()) or pattern(got, want, allowed):
         return ""
-    told = _order(got, want, allowed, names) or _change(got, want, allowed)
-    return f"\n{LOOKS}{told}" if told else ""
+    text = _order(got, want, allowed, names) or _change(got, want, allowed)
+    return f"\n{LOOKS}{text}" if text else ""
 
 
 def _order(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, names: Sequence[str]) -> str:
@@ -86,9 +86,9 @@ def _order(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, names: 
         return ""
     for dim, size in enumerate(got.shape):
         name = names[dim] if names else f"dimension {dim}"
-        for by in range(1, min(size, 64)):
-            if same(got, want.roll(by, dim)):
-                return f"the expected numbers, shifted along {name} by {by if by <= size // 2 else by - size}"
+        for shift in range(1, min(size, 64)):
+            if same(got, want.roll(shift, dim)):
+                return f"the expected numbers, shifted along {name} by {shift if shift <= size // 2 else shift - size}"
         if same(got, want.flip(dim)):
             return f"the expected numbers, in reverse order along {name}"
     if got.dim() > 1 and same(got.flatten(), want.mT.flatten()):
@@ -104,40 +104,40 @@ def places(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], what: str)
     for row in want:
         if not any(torch.equal(row, kind) for kind in kinds):
             kinds.append(row)
-    has, expected = (
+    actual, expected = (
         [next((str(i) for i, kind in enumerate(kinds) if torch.equal(row, kind)), "?") for row in rows]
         for rows in (got, want)
     )
-    if len(has) > 32 or {*has} <= {"?"}:
+    if len(actual) > 32 or {*actual} <= {"?"}:
         return ""
-    unknown = " (?: none of these)" if "?" in has else ""
-    return f"\n{LOOKS}{what} {' '.join(has)} where {' '.join(expected)} are expected{unknown}"
+    unknown = " (?: none of these)" if "?" in actual else ""
+    return f"\n{LOOKS}{what} {' '.join(actual)} where {' '.join(expected)} are expected{unknown}"
 
 
 def _change(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str:
     wrong = (got - want).abs() > allowed
-    g, w, near = got[wrong], want[wrong], allowed[wrong]
+    g, w, tolerance = got[wrong], want[wrong], allowed[wrong]
     if len(g) < 3:
         return ""  # two numbers always fit some factor or constant
     if not g.any():
         return "those that are off are all 0"
-    factor, more = float((g * w).sum() / w.square().sum()), float((g - w).mean())
-    if abs(factor) > 1e-3 and bool(((g - factor * w).abs() <= max(1.0, abs(factor)) * near).all()):
+    factor, offset = float((g * w).sum() / w.square().sum()), float((g - w).mean())
+    if abs(factor) > 1e-3 and bool(((g - factor * w).abs() <= max(1.0, abs(factor)) * tolerance).all()):
         return f"those that are off are all {factor:.4g} times what is expected"
-    if bool(((g - w - more).abs() <= near).all()):
-        return f"those that are off are all {abs(more):.4g} {'above' if more > 0 else 'below'} what is expected"
+    if bool(((g - w - offset).abs() <= tolerance).all()):
+        return f"those that are off are all {abs(offset):.4g} {'above' if offset > 0 else 'below'} what is expected"
     return ""
 
 
 @harmless
 def in_parts(got: float, want: float, parts: Mapping[str, float]) -> str:
     """A LOOKS line that explains a wrong count as a multiple of one of `parts`: counted too often, or left out."""
-    more = got - want
+    excess = got - want
     for name, size in parts.items():
-        times = abs(more) / size
-        if times and 2 * times == round(2 * times) and times <= 4:
-            what = name if times == 1 else f"{times:g} times {name}"
-            return f"\n{LOOKS}{abs(more):,} {'too many' if more > 0 else 'too few'}, that is {what}"
-    if 0 < abs(more) < 3 and want > 1000:
-        return f"\n{LOOKS}off by {abs(more):g} alone, as where each part is rounded by itself: round once, at the end"
+        multiple = abs(excess) / size
+        if multiple and 2 * multiple == round(2 * multiple) and multiple <= 4:
+            what = name if multiple == 1 else f"{multiple:g} times {name}"
+            return f"\n{LOOKS}{abs(excess):,} {'too many' if excess > 0 else 'too few'}, that is {what}"
+    if 0 < abs(excess) < 3 and want > 1000:
+        return f"\n{LOOKS}off by {abs(excess):g} alone, as where each part is rounded by itself: round once, at the end"
     return ""

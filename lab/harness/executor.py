@@ -29,9 +29,9 @@ START_S = 120.0  # enough for a cold disk and two busy cores
 END_S = 5.0  # enough to kill some ranks on busy cores
 GRACE_S = 20.0  # beyond a probe's own limit, before we give up on the zygote itself
 
-PATHS = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")  # inherited even if a folder's name matches TELLS
+PATHS = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")  # inherited even if a folder's name matches REVEALING
 # Environment variables that would reveal pytest to a probe. A shell sets "_" to the command it runs.
-TELLS = re.compile(r"^(_|TRITON_INTERPRET)=|pytest", re.IGNORECASE)
+REVEALING = re.compile(r"^(_|TRITON_INTERPRET)=|pytest", re.IGNORECASE)
 
 
 class Executor:
@@ -45,7 +45,7 @@ class Executor:
 
     def open(self, args: list[str], env: dict[str, str], stdin: int) -> subprocess.Popen[bytes]:
         paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        inherited = {k: v for k, v in os.environ.items() if k in PATHS or not TELLS.search(f"{k}={v}")}
+        inherited = {k: v for k, v in os.environ.items() if k in PATHS or not REVEALING.search(f"{k}={v}")}
         return subprocess.Popen(
             [sys.executable, *args],
             stdin=stdin,
@@ -82,9 +82,9 @@ class Zygote:
         # Freed memory must not count as held. With these settings threads have no arenas, and a tensor of 1 MiB or more
         # has its own pages, which free() returns. Allocating 16 MB 16 times, the peak then varies by 5 MB, not by 20.
         env |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": f"{1 << 20}"}
-        self.requests, theirs = socket.socketpair()  # not a pipe: a request carries the ranks' sockets
-        with theirs:
-            self.process = executor.open(["-m", "lab.ranks.zygote"], env, theirs.fileno())
+        self.requests, remote = socket.socketpair()  # not a pipe: a request carries the ranks' sockets
+        with remote:
+            self.process = executor.open(["-m", "lab.ranks.zygote"], env, remote.fileno())
         assert self.process.stdout is not None
         self.answers = self.process.stdout.fileno()
         self.ready = False
@@ -97,7 +97,7 @@ class Zygote:
                 self.executor.note(lacking)
             self.ready = True
 
-    def ask(self, job: Job, given: list[bytes], make: Callable[[], Switch]) -> tuple[dict, list[bytes], Switch]:
+    def ask(self, job: Job, payload: list[bytes], make: Callable[[], Switch]) -> tuple[dict, list[bytes], Switch]:
         """Run one probe. Return its header, its values, and the switch that carried its messages.
 
         make: makes a switch; called again if the zygote must fork the ranks again.
@@ -105,7 +105,7 @@ class Zygote:
         while True:
             with make() as switch:
                 socket.send_fds(self.requests, [framing.PROBE], [end.fileno() for end in switch.ends])
-                framing.send(self.requests.fileno(), asdict(job), given)
+                framing.send(self.requests.fileno(), asdict(job), payload)
                 deadline = time.monotonic() + job.longest_s + GRACE_S
                 switch.serve(self.answers, deadline, lambda: self.requests.sendall(framing.GIVE_UP))
                 header, blobs = framing.receive(self.answers, deadline)

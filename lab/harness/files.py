@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-_HALF = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{8}\.(?P<node>.+)\.tmp")
+_TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{8}\.(?P<node>.+)\.tmp")
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
@@ -19,18 +19,18 @@ def write_whole(path: Path, content: bytes | str) -> None:
     share the file system, where a process id alone would not be.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.{socket.gethostname()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.{socket.gethostname()}.tmp")
     try:
-        half.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(half, path)
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(temporary, path)
     finally:
-        half.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def sweep_halves(folder: Path) -> None:
     """Remove temporary files, in `folder` and below, of this machine's processes that were killed while writing."""
-    for half in folder.rglob(".*.tmp"):
-        made = _HALF.fullmatch(half.name)
-        if made and made["node"] == socket.gethostname() and not psutil.pid_exists(int(made["pid"])):
+    for temporary in folder.rglob(".*.tmp"):
+        match = _TEMPORARY.fullmatch(temporary.name)
+        if match and match["node"] == socket.gethostname() and not psutil.pid_exists(int(match["pid"])):
             with contextlib.suppress(FileNotFoundError):  # another process may sweep, too
-                half.unlink()
+                temporary.unlink()

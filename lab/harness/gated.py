@@ -23,23 +23,23 @@ Orders = Sequence[Sequence[Sequence[int]]]  # [step][micro-batch] -> the micro-b
 def draw(rng: Rng, orders: Orders, width: int) -> dict[str, list[float]]:
     """Draw `width` numbers for each gate of these steps: multiples of 1/64, exact in every dtype."""
     names = []
-    for at, order in _micro_batches(orders):
-        names += [f"{at} begins", f"{at} ends", *(f"{at} layer {i}" for i in order)]
+    for prefix, order in _micro_batches(orders):
+        names += [f"{prefix} begins", f"{prefix} ends", *(f"{prefix} layer {i}" for i in order)]
     return {name: [rng.integers(48, 80) / 64 for _ in range(width)] for name in names}
 
 
-def draw_state(rng: Rng, model: nn.Module, scale: float, most: int = 99) -> dict[str, torch.Tensor]:
-    """Draw a state dict: normal values times scale, integers of 0 … most, and the same values for tied tensors."""
+def draw_state(rng: Rng, model: nn.Module, scale: float, high: int = 99) -> dict[str, torch.Tensor]:
+    """Draw a state dict: normal values times scale, integers of 0 … high, and the same values for tied tensors."""
     state, tied = {}, dict[int, torch.Tensor]()
     for name, t in model.state_dict().items():
-        drawn = rng.normal(*t.shape) * scale if t.is_floating_point() else torch.tensor(rng.integers(0, most))
+        drawn = rng.normal(*t.shape) * scale if t.is_floating_point() else torch.tensor(rng.integers(0, high))
         state[name] = tied.setdefault(t.data_ptr(), drawn.to(t.dtype))
     return state
 
 
 def backwards(orders: Orders) -> list[tuple[str, str]]:
     """The gates before and after each backward: at the output of its last layer, and at its end."""
-    return [(f"{at} layer {order[-1]}", f"{at} ends") for at, order in _micro_batches(orders)]
+    return [(f"{prefix} layer {order[-1]}", f"{prefix} ends") for prefix, order in _micro_batches(orders)]
 
 
 def _micro_batches(orders: Orders) -> Iterator[tuple[str, Sequence[int]]]:
@@ -63,7 +63,7 @@ def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
     issued, ran_s = _issued(trace, orders), {gate.name: gate.ran_s for gate in trace.gates}
     begins = [issued[f"{step}.0 begins"] for step in range(len(orders))]
     for step, (micros, first, last) in enumerate(zip(orders, begins, [*begins[1:], len(trace.messages)], strict=True)):
-        at = f"{step}.{len(micros) - 1}"
+        prefix = f"{step}.{len(micros) - 1}"
         ran = [[ran_s[f"{step}.{i} {name}"] for name in ("begins", f"layer {o[-1]}", "ends")]
                for i, o in enumerate(micros)]  # fmt: skip
         rows = [
@@ -71,8 +71,8 @@ def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
         ]
         found.append({
             "first": first, "rows": rows, "payloads": list(trace.payloads[first:last]),
-            "marks": [[i, issued[f"{at} layer {i}"] - first] for i in reversed(micros[-1])],
-            "unsent": issued[f"{at} begins"] - first if len(micros) > 1 else 0,
+            "marks": [[i, issued[f"{prefix} layer {i}"] - first] for i in reversed(micros[-1])],
+            "unsent": issued[f"{prefix} begins"] - first if len(micros) > 1 else 0,
             "stood_still": [row.number - first for row in trace.stood_still if first <= row.number < last],
             "ran_s": [sum(times[k + 1] - times[k] for times in ran) for k in (0, 1)],
         })  # fmt: skip
@@ -81,29 +81,29 @@ def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
 
 def _issued(trace: Trace, orders: Orders) -> dict[str, int]:
     """How many messages were sent before each gate was requested."""
-    asked = [gate.name for gate in trace.gates]
+    requested = [gate.name for gate in trace.gates]
     expected = []
-    for at, order in _micro_batches(orders):
-        expected += [f"{at} begins", *(f"{at} layer {i}" for i in reversed(order)), f"{at} ends"]
-    assert asked == expected, (
+    for prefix, order in _micro_batches(orders):
+        expected += [f"{prefix} begins", *(f"{prefix} layer {i}" for i in reversed(order)), f"{prefix} ends"]
+    assert requested == expected, (
         "forward and backward go through the model once for each micro-batch, from its input to its loss and back: "
-        f"expected to see it at {_differs(expected, asked)}"
+        f"expected to see it at {_first_difference(expected, requested)}"
     )
     return {gate.name: gate.issued for gate in trace.gates}
 
 
-def _differs(expected: list[str], asked: list[str]) -> str:
-    at = next((i for i, pair in enumerate(zip(expected, asked, strict=False)) if len({*pair}) > 1), len(asked))
-    want, got = ([*names[at : at + 1], "nothing more"][0] for names in (expected, asked))
+def _first_difference(expected: list[str], found: list[str]) -> str:
+    index = next((i for i, pair in enumerate(zip(expected, found, strict=False)) if len({*pair}) > 1), len(found))
+    want, got = ([*names[index : index + 1], "nothing more"][0] for names in (expected, found))
     return f"{want!r}, saw it at {got!r}"
 
 
 def _phase(number: int, step: int, micros: Sequence[Sequence[int]], issued: dict[str, int]) -> str:
     for micro, order in enumerate(micros):
-        at = f"{step}.{micro}"
-        if number < issued[f"{at} layer {order[-1]}"]:
-            return "forward" if number >= issued[f"{at} begins"] else "between"
-        if number < issued[f"{at} ends"]:
+        prefix = f"{step}.{micro}"
+        if number < issued[f"{prefix} layer {order[-1]}"]:
+            return "forward" if number >= issued[f"{prefix} begins"] else "between"
+        if number < issued[f"{prefix} ends"]:
             return "backward"
     return "finish"
 
@@ -137,13 +137,13 @@ def seconds(ranks: Sequence[Sequence[Event]], link: Link, layer_s: float) -> flo
 
     A collective starts when all ranks have issued it and their links are free. It takes `link.cost_s`.
     """
-    left, clock, free = [deque(own) for own in ranks], [0.0] * len(ranks), 0.0
+    queues, clock, free = [deque(queue) for queue in ranks], [0.0] * len(ranks), 0.0
     while True:
-        for rank, own in enumerate(left):
-            while own and not own[0].op:
-                own.popleft()
+        for rank, queue in enumerate(queues):
+            while queue and not queue[0].op:
+                queue.popleft()
                 clock[rank] += layer_s
-        if not all(left):
-            return math.inf if any(left) else max(*clock, free)
-        free = max(free, *clock) + max(link.cost_s(own[0].op, own[0].bytes, len(ranks)) for own in left)
-        clock = [free if own.popleft().waits else at for own, at in zip(left, clock, strict=True)]
+        if not all(queues):
+            return math.inf if any(queues) else max(*clock, free)
+        free = max(free, *clock) + max(link.cost_s(queue[0].op, queue[0].bytes, len(ranks)) for queue in queues)
+        clock = [free if queue.popleft().waits else now for queue, now in zip(queues, clock, strict=True)]

@@ -17,8 +17,8 @@ class InlineRunner(Runner):
     """Runs single-rank, real, interpreted probes. Skips a test that asks for anything else, and names it."""
 
     def trace(self, probe: Callable[..., Any], *args: Any, **options: Any) -> list[Trace]:
-        asked = {k: v for k, v in options.items() if k in ("world", "device", "triton", "link") and v is not None}
-        refused = [f"{k}={v!r}" for k, v in asked.items() if v not in ("real", "interpret")]
+        requested = {k: v for k, v in options.items() if k in ("world", "device", "triton", "link") and v is not None}
+        refused = [f"{k}={v!r}" for k, v in requested.items() if v not in ("real", "interpret")]
         if refused:
             pytest.skip(f"--inline runs single-rank, real, interpreted probes; this one asks for {', '.join(refused)}")
         os.environ.setdefault("TRITON_INTERPRET", "1")

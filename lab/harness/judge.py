@@ -56,8 +56,8 @@ def close(
     ulps = 8 if torch.finfo(yardstick.dtype).bits >= 32 else 1
     typical = torch.maximum(want64.abs().mean(), want64.square().mean().sqrt() / 2)  # a few values may be much larger
     floor = ulps * torch.finfo(yardstick.dtype).eps * want64.abs().clamp_min(typical)
-    least = usual * float(typical) if usual else 0.0
-    allowed = factor * torch.maximum(plain.max(), floor).clamp_min(least)
+    minimum = usual * float(typical) if usual else 0.0
+    allowed = factor * torch.maximum(plain.max(), floor).clamp_min(minimum)
     # A NaN compares as false, so not (error <= allowed) catches it, and error > allowed would not.
     wrong = ~(error <= allowed)
     if not wrong.any():
@@ -69,11 +69,11 @@ def close(
     flat = int(torch.nan_to_num(error / allowed, nan=torch.inf).argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), want.shape))
     names = [d.strip() for d in dims.split(",")] if len(dims.split(",")) == len(index) and dims else []
-    place = f"({', '.join(map(str, index))})" + (f" of ({dims})" if names else "")
-    came, expected = apart(float(got64[index]), float(want64[index]))
+    position = f"({', '.join(map(str, index))})" + (f" of ({dims})" if names else "")
+    actual, expected = apart(float(got64[index]), float(want64[index]))
     raise Judged(
-        f"{what}: {int(wrong.sum())} of {wrong.numel()} values are off; worst at {place}: "
-        f"got {came}, expected {expected}, allowed ±{float(allowed[index]):.2g}"
+        f"{what}: {int(wrong.sum())} of {wrong.numel()} values are off; worst at {position}: "
+        f"got {actual}, expected {expected}, allowed ±{float(allowed[index]):.2g}"
         f"{region(wrong, names)}{pattern(got64, want64, allowed)}",
         cause() if callable(cause) else cause,
         looks_like(got64, want64, allowed, names),
@@ -84,9 +84,9 @@ def _rounded_once(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     """Assert that 16-bit values were rounded only at the end: rounding twice makes a quarter of them inexact."""
     if torch.finfo(got.dtype).bits >= 32:
         return
-    off, name = int((got != want.to(got.dtype)).sum()), str(got.dtype)[6:]
-    assert off <= max(3, 0.08 * got.numel()), (
-        f"{what}: {off} of {got.numel()} values are not the {name} nearest to the exact result, though close to it: "
+    count, name = int((got != want.to(got.dtype)).sum()), str(got.dtype)[6:]
+    assert count <= max(3, 0.08 * got.numel()), (
+        f"{what}: {count} of {got.numel()} values are not the {name} nearest to the exact result, though close to it: "
         f"something was rounded to {name} on the way, compute in float32 and round once at the end"
     )
 
@@ -97,14 +97,14 @@ def callers(value: Any, where: str = "") -> None:
     value: a probe's return value. A dict in it may have an entry "callers": the result of `Theirs.seen`.
     """
     if isinstance(value, dict):
-        changed, again = value.get("callers", ((), ()))
+        changed, second = value.get("callers", ((), ()))
         assert not changed, (
             f"{' and '.join(changed)} changed{where}: arguments and incoming gradients are the caller's, work in place "
             "on a copy; .contiguous() copies nothing that is contiguous"
         )
-        verb, told = "raises" if any("Error: " in each for each in again) else "gives another", " and ".join(again)
-        assert not again, (
-            f"a second backward over the same graph {verb} {told}{where}: keep what was saved for backward, and work "
+        verb, names = "raises" if any("Error: " in each for each in second) else "gives another", " and ".join(second)
+        assert not second, (
+            f"a second backward over the same graph {verb} {names}{where}: keep what was saved for backward, and work "
             "on a copy of it"
         )
         value = [*value.values()]
@@ -122,8 +122,8 @@ def modes(changed: Sequence[str], what: str) -> None:
 
 def apart(got: float, want: float, digits: int = 7) -> tuple[str, str]:
     """Format both numbers with enough digits to see that they differ, at least `digits`."""
-    for more in range(digits, 18):
-        texts = f"{got:.{more}g}", f"{want:.{more}g}"
+    for precision in range(digits, 18):
+        texts = f"{got:.{precision}g}", f"{want:.{precision}g}"
         if texts[0] != texts[1]:
             break
     return texts
@@ -131,8 +131,8 @@ def apart(got: float, want: float, digits: int = 7) -> tuple[str, str]:
 
 def bars(values: Mapping[str, float], unit: str = "") -> str:
     """A bar chart for the end of a message: a line per value; the longest bar has 40 blocks."""
-    most, width = max([*values.values(), 1]), max(map(len, values), default=0)
-    lines = (f"{name:<{width}}  {'█' * round(40 * value / most)} {value:,} {unit}" for name, value in values.items())
+    longest, width = max([*values.values(), 1]), max(map(len, values), default=0)
+    lines = (f"{name:<{width}}  {'█' * round(40 * value / longest)} {value:,} {unit}" for name, value in values.items())
     return "".join("\n  " + line.rstrip() for line in lines)
 
 
@@ -155,24 +155,24 @@ def timed(
     for rank, trace in enumerate([*traces, *baseline]):
         worst = trace.values[-1]
         assert worst <= allowed, f"rank {rank}: a repeat that was timed came to a wrong result: off by {worst:.3g}"
-    a_s, b_s, starved_s = slowest([_taken(trace) for trace in traces])
+    a_s, b_s, starved_s = slowest([_times(trace) for trace in traces])
     if baseline:
-        a_s, _, _ = slowest([_taken(trace) for trace in baseline])
+        a_s, _, _ = slowest([_times(trace) for trace in baseline])
     assert min(b_s) >= 0.99 * least_s, (
         f"a repeat took {1e3 * min(b_s):.2f} ms; what it is made of sleeps for {1e3 * least_s:.2f} ms"
     )
     return a_s, b_s, [min(starved, b - 0.99 * least_s) for starved, b in zip(starved_s, b_s, strict=True)]
 
 
-def _taken(trace: Trace) -> list[list[float]]:
+def _times(trace: Trace) -> list[list[float]]:
     """Seconds of a, seconds of b, and seconds in which b waited for a core."""
     a_s, b_s, starved_s, _ = trace.values
     if trace.gates:
-        taken: dict[str, list[float]] = {"a": [], "b": []}
+        times: dict[str, list[float]] = {"a": [], "b": []}
         for begin, end in zip(trace.gates[::2], trace.gates[1::2], strict=True):
             assert begin.name.replace("begins", "ends") == end.name != begin.name, "a measurement lies in another"
-            taken[begin.name[0]].append(end.at_s - begin.at_s)
-        a_s, b_s = taken["a"], taken["b"]
+            times[begin.name[0]].append(end.at_s - begin.at_s)
+        a_s, b_s = times["a"], times["b"]
     return [a_s, b_s, starved_s]
 
 
@@ -199,8 +199,8 @@ def measured(what: str, value: float, expected: float, unit: str = "", at_most: 
 def keep(kept: dict[str, Measurement], new: Sequence[Measurement]) -> None:
     """Add new measurements to those kept. If a name repeats, keep the one nearest to its bound, otherwise the last."""
     for m in new:
-        before = kept.get(m.what)
-        if not (before and m.at_most and before.value * m.expected > m.value * before.expected):
+        known = kept.get(m.what)
+        if not (known and m.at_most and known.value * m.expected > m.value * known.expected):
             kept[m.what] = m
 
 
@@ -229,9 +229,9 @@ def never_holds(
 
 @harmless
 def _largest(seen: Callable[[], Mapping[str, Any]]) -> str:
-    told = seen()
-    where = told["largest_line"] and f" in {told['largest_line']}"
-    return f"; torch's largest tensor is {tuple(told['largest_shape'])}, made by {told['largest_op']}{where}"
+    report = seen()
+    where = report["largest_line"] and f" in {report['largest_line']}"
+    return f"; torch's largest tensor is {tuple(report['largest_shape'])}, made by {report['largest_op']}{where}"
 
 
 def decide(comparison: Comparison, what: str, cause: str = "") -> None:

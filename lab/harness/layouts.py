@@ -46,7 +46,7 @@ def draw(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str
 
 def different(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Draw a different layout for each operand. Return the operands with values that their layouts can hold."""
-    return _dealt(rng.shuffled(DIFFERENT), operands, operands)
+    return _assign(rng.shuffled(DIFFERENT), operands, operands)
 
 
 def every(rng: Rng, **operands: Any) -> list[tuple[dict[str, Any], dict[str, str]]]:
@@ -55,22 +55,22 @@ def every(rng: Rng, **operands: Any) -> list[tuple[dict[str, Any], dict[str, str
     Only the first operand gets layouts with repeated values, such as the gradient of a sum has. operands: a tensor, or
     a list of one per rank.
     """
-    turn = rng.shuffled(DIFFERENT)
-    return [_dealt(turn[i:] + turn[:i], operands, [*operands][:1]) for i in range(len(turn))]
+    order = rng.shuffled(DIFFERENT)
+    return [_assign(order[i:] + order[:i], operands, [*operands][:1]) for i in range(len(order))]
 
 
-def _dealt(
-    left: list[str], operands: dict[str, Any], may_repeat: Collection[str]
+def _assign(
+    options: list[str], operands: dict[str, Any], may_repeat: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Give each operand the first layout that fits. Return the operands with values for their layouts, and these."""
     chosen: dict[str, str] = {}
     values: dict[str, Any] = {}
     for name, x in operands.items():
-        each = x if isinstance(x, list) else [x]
-        fit = [way for way in left if name in may_repeat or way not in REPEATED]
-        chosen[name] = next(way for way in fit if each[0].ndim >= LEAST_DIMS.get(way, 1) and way not in chosen.values())
-        laid = [lay(t, chosen[name]).contiguous() for t in each]
-        values[name] = laid if isinstance(x, list) else laid[0]
+        tensors = x if isinstance(x, list) else [x]
+        fit = [o for o in options if name in may_repeat or o not in REPEATED]
+        chosen[name] = next(o for o in fit if tensors[0].ndim >= LEAST_DIMS.get(o, 1) and o not in chosen.values())
+        copies = [lay(t, chosen[name]).contiguous() for t in tensors]
+        values[name] = copies if isinstance(x, list) else copies[0]
     return values, chosen
 
 
@@ -99,7 +99,7 @@ def blaming(layouts: dict[str, str], judge: Callable[[dict[str, str]], T]) -> T:
 
 @harmless
 def _blamed(layouts: dict[str, str], judge: Callable[[dict[str, str]], object]) -> str:
-    def right(layouts: dict[str, str]) -> bool:
+    def passes(layouts: dict[str, str]) -> bool:
         try:
             judge(layouts)
         except AssertionError:
@@ -108,10 +108,10 @@ def _blamed(layouts: dict[str, str], judge: Callable[[dict[str, str]], object]) 
 
     plain = dict.fromkeys(layouts, "contiguous")
     odd = {name: layout for name, layout in layouts.items() if layout != "contiguous"}
-    if not odd or not right(plain):
+    if not odd or not passes(plain):
         return ""
-    alone = " or ".join(f"{name} is {layout}" for name, layout in odd.items() if not right({**plain, name: layout}))
-    where = f"wrong where {alone} and all else contiguous" if alone else "wrong as they lie here"
+    culprits = " or ".join(f"{name} is {layout}" for name, layout in odd.items() if not passes({**plain, name: layout}))
+    where = f"wrong where {culprits} and all else contiguous" if culprits else "wrong as they lie here"
     return f"\n{LOOKS}right where all operands are contiguous in memory, {where}: are its own strides used?"
 
 
@@ -136,22 +136,22 @@ def _far(x: Tensor) -> Tensor:
 
     As much memory lies before the first row, so an offset that wraps around reads zeros there instead of crashing.
     """
-    rows, inside = x.movedim(-2, 0), x[..., 0, :]  # each row with all its batches and heads
-    apart = (9 << 28) // max(len(rows) - 1, 1) + 1
-    strides = (apart, *inside.contiguous().stride())
-    elements = (1 << 31) + (len(rows) - 1) * apart + inside.numel()
+    rows, row = x.movedim(-2, 0), x[..., 0, :]  # each row with all its batches and heads
+    stride = (9 << 28) // max(len(rows) - 1, 1) + 1
+    strides = (stride, *row.contiguous().stride())
+    elements = (1 << 31) + (len(rows) - 1) * stride + row.numel()
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     memory = torch.frombuffer(mmap.mmap(-1, elements * x.element_size(), flags=flags), dtype=x.dtype)
     return memory[1 << 31 :].as_strided(rows.shape, strides, 1 << 31).copy_(rows).movedim(0, -2)
 
 
-def _walled(x: Tensor, seen: int) -> Tensor:
-    """Lay out rows one after another. Rows from `seen` on lie in protected memory that cannot be read."""
+def _walled(x: Tensor, readable: int) -> Tensor:
+    """Lay out rows one after another. Rows from `readable` on lie in protected memory that cannot be read."""
     rows = x.movedim(-2, 0)
-    first, rest = (part.numel() * x.element_size() for part in (rows[:seen], rows[seen:]))
+    first, rest = (part.numel() * x.element_size() for part in (rows[:readable], rows[readable:]))
     start = -first % mmap.PAGESIZE
     memory = torch.frombuffer(mmap.mmap(-1, start + first + rest), dtype=torch.uint8)
-    memory[start : start + first].view(x.dtype).view(rows[:seen].shape).copy_(rows[:seen])
+    memory[start : start + first].view(x.dtype).view(rows[:readable].shape).copy_(rows[:readable])
     wall = ctypes.c_void_p(memory.data_ptr() + start + first)
     if ctypes.CDLL(None, use_errno=True).mprotect(wall, ctypes.c_size_t(rest), 0):
         raise OSError(ctypes.get_errno(), "expected to be allowed to protect memory")

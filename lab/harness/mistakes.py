@@ -27,28 +27,28 @@ NEARLY = "Not quite this mistake: "  # another test rules this mistake out
 CHECK = "Check: "  # the likely cause that the test itself names
 _KNOWN = (SAYS, EXAMPLE, NEARLY)
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
-_MOST = 24  # how many numbers of a message we keep
+_NUMBER_LIMIT = 24  # how many numbers of a message we keep
 _MANY = 12  # so many different numbers identify a bug
 _LONG = 4  # a number with so many digits identifies a bug; one fewer if it has decimals
-_NEAR = 2e-3  # relative tolerance, for sums in another order
+_TIGHT = 2e-3  # relative tolerance, for sums in another order
 _GREW = "the process grew by"  # numbers after these words are measured by the kernel, and differ from run to run
-_ROUGHLY = 0.2  # relative tolerance for those numbers
+_LOOSE = 0.2  # relative tolerance for those numbers
 _COUNTS = 1e6  # integers below are counts, compared exactly; larger ones may be bytes measured by the kernel
 
 
 def fingerprint(message: str) -> tuple[str, list[float]]:
     """A hash of a message's words, and its first numbers. Leaves out its LOOKS lines."""
-    message = _told(message)
+    message = _stripped(message)
     words = hashlib.sha256(_NUMBER.sub("#", message).encode()).hexdigest()[:12]
-    return words, [float(n.replace(",", "")) for n in _NUMBER.findall(message)[:_MOST]]
+    return words, [float(n.replace(",", "")) for n in _NUMBER.findall(message)[:_NUMBER_LIMIT]]
 
 
 def alike(message: str, words: str, numbers: list[float]) -> bool:
     """Whether a message has the same words as this fingerprint, and nearly the same numbers."""
-    mine, theirs = fingerprint(message)
-    exact = len(_NUMBER.findall(_told(message).partition(_GREW)[0]))
-    near = (_near(*pair, _NEAR if i < exact else _ROUGHLY) for i, pair in enumerate(zip(theirs, numbers, strict=False)))
-    return mine == words and len(theirs) == len(numbers) and all(near)
+    digest, actual = fingerprint(message)
+    exact = len(_NUMBER.findall(_stripped(message).partition(_GREW)[0]))
+    near = (_close(*pair, _TIGHT if i < exact else _LOOSE) for i, pair in enumerate(zip(actual, numbers, strict=False)))
+    return digest == words and len(actual) == len(numbers) and all(near)
 
 
 def explain(test: str, message: str, passed: Collection[str] = ()) -> str:
@@ -62,14 +62,14 @@ def explain(test: str, message: str, passed: Collection[str] = ()) -> str:
     seen, when = stage["tests"].get(test, ()), stage["when"]
     found = [(words, numbers, names) for words, numbers, names in seen if alike(message, words, numbers)]
     known = [name for *_, names in found for name in names if name in when]
-    others = {other: {n for *_, names in of for n in names} for other, of in stage["tests"].items() if other in passed}
-    against = {name: [other for other, fail in others.items() if name in fail] for name in known}
-    if causes := list(dict.fromkeys(when[name] for name in known if not against[name])):
-        says = SAYS if any(_informative(words, numbers, seen) for words, numbers, _ in found) else EXAMPLE
-        return f"{says}{'; or when '.join(causes)}."
+    fails = {other: {n for *_, names in r for n in names} for other, r in stage["tests"].items() if other in passed}
+    excluding = {name: [other for other, names in fails.items() if name in names] for name in known}
+    if causes := list(dict.fromkeys(when[name] for name in known if not excluding[name])):
+        prefix = SAYS if any(_informative(words, numbers, seen) for words, numbers, _ in found) else EXAMPLE
+        return f"{prefix}{'; or when '.join(causes)}."
     if known:
         same = test.partition("[")[0]  # prefer another case of the same test
-        other = min(against[known[0]], key=lambda other: other.partition("[")[0] != same).rpartition("::")[2]
+        other = min(excluding[known[0]], key=lambda other: other.partition("[")[0] != same).rpartition("::")[2]
         return f"{NEARLY}{when[known[0]]}. Then {other} would fail too, but it passes."
     return ""
 
@@ -80,9 +80,9 @@ def _informative(words: str, numbers: list[float], seen: Sequence[Any]) -> bool:
     seen: all known messages of the test. A number that is the same in all messages with these words does not count,
     because it comes from the test.
     """
-    same = [theirs for other, theirs, _ in seen if other == words and len(theirs) == len(numbers)]
-    vary = [n for n, *theirs in zip(numbers, *same, strict=True) if len({*theirs}) > 1] or numbers
-    return len({*vary}) >= _MANY or any(_digits(n) >= _LONG - (not n.is_integer()) for n in vary)
+    same = [recorded for other, recorded, _ in seen if other == words and len(recorded) == len(numbers)]
+    varying = [n for n, *recorded in zip(numbers, *same, strict=True) if len({*recorded}) > 1] or numbers
+    return len({*varying}) >= _MANY or any(_digits(n) >= _LONG - (not n.is_integer()) for n in varying)
 
 
 def _digits(number: float) -> int:
@@ -123,12 +123,12 @@ def beside(message: str, known: str, likely: str = "") -> str:
     LOOKS lines also go above the message, and so does the test's own likely cause if no mistake is known.
     """
     lines = message.split("\n")
-    looks, rest = _looks(lines), "\n".join(_others(lines, LOOKS))
+    looks, rest = _look_lines(lines), "\n".join(_lines_without(lines, LOOKS))
     if known.startswith(SAYS):
         return "\n".join([known, *looks, rest])
     check = [f"{CHECK}{likely}"] if likely and rest.endswith(f": {likely}") else []
-    first, *more = (rest.removesuffix(f": {likely}") if check else rest).split("\n")
-    return "\n".join([*looks, *check, first, *filter(None, [known]), *more])
+    first, *lower = (rest.removesuffix(f": {likely}") if check else rest).split("\n")
+    return "\n".join([*looks, *check, first, *filter(None, [known]), *lower])
 
 
 def settled(results: list[Result]) -> list[Result]:
@@ -141,8 +141,8 @@ def settled(results: list[Result]) -> list[Result]:
 
 def without(message: str) -> str:
     """Undo `added`, except that LOOKS lines stay above the message."""
-    lines = _others(message.split("\n"), _KNOWN)
-    looks, rest = _looks(lines), _others(lines, LOOKS)
+    lines = _lines_without(message.split("\n"), _KNOWN)
+    looks, rest = _look_lines(lines), _lines_without(lines, LOOKS)
     if rest[0].startswith(CHECK):
         rest = ["{}: {}".format("\n".join(rest[1:]), rest[0].removeprefix(CHECK))]
     return "\n".join(looks + rest)
@@ -153,20 +153,20 @@ def cause(message: str) -> str:
     return next((line for line in message.split("\n") if line.startswith(_KNOWN)), "")
 
 
-def _told(message: str) -> str:
+def _stripped(message: str) -> str:
     """The message without its LOOKS lines."""
-    return "\n".join(_others(message.split("\n"), LOOKS))
+    return "\n".join(_lines_without(message.split("\n"), LOOKS))
 
 
-def _looks(lines: list[str]) -> list[str]:
+def _look_lines(lines: list[str]) -> list[str]:
     return [line.lstrip() for line in lines if line.lstrip().startswith(LOOKS)]
 
 
-def _others(lines: list[str], begin: str | tuple[str, ...]) -> list[str]:
+def _lines_without(lines: list[str], begin: str | tuple[str, ...]) -> list[str]:
     return [line for line in lines if not line.lstrip().startswith(begin)] or [""]  # pytest indents an assert's
 
 
-def _near(one: float, other: float, relative: float) -> bool:
-    if relative == _NEAR and one.is_integer() and other.is_integer() and max(one, other) < _COUNTS:
+def _close(one: float, other: float, relative: float) -> bool:
+    if relative == _TIGHT and one.is_integer() and other.is_integer() and max(one, other) < _COUNTS:
         return one == other
     return abs(one - other) <= relative * max(abs(one), abs(other))

@@ -19,10 +19,10 @@ class Named(nn.Module):
 
     def __init__(self, seed: object, **members: nn.Module | nn.Parameter):
         super().__init__()
-        draw = Rng(repr(seed), "names")
-        registered = _otherwise(draw, [*members])
-        letters = sorted(draw.shuffled(string.ascii_lowercase)[: len(members)])
-        drawn = zip(_otherwise(draw, registered), letters, strict=True)
+        rng = Rng(repr(seed), "names")
+        registered = _reordered(rng, [*members])
+        letters = sorted(rng.shuffled(string.ascii_lowercase)[: len(members)])
+        drawn = zip(_reordered(rng, registered), letters, strict=True)
         self.drawn = {plain: f"{letter}_{plain}" for plain, letter in drawn}
         for plain in registered:
             setattr(self, self.drawn[plain], members[plain])
@@ -58,7 +58,7 @@ def number_of(name: str) -> int:
     return int(plain_name(name).split(".")[1])
 
 
-def _otherwise(draw: Rng, names: list[str]) -> list[str]:
+def _reordered(rng: Rng, names: list[str]) -> list[str]:
     """The same names in another order, if there is one."""
-    orders = iter(lambda: draw.shuffled(names), None)
+    orders = iter(lambda: rng.shuffled(names), None)
     return next(order for order in orders if order != names or len(names) < 2)

@@ -9,7 +9,7 @@ from .judge import DECIDED, Inconclusive
 from .runner import ExecutorLost, ProbeFailed
 
 
-def judges(item: pytest.Item) -> tuple[str, str]:
+def mark_of(item: pytest.Item) -> tuple[str, str]:
     """The id of the exercise that a test judges, and the test's kind; ("", "") if it judges none."""
     mark = item.get_closest_marker("exercise")
     return (mark.args[0], mark.kwargs["kind"]) if mark else ("", "")
@@ -19,7 +19,7 @@ def result(
     item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport, printed: str, before: list[Result]
 ) -> Result:
     """Make the Result of an exercise's test. before: this session's results so far."""
-    (id, kind), (base, _, case) = judges(item), item.nodeid.partition("[")
+    (id, kind), (base, _, case) = mark_of(item), item.nodeid.partition("[")
     outcome, reason, message, output = "passed", "", "; ".join(DECIDED), ""
     error = call.excinfo.value if call.excinfo else None
     if isinstance(error, Inconclusive):
@@ -52,15 +52,15 @@ def result(
 def _explain(error: ProbeFailed, id: str) -> str:
     """Explain a probe's failure to the person who wrote the code."""
     exercise = assignments.default().exercise(id)
-    who = "" if error.rank is None else f"rank {error.rank}: "
+    prefix = "" if error.rank is None else f"rank {error.rank}: "
     if error.reason == "unwritten":
         return f"{error.text}\nnot written yet: {exercise.object}\nhint: {exercise.hints[0]}"
     start = {
-        "raised": f"{who}{error_hints.added(error.text)}",
-        "import": f"{who}{exercise.file} does not load: {error.text}",
-        "refused": f"{who}the return value cannot be judged: {error.text}",
+        "raised": f"{prefix}{error_hints.added(error.text)}",
+        "import": f"{prefix}{exercise.file} does not load: {error.text}",
+        "refused": f"{prefix}the return value cannot be judged: {error.text}",
         "forbidden": error.text,
-        "crashed": f"{who}{error.text}",
+        "crashed": f"{prefix}{error.text}",
         "hung": f"no answer in time: {error.text}",
     }.get(error.reason, error.text)
     return "\n".join(filter(None, (start, error.where and f"at {error.where}", error.stacks)))

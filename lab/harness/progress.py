@@ -31,10 +31,10 @@ class Progress:
         self.chosen = self.known.of_profile(self.profile) if self.profile else self.known
         self.scores: dict[str, ExerciseScore] = {s.exercise.id: s for s in score(self.known, self.results)}
         self.stale = {
-            id: names for id, kept in self.rests.items() if (names := dependencies.changed(kept, self.source))
+            id: names for id, digests in self.rests.items() if (names := dependencies.changed(digests, self.source))
         }
 
-    def of(self, id: str) -> list[Result]:
+    def results_of(self, id: str) -> list[Result]:
         return [r for r in self.results if r.exercise == id]
 
     def ran(self, id: str) -> bool:
@@ -49,13 +49,13 @@ class Progress:
         s = self.scores[id]
         return self.ran(id) and not s.possible and not s.inconclusive
 
-    def begun(self, exercise: Exercise) -> bool:
+    def is_written(self, exercise: Exercise) -> bool:
         """Whether its file exists and is no longer the stub."""
         return written(self.source / exercise.file)
 
-    def at_work(self) -> Exercise | None:
-        """The exercise whose file was saved last, among those that are begun."""
-        written = [e for e in self.chosen.exercises.values() if self.begun(e)]
+    def latest(self) -> Exercise | None:
+        """The exercise whose file was saved last, among those that are written."""
+        written = [e for e in self.chosen.exercises.values() if self.is_written(e)]
         return max(written, key=lambda e: (self.source / e.file).stat().st_mtime_ns, default=None)
 
     def next(self, after: Exercise | None = None) -> Exercise | None:
@@ -66,12 +66,12 @@ class Progress:
         """
         order = list(self.known.exercises)
         left = [e for e in self.chosen.exercises.values() if not self.passes(e.id) and not self.cannot_run(e.id)]
-        after = after or self.at_work()
+        after = after or self.latest()
         if after is None or after in left:
             return after or next(iter(left), None)
-        here = [e for e in left if e.stage == after.stage]
-        behind = [e for e in here if order.index(e.id) > order.index(after.id)]
-        return next(iter(behind or here or left), None)
+        same_stage = [e for e in left if e.stage == after.stage]
+        following = [e for e in same_stage if order.index(e.id) > order.index(after.id)]
+        return next(iter(following or same_stage or left), None)
 
     def named(self, name: str) -> list[Exercise]:
         """As Assignment.named, but of a stage only the profile's exercises."""
@@ -79,9 +79,9 @@ class Progress:
         return [e for e in found if e.id in self.chosen.exercises] or found
 
     def to_check(self) -> list[Exercise]:
-        """Exercises that are begun, and that never ran or have changed since."""
+        """Exercises that are written, and that never ran or have changed since."""
         new = (e for e in self.chosen.exercises.values() if e.id in self.stale or not self.ran(e.id))
-        return [e for e in new if self.begun(e)]
+        return [e for e in new if self.is_written(e)]
 
 
 def remembered(path: Path = PROGRESS, *, profile: str | None = None) -> Progress:
@@ -90,26 +90,26 @@ def remembered(path: Path = PROGRESS, *, profile: str | None = None) -> Progress
     Raises AssignmentError if there is no such profile.
     """
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8"))
         known = default().exercises
-        rows = [Result(**row) for row in kept["results"] if row["exercise"] in known]
-        rested = {id: dict(files) for id, files in kept["rests"].items() if id in known}
-        numbers = {id: list(rows) for id, rows in kept["numbers"].items()}
-        return Progress(rows, rested, numbers, profile=profile)
+        rows = [Result(**row) for row in stored["results"] if row["exercise"] in known]
+        digests = {id: dict(files) for id, files in stored["rests"].items() if id in known}
+        numbers = {id: list(rows) for id, rows in stored["numbers"].items()}
+        return Progress(rows, digests, numbers, profile=profile)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Progress(profile=profile)
 
 
 def remember(
     results: Iterable[Result],
-    rested: dict[str, dict[str, str]],
+    digests: dict[str, dict[str, str]],
     numbers: Mapping[str, Sequence[Any]] | None = None,
     path: Path = PROGRESS,
 ) -> None:
-    """Store the results of the exercises in `rested`. The stored results of other exercises stay."""
-    before = remembered(path)
-    new = [r for r in results if r.exercise in rested]
-    rows = [{**vars(r), "output": ""} for r in (*(r for r in before.results if r.exercise not in rested), *new)]
-    measured = {id: [vars(m) for m in (numbers or {}).get(id, [])] for id in rested}
-    kept = {"results": rows, "rests": before.rests | rested, "numbers": before.numbers | measured}
-    write_whole(path, json.dumps(kept).encode())
+    """Store the results of the exercises in `digests`. The stored results of other exercises stay."""
+    stored = remembered(path)
+    new = [r for r in results if r.exercise in digests]
+    rows = [{**vars(r), "output": ""} for r in (*(r for r in stored.results if r.exercise not in digests), *new)]
+    measured = {id: [vars(m) for m in (numbers or {}).get(id, [])] for id in digests}
+    content = {"results": rows, "rests": stored.rests | digests, "numbers": stored.numbers | measured}
+    write_whole(path, json.dumps(content).encode())

@@ -25,7 +25,7 @@ from ..solution.unwritten import untouched
 from . import dependencies, mistakes, timing_lock
 from .files import write_whole
 from .judge import DECIDED, MEASURED, Measurement, callers, keep
-from .outcomes import judges, result
+from .outcomes import mark_of, result
 from .rng import Rng
 from .runner import Executor, ProbeFailed, Runner
 from .test_index import marks
@@ -37,7 +37,7 @@ NUMBERS = pytest.StashKey[dict[str, dict[str, Measurement]]]()  # by exercise an
 KIT = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, not for students
 CS336 = ROOT / "tests" / "cs336"  # another course's tests of the same exercises
 SELECTED = pytest.StashKey[Counter[str]]()  # by exercise: number of tests
-ASKED = pytest.StashKey[dict[str, dict[str, str]]]()  # by exercise: digests of all that its results depend on
+DIGESTS = pytest.StashKey[dict[str, dict[str, str]]]()  # by exercise: digests of all that its results depend on
 
 
 def exercise(id: str, kind: str, triton: str = "interpret") -> pytest.MarkDecorator:
@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     workers = getattr(config.option, "numprocesses", None)  # of pytest-xdist, which has no summary of exercises
-    if config.option.tbstyle == "auto" and not workers and not _asks_for(KIT, config):
+    if config.option.tbstyle == "auto" and not workers and not _selects(KIT, config):
         # A student's run: the summary shows one failure per exercise. --tb=short shows all, with tracebacks.
         config.option.tbstyle, config.option.reportchars = "no", ""
     config.addinivalue_line("markers", "exercise(id, kind): the exercise a test judges")
@@ -69,15 +69,15 @@ def pytest_configure(config: pytest.Config) -> None:
     implementation(config)
     if config.option.inline:
         os.environ.setdefault("TRITON_INTERPRET", "1")  # before test files import Triton
-    names = [s.name for s in _asked(assignments.default).stages]
+    names = [s.name for s in _or_usage_error(assignments.default).stages]
     for stage in config.option.stage:
         if stage not in names:
             raise pytest.UsageError(f"--stage: expected one of {', '.join(names)}, got {stage!r}")
     for id in config.option.exercise:
-        stage = _asked(assignments.default().exercise, id, before="--exercise: ").stage
+        stage = _or_usage_error(assignments.default().exercise, id, prefix="--exercise: ").stage
         if config.option.stage and stage not in config.option.stage:
-            of = f"--stage {stage}, or --exercise alone"
-            raise pytest.UsageError(f"--exercise {id}: expected {of}, got --stage {' '.join(config.option.stage)}")
+            want = f"--stage {stage}, or --exercise alone"
+            raise pytest.UsageError(f"--exercise {id}: expected {want}, got --stage {' '.join(config.option.stage)}")
     config.stash[PROFILE] = _profile(config)
 
 
@@ -85,17 +85,17 @@ def _profile(config: pytest.Config) -> Assignment:
     """The exercises that this session tests: those of --profile, or all if ids, files or tests are named."""
     known = assignments.default()
     files = any(str(a).partition("::")[0].endswith(".py") for a in config.args)
-    if config.option.exercise or files or _asks_for([CS336], config):
+    if config.option.exercise or files or _selects([CS336], config):
         return known
-    return _asked(known.of_profile, config.option.profile or assignments.students_profile())
+    return _or_usage_error(known.of_profile, config.option.profile or assignments.students_profile())
 
 
-def _asked(read: Callable[..., T], *args: Any, before: str = "") -> T:
+def _or_usage_error(read: Callable[..., T], *args: Any, prefix: str = "") -> T:
     """Call `read`, and turn its AssignmentError into pytest's UsageError."""
     try:
         return read(*args)
     except AssignmentError as error:
-        raise pytest.UsageError(f"{before}{error}") from None
+        raise pytest.UsageError(f"{prefix}{error}") from None
 
 
 def implementation(config: pytest.Config) -> Path:
@@ -110,22 +110,22 @@ def implementation(config: pytest.Config) -> Path:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore tests of the kit and of cs336 unless their path is given, and files of exercises that are not selected."""
     if collection_path in (*KIT, CS336):
-        return None if _asks_for([collection_path], config) else True
+        return None if _selects([collection_path], config) else True
     if config.option.exercise and collection_path.match("test_*.py"):
         judged = {mark.id for mark in marks(collection_path)}
         return True if judged and judged.isdisjoint(config.option.exercise) else None
     return None
 
 
-def _asks_for(folders: list[Path], config: pytest.Config) -> bool:
-    asked = [Path(str(a).partition("::")[0]).resolve() for a in config.args]
-    return any(path.is_relative_to(folder) for path in asked for folder in folders)
+def _selects(folders: list[Path], config: pytest.Config) -> bool:
+    paths = [Path(str(a).partition("::")[0]).resolve() for a in config.args]
+    return any(path.is_relative_to(folder) for path in paths for folder in folders)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the zygote that most probes use: it imports torch while pytest collects the tests."""
     option = session.config.option
-    if not (option.collectonly or option.inline or _asks_for(KIT, session.config)):
+    if not (option.collectonly or option.inline or _selects(KIT, session.config)):
         _runner(session.config).warm()
 
 
@@ -140,25 +140,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if mark.args[0] not in known or mark.kwargs.get("kind") not in KINDS:
             raise pytest.UsageError(f"{item.nodeid}: @exercise{mark.args} {mark.kwargs}: no such exercise or kind")
     stages, ids = config.option.stage, config.option.exercise
-    kept = [
+    selected = [
         i for i in items
-        if (not stages or judges(i)[0].partition(".")[0] in stages) and (not ids or judges(i)[0] in ids)
-        and (judges(i)[0] in config.stash[PROFILE].exercises or not judges(i)[0])
+        if (not stages or mark_of(i)[0].partition(".")[0] in stages) and (not ids or mark_of(i)[0] in ids)
+        and (mark_of(i)[0] in config.stash[PROFILE].exercises or not mark_of(i)[0])
     ]  # fmt: skip
-    items[:] = sorted(kept, key=lambda i: (order.get(judges(i)[0], -1), judges(i)[1] == "timing"))
-    config.stash[SELECTED] = asked = Counter(judges(i)[0] for i in items if judges(i)[0])
-    if config.option.impl == "student" and not config.option.inline and not _picks(config):
-        config.stash[ASKED] = {id: dependencies.on(id, implementation(config).resolve()) for id in asked}
-    if any(judges(i)[0] for i in items):
+    items[:] = sorted(selected, key=lambda i: (order.get(mark_of(i)[0], -1), mark_of(i)[1] == "timing"))
+    config.stash[SELECTED] = counts = Counter(mark_of(i)[0] for i in items if mark_of(i)[0])
+    if config.option.impl == "student" and not config.option.inline and not _is_partial(config):
+        config.stash[DIGESTS] = {id: dependencies.on(id, implementation(config).resolve()) for id in counts}
+    if any(mark_of(i)[0] for i in items):
         config.stash[VERDICTS] = verdicts = Verdicts(config, _runner(config), config.stash[RESULTS])
-        if not _picks(config):
-            verdicts.judging = Counter(judges(i)[0] for i in items if judges(i)[1] == "numerics")
+        if not _is_partial(config):
+            verdicts.judging = Counter(mark_of(i)[0] for i in items if mark_of(i)[1] == "numerics")
     if not config.option.collectonly and not config.option.inline:
         for mode in sorted({m.kwargs["triton"] for i in items if (m := i.get_closest_marker("exercise"))}):
             _runner(config).warm(mode)  # it imports torch in the background
 
 
-def _picks(config: pytest.Config) -> bool:
+def _is_partial(config: pytest.Config) -> bool:
     """Whether the session may contain only some of an exercise's tests."""
     return bool(config.option.keyword or config.option.markexpr or any("::" in str(a) for a in config.args))
 
@@ -166,11 +166,11 @@ def _picks(config: pytest.Config) -> bool:
 def _runner(config: pytest.Config) -> Runner:
     """The runner of this session; a grader puts its own in the stash first."""
     if RUNNER not in config.stash:
-        made: type[Runner] = Runner
+        runner_type: type[Runner] = Runner
         if config.option.inline:
-            from .inline import InlineRunner as made
+            from .inline import InlineRunner as runner_type
         config.stash[OWNED] = True
-        config.stash[RUNNER] = made(Executor(implementation(config)), config.option.seed)
+        config.stash[RUNNER] = runner_type(Executor(implementation(config)), config.option.seed)
     return config.stash[RUNNER]
 
 
@@ -191,11 +191,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
     A timed test can take a minute to decide, so it runs only after all other tests of its exercise pass.
     """
-    id, kind = judges(item)
+    id, kind = mark_of(item)
     if kind != "timing":
         return (yield)
-    of = (r for r in item.config.stash[RESULTS] if r.exercise == id and r.kind != "timing")
-    failed = [r for r in of if r.outcome == "failed"]
+    earlier = (r for r in item.config.stash[RESULTS] if r.exercise == id and r.kind != "timing")
+    failed = [r for r in earlier if r.outcome == "failed"]
     if failed and failed[0].reason == "unwritten":
         raise ProbeFailed("unwritten", failed[0].message.partition("\n")[0])
     if failed:
@@ -211,14 +211,14 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     The code under test never runs in this process.
     """
     runner = _runner(request.config)
-    id, _ = judges(request.node)
+    id, _ = mark_of(request.node)
     if not id:
         return runner
-    asked = assignments.default().exercise(id)
-    known = _known_from_source(runner.executor.source, asked)
+    definition = assignments.default().exercise(id)
+    failure = _failure_in_source(runner.executor.source, definition)
     verdicts = request.config.stash[VERDICTS]
 
-    class Asked:
+    class ExerciseRunner:
         __call__ = Runner.run
 
         def trace(self, probe: Callable[..., Any], *args: Any, **options: Any) -> list[Trace]:
@@ -228,12 +228,12 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
             return traces
 
         def _complete(self, replace: list[str] | None = None, **options: Any) -> dict[str, Any]:
-            if known is not None:
-                raise known.again()
+            if failure is not None:
+                raise failure.again()
             stand_ins = verdicts.stand_ins(id, replace or [])
-            return {"exercise": id, "forbidden": asked.forbidden, "replace": stand_ins, **options}
+            return {"exercise": id, "forbidden": definition.forbidden, "replace": stand_ins, **options}
 
-    return Asked()
+    return ExerciseRunner()
 
 
 @pytest.fixture
@@ -243,16 +243,16 @@ def replaced(request: pytest.FixtureRequest) -> Callable[[list[str]], list[str]]
     return lambda ids: [id for id in ids if not verdicts.passes(id)]
 
 
-def _known_from_source(source: Path, asked: assignments.Exercise) -> ProbeFailed | None:
+def _failure_in_source(source: Path, definition: assignments.Exercise) -> ProbeFailed | None:
     """The failure that the source alone shows: nothing written yet, or a forbidden call."""
-    if stub := untouched(source / asked.file):
+    if stub := untouched(source / definition.file):
         return ProbeFailed("unwritten", stub)
     try:
-        found = forbidden.find(source, asked.file, asked.forbidden)
+        found = forbidden.find(source, definition.file, definition.forbidden)
     except forbidden.Unreadable as error:
         return ProbeFailed("import", error.msg)
     if found:
-        return ProbeFailed("forbidden", f"{found[0]} is forbidden in {asked.id}: it would be the answer itself")
+        return ProbeFailed("forbidden", f"{found[0]} is forbidden in {definition.id}: it would be the answer itself")
     return None
 
 
@@ -292,7 +292,7 @@ def pytest_runtest_makereport(
         if RUNNER in item.config.stash:
             item.config.stash[RUNNER].printed = ""
     uneventful = {"setup": report.passed, "teardown": not report.failed}.get(report.when or "", False)
-    if uneventful or not judges(item)[0]:
+    if uneventful or not mark_of(item)[0]:
         return report
     found = result(item, call, report, _runner(item.config).printed, item.config.stash[RESULTS])
     item.config.stash[RESULTS].append(found)
@@ -328,7 +328,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         ran = Counter(r.exercise for r in results)
         failed = {r.exercise for r in results if r.outcome == "failed"}
         selected = config.stash[SELECTED]
-        half = {id: (n, selected[id]) for id, n in ran.items() if n < selected[id] and id not in failed}
-        write(terminalreporter, results, config, half)  # an interrupted exercise has not passed
-        rested = {id: on for id, on in config.stash.get(ASKED, {}).items() if id in ran and id not in half}
-        remember(results, rested, {id: list(m.values()) for id, m in config.stash[NUMBERS].items()})
+        partial = {id: (n, selected[id]) for id, n in ran.items() if n < selected[id] and id not in failed}
+        write(terminalreporter, results, config, partial)  # an interrupted exercise has not passed
+        digests = {id: files for id, files in config.stash.get(DIGESTS, {}).items() if id in ran and id not in partial}
+        remember(results, digests, {id: list(m.values()) for id, m in config.stash[NUMBERS].items()})

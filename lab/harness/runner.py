@@ -26,7 +26,7 @@ PRINTED_LIMIT = 16 << 10  # we keep the last bytes that a test's probes print
 OPTIONS = {"triton": ("interpret", "native"), "device": ("real", "simulated"), "network": ("switch", "gloo")}
 PATIENCE_S = 40.0  # for all failing probes of one exercise: enough for two that hang, or many that crash
 # Reasons that an executor may report. It does not judge, and does not know about failures of the kit.
-TOLD = frozenset(REASONS) - {"assertion", "kit"}
+REPORTABLE = frozenset(REASONS) - {"assertion", "kit"}
 
 
 @dataclass(eq=False)
@@ -126,29 +126,29 @@ class Runner:
         """
         if link is not None and (type(link) is not Link or not world):
             raise ValueError(f"link: expected a lab.cluster.costs.Link, and world=n ranks to join, got {link!r}")
-        self._still_worth_it(exercise)
+        self._check_budget(exercise)
         forbidden = [name for name in forbidden if name not in self.allowed]
         folder = {} if folder is None and options.get("network") == "gloo" else folder
         files = None if folder is None else [*folder]
         job = self.job(probe, world, triton, forbidden=forbidden, files=files, **options)
         packed, start, header = _packed(probe, args, world or 1), time.monotonic(), dict[str, Any]()
         try:
-            given = [b"" if world else packed[0], *(folder or {}).values()]
+            payload = [b"" if world else packed[0], *(folder or {}).values()]
             header, blobs, switch = self._ask(
-                triton, job, given, lambda: Switch(job.world, link, gates, hold, packed, by_rounds)
+                triton, job, payload, lambda: Switch(job.world, link, gates, hold, packed, by_rounds)
             )
             self.printed = (self.printed + _printed(header))[-PRINTED_LIMIT:]
             traces = _traces(header, blobs, switch, max(job.world, 1))
         except ProbeFailed as error:
-            self.wasted_s[exercise] += _own_s(start, header)
+            self.wasted_s[exercise] += _active_s(start, header)
             if error.reason == "import":
                 self.broken[exercise] = error
             raise
         finally:
-            self.spent_s += _own_s(start, header)
+            self.spent_s += _active_s(start, header)
         return traces
 
-    def _still_worth_it(self, exercise: str) -> None:
+    def _check_budget(self, exercise: str) -> None:
         """Raise at once if the exercise's file does not load, or if the probes have used up their time."""
         if exercise in self.broken:
             raise self.broken[exercise].again()
@@ -179,30 +179,30 @@ class Runner:
     ) -> Job:
         """Make the request to the zygote. options: more fields of Job. Raises ValueError if one is not in OPTIONS."""
         for option, known in OPTIONS.items():
-            if (asked := {"triton": triton, **options}.get(option, known[0])) not in known:
-                raise ValueError(f"expected {' or '.join(map(repr, known))}, got {asked!r}")
+            if (requested := {"triton": triton, **options}.get(option, known[0])) not in known:
+                raise ValueError(f"expected {' or '.join(map(repr, known))}, got {requested!r}")
         name = f"{probe.__module__}:{probe.__qualname__}"
         seed = int.from_bytes(hashlib.sha256(f"{self.seed}\0{name}".encode()).digest()[:4], "little")
         limit_s = timeout or self.timeout_s
         return Job(name, self.executor.impl, seed, limit_s, world or 0, replace=replace or {}, **options)
 
     def _ask(
-        self, triton: str, job: Job, given: list[bytes], make: Callable[[], Switch]
+        self, triton: str, job: Job, payload: list[bytes], make: Callable[[], Switch]
     ) -> tuple[dict, list[bytes], Switch]:
         """Run one probe in a zygote. If the zygote is lost, close it, and report the probe as crashed or hung."""
         zygote = self.warm(triton)
         try:
             zygote.wait()
-            header, blobs, switch = zygote.ask(job, given, make)
+            header, blobs, switch = zygote.ask(job, payload, make)
             if header.get("spent"):
                 self.zygotes.pop(triton).close()
             return header, blobs, switch
         except (framing.Closed, framing.TimedOut, ValueError, OSError) as error:
             ready = zygote.ready
             self.zygotes.pop(triton).close()
-            said = (self.executor.said(zygote.process).strip().splitlines() or ["nothing"])[-1]
+            message = (self.executor.said(zygote.process).strip().splitlines() or ["nothing"])[-1]
             if not ready:
-                raise ExecutorLost(f"the zygote did not start ({error}); it said: {said}") from None
+                raise ExecutorLost(f"the zygote did not start ({error}); it said: {message}") from None
             hung = isinstance(error, framing.TimedOut)
             text = "no answer in time, and the process that was to report it did not either" if hung else (
                 "the code under test brought down the process that runs it"
@@ -210,7 +210,7 @@ class Runner:
             raise ProbeFailed("hung" if hung else "crashed", text) from None
 
 
-def _own_s(start: float, header: dict[str, Any]) -> float:
+def _active_s(start: float, header: dict[str, Any]) -> float:
     """Seconds since `start`, without those in which the probe waited for a core."""
     return max(0.0, time.monotonic() - start - float(header.get("waited_s", 0.0)))
 
@@ -221,9 +221,11 @@ def _packed(probe: Callable[..., Any], args: tuple, world: int) -> list[bytes]:
     split = [probe.__annotations__.get(name) in ("PerRank", wire.PerRank) for name in names][: len(args)]
     if not any(split):
         return [wire.pack(args)] * world
-    given = list(zip(args, split + [False] * (len(args) - len(split)), strict=True))
+    pairs = list(zip(args, split + [False] * (len(args) - len(split)), strict=True))
     return [
-        wire.pack(tuple([v if r == rank else None for r, v in enumerate(arg)] if own else arg for arg, own in given))
+        wire.pack(
+            tuple([v if r == rank else None for r, v in enumerate(arg)] if per_rank else arg for arg, per_rank in pairs)
+        )
         for rank in range(world)
     ]
 
@@ -236,7 +238,7 @@ def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> lis
     files = {str(name): blob for name, blob in zip(names, blobs[world:], strict=True)}
     if header.get("busy"):
         raise ProbeFailed("busy", str(header["busy"])[:200])
-    failures = [(_weight(r), i) for i, r in enumerate(ranks) if r.get("outcome") != "ok"]
+    failures = [(_severity(r), i) for i, r in enumerate(ranks) if r.get("outcome") != "ok"]
     if failures:
         _, i = max(failures, key=lambda f: (f[0], -f[1]))
         raise _failure(ranks, switch, i, world)
@@ -263,15 +265,15 @@ def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> lis
 def _printed(header: dict) -> str:
     """The output of all ranks. If it differs, each line begins with its rank's number."""
     ranks = header.get("ranks")
-    said = [str(r.get("output", "")).splitlines() for r in ranks] if type(ranks) is list else []
-    if not any(said):
+    outputs = [str(r.get("output", "")).splitlines() for r in ranks] if type(ranks) is list else []
+    if not any(outputs):
         return ""
-    if all(lines == said[0] for lines in said):
-        return "".join(f"{line}\n" for line in said[0])
-    return "".join(f"rank {n}: {line}\n" for n, lines in enumerate(said) for line in lines)
+    if all(lines == outputs[0] for lines in outputs):
+        return "".join(f"{line}\n" for line in outputs[0])
+    return "".join(f"rank {n}: {line}\n" for n, lines in enumerate(outputs) for line in lines)
 
 
-def _weight(rank: dict) -> int:
+def _severity(rank: dict) -> int:
     """Which failure to report: a rank's own error comes before a lost peer, and that before a wait."""
     error = rank.get("error") or {}
     if error.get("reason") == "unwritten":
@@ -283,45 +285,45 @@ def _weight(rank: dict) -> int:
 def _failure(ranks: list[dict], switch: Switch, i: int, world: int) -> ProbeFailed:
     error = ranks[i].get("error") or {}
     reason, text = str(error.get("reason")), str(error.get("text", ""))[:4000]
-    reason = reason if reason in TOLD else "crashed"
-    own = _own(ranks[i])
+    reason = reason if reason in REPORTABLE else "crashed"
+    frames = _frames(ranks[i])
     if reason == "hung":  # rank i may wait in the probe for another rank
-        own = next((frames for rank in ranks if (frames := _own(rank)) and _is_own(frames[-1])), own)
-    where = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}".rstrip(": ") if own else ""
+        frames = next((found for rank in ranks if (found := _frames(rank)) and _in_solution(found[-1])), frames)
+    where = f"{frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}: {frames[-1][3]}".rstrip(": ") if frames else ""
     if reason in ("raised", "import") and error.get("type") not in (None, "", "ImplementationNotFound"):
         text = f"{error['type']}: {text}"
-    if own and not _is_own(own[-1]):
+    if frames and not _in_solution(frames[-1]):
         if reason == "raised" and str(error.get("type")) in ("AttributeError", "TypeError"):
-            text += f": {_FORM}"
+            text += f": {_RETURN_HINT}"
         if reason == "import":
             where = ""  # a line of Python itself, or of the probe
     stacks = ""
-    told = switch.mismatch
+    mismatch = switch.mismatch
     if reason == "hung":
         text = switch.hang or (stands(switch) if switch.ranks else text)
         stacks = "\n".join(_stack(n, r) for n, r in enumerate(ranks))
     if reason == "crashed" and world > 1:
         text += f" ({stands(switch)})"
-    if told and told not in text and reason in ("hung", "crashed", "raised"):
-        text += f"\n{told}"
+    if mismatch and mismatch not in text and reason in ("hung", "crashed", "raised"):
+        text += f"\n{mismatch}"
     output = str(ranks[i].get("output", ""))[:16384]
     return ProbeFailed(reason, text, i if world > 1 else None, where, output, stacks)
 
 
 def _stack(number: int, rank: dict) -> str:
-    lines = [f"  {f[0]}:{f[1]} in {f[2]}" for f in _own(rank)[-6:]]
+    lines = [f"  {f[0]}:{f[1]} in {f[2]}" for f in _frames(rank)[-6:]]
     return "\n".join([f"rank {number}: {rank.get('outcome')}", *lines])
 
 
-_FORM = "the test could not use the value that your code returned: is there a return, and is the name right?"
+_RETURN_HINT = "the test could not use the value that your code returned: is there a return, and is the name right?"
 
 
-def _own(rank: dict) -> list[list]:
+def _frames(rank: dict) -> list[list]:
     """A rank's frames in the solution; if there are none, those in the probe; otherwise all."""
     frames = [f for f in (rank.get("error") or {}).get("frames", []) if type(f) is list and len(f) == 4]
     probes = [f for f in frames if "tests" in Path(str(f[0])).parts]
-    return [f for f in frames if _is_own(f)] or probes or frames
+    return [f for f in frames if _in_solution(f)] or probes or frames
 
 
-def _is_own(frame: list) -> bool:
+def _in_solution(frame: list) -> bool:
     return not str(frame[0]).startswith(("/", "<"))

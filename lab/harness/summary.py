@@ -15,14 +15,14 @@ PRINTED_LINES = 5
 _WARNING = re.compile(r"(?:rank \d+: )?\S+:\d+: \w*Warning: ")  # lab.ranks.zygote prints a warning as one line
 
 
-def write(terminal: Any, results: list[Result], config: Any, half: dict[str, tuple[int, int]] | None = None) -> None:
+def write(terminal: Any, results: list[Result], config: Any, partial: dict[str, tuple[int, int]] | None = None) -> None:
     """Append the summary to pytest's report.
 
-    half: by interrupted exercise, (number of tests that ran, number of all its tests).
+    partial: by interrupted exercise, (number of tests that ran, number of all its tests).
     """
-    known, half = assignments.default(), half or {}
-    every = score(known, results, passes=config.stash[VERDICTS].passes)
-    scores = [s for s in every if s.kinds and s.exercise.id not in half]
+    known, partial = assignments.default(), partial or {}
+    all_scores = score(known, results, passes=config.stash[VERDICTS].passes)
+    scores = [s for s in all_scores if s.kinds and s.exercise.id not in partial]
     ids, chosen = {s.exercise.id for s in scores}, config.stash.get(PROFILE, known).exercises
     untried = unattempted(results)
     terminal.write_line("")
@@ -31,13 +31,13 @@ def write(terminal: Any, results: list[Result], config: Any, half: dict[str, tup
     stood_in = config.stash[VERDICTS].stood_in
     if scores:
         _table(terminal, scores, next_one.stage if next_one is not None else "", stood_in)
-    whole = known.profiles.get("full", ())  # a release may contain only profile core
-    if {*whole} > {*chosen} == ids:
-        terminal.write_line(f"{len(ids)} of {len(whole)} exercises: --profile full tests all of them")
-    for id, (ran, of) in half.items():
-        terminal.write_line(f"{id}: stopped after {ran} of {of} tests: no verdict yet", yellow=True)
+    full = known.profiles.get("full", ())  # a release may contain only profile core
+    if {*full} > {*chosen} == ids:
+        terminal.write_line(f"{len(ids)} of {len(full)} exercises: --profile full tests all of them")
+    for id, (ran, total) in partial.items():
+        terminal.write_line(f"{id}: stopped after {ran} of {total} tests: no verdict yet", yellow=True)
     _inconclusive(terminal, scores, [r for r in results if r.outcome == "inconclusive"])
-    if next_one is not None and not half:
+    if next_one is not None and not partial:
         hinted = not only_refusals_fail(r for r in results if r.exercise == next_one.id)
         _next(terminal, next_one, config.option.impl, hinted)
     elif ids == {*chosen}:
@@ -54,16 +54,16 @@ def _next_one(scores: list[ExerciseScore]) -> Exercise | None:
     """The first attempted exercise that does not pass yet; otherwise the first after all attempted ones."""
     todo = [s for s in scores if not s.passed and s.possible]
     last = max((i for i, s in enumerate(scores) if s.attempted and s.possible), default=-1)
-    tried, behind = [s for s in todo if s.attempted], [s for s in scores[last + 1 :] if s in todo]
-    return next((s.exercise for s in tried or behind or todo), None)
+    attempted, following = [s for s in todo if s.attempted], [s for s in scores[last + 1 :] if s in todo]
+    return next((s.exercise for s in attempted or following or todo), None)
 
 
 def printed(output: str) -> list[str]:
     """The last lines of a solution's output, without Python's warnings."""
-    kept = [line[:160] for line in output.strip().splitlines() if not _WARNING.match(line)]
-    if (more := len(kept) - PRINTED_LINES) > 0:
-        kept = [f"… {more} line{'s' * (more > 1)} before", *kept[more:]]
-    return kept
+    lines = [line[:160] for line in output.strip().splitlines() if not _WARNING.match(line)]
+    if (hidden := len(lines) - PRINTED_LINES) > 0:
+        lines = [f"… {hidden} line{'s' * (hidden > 1)} before", *lines[hidden:]]
+    return lines
 
 
 def write_inline(terminal: Any, results: list[Result]) -> None:
@@ -78,27 +78,27 @@ def write_inline(terminal: Any, results: list[Result]) -> None:
 def _failures(terminal: Any, results: list[Result]) -> None:
     """Print each exercise's first failure, and how many more there are; with -v, all failures in full."""
     failed = [r for r in results if r.outcome == "failed"]
-    all_of_them = terminal.verbosity >= 0  # the kit's default is -q, which is -1
-    most = None if all_of_them else MESSAGE_LINES
+    verbose = terminal.verbosity >= 0  # the kit's default is -q, which is -1
+    limit = None if verbose else MESSAGE_LINES
     shown: set[str] = set()
     for id in dict.fromkeys(r.exercise for r in failed):
-        mine = [r for r in failed if r.exercise == id]
-        told = mine if all_of_them else mine[:1]
-        for place, r in enumerate(told):
-            terminal.write_line(f"{id} · {r.kind} · {r.id.rpartition('::')[2]}", red=True, bold=not place)
+        group = [r for r in failed if r.exercise == id]
+        listed = group if verbose else group[:1]
+        for index, r in enumerate(listed):
+            terminal.write_line(f"{id} · {r.kind} · {r.id.rpartition('::')[2]}", red=True, bold=not index)
             lines = r.message.splitlines()
-            for line in lines[:most]:
+            for line in lines[:limit]:
                 _say(terminal, line, "  ")
-            if (more := len(lines[most:]) if most else 0) > 0:
-                terminal.write_line(f"  … {more} more line{'s' * (more > 1)} with -v")
-            if cases := "" if all_of_them else _cases(r, results):
+            if (hidden := len(lines[limit:]) if limit else 0) > 0:
+                terminal.write_line(f"  … {hidden} more line{'s' * (hidden > 1)} with -v")
+            if cases := "" if verbose else _cases(r, results):
                 _say(terminal, cases, "  ")
-            for i, line in enumerate(() if place else printed(r.output)):
+            for i, line in enumerate(() if index else printed(r.output)):
                 terminal.write_line(f"  {'         ' if i else 'printed: '}{line}")
-        if len(mine) > 1 and not all_of_them:
-            terminal.write_line(f"  … and {len(mine) - 1} more: pytest tests/ --exercise {id} -v")
+        if len(group) > 1 and not verbose:
+            terminal.write_line(f"  … and {len(group) - 1} more: pytest tests/ --exercise {id} -v")
         terminal.write_line("")
-        shown |= {r.kind for r in told}
+        shown |= {r.kind for r in listed}
     for kind in [k for k in ASKS if k in shown]:
         _say(terminal, ASKS[kind], f"{kind}: ")
     if shown:
@@ -108,7 +108,7 @@ def _failures(terminal: Any, results: list[Result]) -> None:
 def _cases(failed: Result, results: list[Result]) -> str:
     """The cases in which this test fails, and those in which it passes; "" if it passes in no case."""
     wrong, right = (
-        some([r.case for r in results if r.test == failed.test and r.outcome == outcome], most=MESSAGE_LINES)
+        some([r.case for r in results if r.test == failed.test and r.outcome == outcome], limit=MESSAGE_LINES)
         for outcome in ("failed", "passed")
     )
     return f"this test fails in [{wrong}] and passes in [{right}]" if right else ""
@@ -119,17 +119,17 @@ def _table(terminal: Any, scores: list[ExerciseScore], current: str, stood_in: d
     width = max((len(s.exercise.id) for s in scores), default=8)
     terminal.write_line(f"{'exercise':<{width}}     points     not run", bold=True)
     ran = [s for s in scores if (s.possible or s.inconclusive) and s.attempted]
-    begun = {s.exercise.stage for s in ran} | {current}
+    started = {s.exercise.stage for s in ran} | {current}
     for stage in dict.fromkeys(s.exercise.stage for s in scores):
-        mine = [s for s in scores if s.exercise.stage == stage]
-        if stage in begun or len(mine) == 1:
-            _exercises(terminal, mine, width, stood_in)
+        group = [s for s in scores if s.exercise.stage == stage]
+        if stage in started or len(group) == 1:
+            _exercises(terminal, group, width, stood_in)
         else:
-            _, possible, not_run = totals(mine)
-            left = sum(not s.attempted for s in mine)
-            away = _points(not_run) if not_run else ""
+            _, possible, not_run = totals(group)
+            left = sum(not s.attempted for s in group)
+            unrun = _points(not_run) if not_run else ""
             note = f"{left} exercises not attempted"
-            terminal.write_line(f"{stage:<{width}}  · {0:>5}/{_points(possible):<5} {away:>7}   {note}")
+            terminal.write_line(f"{stage:<{width}}  · {0:>5}/{_points(possible):<5} {unrun:>7}   {note}")
     earned, possible, not_run = totals(scores)
     if len(scores) > 1:
         total = f"{'total':<{width}}    {_points(earned):>5}/{_points(possible):<5} {_points(not_run):>7}"
@@ -140,19 +140,19 @@ def _table(terminal: Any, scores: list[ExerciseScore], current: str, stood_in: d
 def _exercises(terminal: Any, scores: list[ExerciseScore], width: int, stood_in: dict[str, list[str]]) -> None:
     for s in scores:
         e = s.exercise
-        mark, colour = ("✓", {"green": True}) if s.passed else ("✗", {"red": True})
+        mark, style = ("✓", {"green": True}) if s.passed else ("✗", {"red": True})
         note = reason = ""
         if not s.attempted:
-            mark, colour, note = "·", {}, "not attempted"
+            mark, style, note = "·", {}, "not attempted"
         elif not s.possible:
-            mark, colour = "?" if s.inconclusive else "–", {}
+            mark, style = "?" if s.inconclusive else "–", {}
         elif s.gated:
-            mark, colour = "✗", {"red": True}
-            own = any(k.kind == "numerics" for k in s.kinds)
-            reason = f"property and timing count once {'all numerics pass' if own else 'all that it needs passes'}"
-        away = f"{_points(s.not_run) if s.not_run else '':>7}{'?' if s.inconclusive else ''}"
+            mark, style = "✗", {"red": True}
+            numerics = any(k.kind == "numerics" for k in s.kinds)
+            reason = f"property and timing count once {'all numerics pass' if numerics else 'all that it needs passes'}"
+        unrun = f"{_points(s.not_run) if s.not_run else '':>7}{'?' if s.inconclusive else ''}"
         terminal.write_line(
-            f"{e.id:<{width}}  {mark} {_points(s.earned):>5}/{_points(s.possible):<5} {away}  {note}".rstrip(), **colour
+            f"{e.id:<{width}}  {mark} {_points(s.earned):>5}/{_points(s.possible):<5} {unrun}  {note}".rstrip(), **style
         )
         if reason:
             terminal.write_line(f"    {reason}")

@@ -28,8 +28,8 @@ def marks(path: Path) -> tuple[Mark, ...]:
     for test in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
         for call in test.decorator_list:
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "exercise":
-                said = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "kind")]
-                words = [w for s in said if isinstance(w := _value(s, constants), str)]
+                arguments = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "kind")]
+                words = [w for s in arguments if isinstance(w := _value(s, constants), str)]
                 if len(words) != 2:
                     expected = "@exercise(id, kind=kind), each a string or a constant of the file"
                     raise ValueError(f"{path.name}:{call.lineno}: expected {expected}; got {ast.unparse(call)}")

@@ -26,9 +26,9 @@ def alone() -> Iterator[None]:
     on: comparisons are decided on pairs of times, or are inconclusive.
     """
     deadline = time.monotonic() + WAIT_S
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         for name in _places():  # always in the same order, to avoid a deadlock
-            if not held.enter_context(_locked(FOLDER / f"shardlings-{name}.lock", 0 if name in _lost else deadline)):
+            if not locks.enter_context(_locked(FOLDER / f"shardlings-{name}.lock", 0 if name in _lost else deadline)):
                 _lost.add(name)
                 warnings.warn(f"somebody held {name} for {WAIT_S:.0f} s: what is timed now may share it", stacklevel=2)
         yield
@@ -37,9 +37,9 @@ def alone() -> Iterator[None]:
 def _places() -> list[str]:
     cores = [f"core-{n:04}" for n in sorted(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
     gpus = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
-    asked = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if asked != [""] and all(n.isdecimal() for n in asked):
-        gpus = [g for g in gpus if g.removeprefix("nvidia") in asked]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if visible != [""] and all(n.isdecimal() for n in visible):
+        gpus = [g for g in gpus if g.removeprefix("nvidia") in visible]
     return cores + gpus
 
 
@@ -58,14 +58,14 @@ def _locked(path: Path, deadline: float) -> Iterator[bool]:
         yield True
         return
     try:
-        while not (held := _taken(file)) and time.monotonic() < deadline:
+        while not (acquired := _try_lock(file)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        yield held
+        yield acquired
     finally:
         os.close(file)
 
 
-def _taken(file: int) -> bool:
+def _try_lock(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -35,9 +35,9 @@ class Trace:
 
     def cut(self, names: Sequence[str]) -> list[list[dict]]:
         """Messages after each of these gates, until the next. Raises AssertionError if the rank used other gates."""
-        asked = [gate.name for gate in self.gates]
-        assert asked == [*names], f"expected to see {', '.join(names)}, saw {', '.join(asked) or 'nothing'}"
-        ends = [*(gate.issued for gate in self.gates[1:]), len(self.messages)][: len(asked)]
+        requested = [gate.name for gate in self.gates]
+        assert requested == [*names], f"expected to see {', '.join(names)}, saw {', '.join(requested) or 'nothing'}"
+        ends = [*(gate.issued for gate in self.gates[1:]), len(self.messages)][: len(requested)]
         return [
             [row.plain() for row in self.messages[gate.issued : end]]
             for gate, end in zip(self.gates, ends, strict=True)
@@ -54,10 +54,10 @@ class Trace:
 
 
 def sends(
-    rows: Sequence[dict], want: Sequence, who: str, cause: str = "", fields: Sequence[str] = ("op", "elements")
+    rows: Sequence[dict], want: Sequence, label: str, cause: str = "", fields: Sequence[str] = ("op", "elements")
 ) -> None:
     """Assert that these messages, from `Trace.cut`, are the expected ones, in order. Compares only `fields`."""
     sent = [[row[field] for field in fields] for row in rows]
     assert sent == [[*each] for each in want], (
-        f"{who}: sent {sent or 'nothing'}, expected {[[*each] for each in want] or 'nothing'}{cause and f': {cause}'}"
+        f"{label}: sent {sent or 'nothing'}, expected {[[*each] for each in want] or 'nothing'}{cause and f': {cause}'}"
     )

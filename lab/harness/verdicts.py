@@ -37,8 +37,8 @@ class Verdicts:
     def stand_ins(self, id: str, wanted: list[str]) -> dict[str, str]:
         """{object: stand-in} for prerequisites in `wanted` that do not pass. Raises ValueError for any other id."""
         known = assignments.default().exercises
-        if strangers := set(wanted) - needed(id):
-            raise ValueError(f"replace: {id} does not need {', '.join(sorted(strangers))}")
+        if unknown := set(wanted) - needed(id):
+            raise ValueError(f"replace: {id} does not need {', '.join(sorted(unknown))}")
         missing = [w for w in wanted if not self.passes(w)]
         self.stood_in[id] = [*dict.fromkeys([*self.stood_in.get(id, ()), *missing])]
         return {known[w].object: standins.source(w) for w in missing}
@@ -46,19 +46,19 @@ class Verdicts:
     def passes(self, id: str) -> bool:
         """Whether all numerics of the exercise pass."""
         if id not in self.runner.verdicts:
-            self.runner.verdicts[id] = self._of_this_run(id)
+            self.runner.verdicts[id] = self._verdict(id)
         return self.runner.verdicts[id]
 
-    def _of_this_run(self, id: str) -> bool:
+    def _verdict(self, id: str) -> bool:
         outcomes = self._outcomes(id)
         if "failed" in outcomes:
             return False
         if outcomes and len(outcomes) == self.judging.get(id):
             return "passed" in outcomes
-        kept = self._file(id)
-        if not kept.is_file():
-            self._keep(kept, self._ask(id))
-        return kept.read_text(encoding="ascii") == "passed"
+        path = self._file(id)
+        if not path.is_file():
+            self._keep(path, self._ask(id))
+        return path.read_text(encoding="ascii") == "passed"
 
     def keep(self) -> None:
         """Cache this session's verdicts on prerequisites, so that later sessions need not run them."""
@@ -87,9 +87,9 @@ class Verdicts:
             "--expect-cache", option.expect_cache, "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"),
             "-p", "no:cacheprovider", "-x", "-m", "exercise",
         ]  # fmt: skip
-        seed, said = self.runner.seed, io.StringIO()
+        seed, output = self.runner.seed, io.StringIO()
         try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
                 pytest.main(arguments, plugins=[inner])
         finally:
             self.runner.seed = seed

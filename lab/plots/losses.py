@@ -12,12 +12,12 @@ def save(path: Path, runs: Mapping[str, Sequence[float]]) -> None:
     """Draw each run's losses, from step 1, to a file. Each run has its own colour and dashes."""
     from matplotlib.figure import Figure
 
-    picture = Figure(figsize=(7, 4), layout="constrained")
-    axes = picture.subplots()
-    for place, (name, values) in enumerate(runs.items()):
-        colour, dashes = list(COLOURS.values())[place % len(COLOURS)], _DASHES[place % len(_DASHES)]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for i, (name, values) in enumerate(runs.items()):
+        colour, dashes = list(COLOURS.values())[i % len(COLOURS)], _DASHES[i % len(_DASHES)]
         axes.plot(range(1, len(values) + 1), values, color=colour, dashes=dashes, label=name)
     axes.set(xlabel="step", ylabel="cross entropy, nats")
     if len(runs) > 1:
         axes.legend()
-    picture.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120)

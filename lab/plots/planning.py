@@ -9,14 +9,14 @@ from . import COLOURS, HATCHES
 def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: str) -> None:
     """Cells of pipe (across) and tensor (upwards) with the speed of the best plan there; None: nothing fits."""
     pipes, tensors = (sorted({key[i] for key in speeds}) for i in (0, 1))
-    most = max((v for v in speeds.values() if v), default=1.0)
+    fastest = max((v for v in speeds.values() if v), default=1.0)
     for (pipe, tensor), speed in speeds.items():
         x, y = pipes.index(pipe), tensors.index(tensor)
         if speed is None:
             axes.barh(y, 0.96, left=x - 0.48, height=0.96, color="white", hatch=HATCHES[1], edgecolor="0.6")
             continue
-        axes.barh(y, 0.96, left=x - 0.48, height=0.96, color=COLOURS["blue"], alpha=0.15 + 0.7 * speed / most)
-        best = {"fontweight": "bold"} if speed == most else {}
+        axes.barh(y, 0.96, left=x - 0.48, height=0.96, color=COLOURS["blue"], alpha=0.15 + 0.7 * speed / fastest)
+        best = {"fontweight": "bold"} if speed == fastest else {}
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
         axes.text(x, y, f"{speed:.0f}", ha="center", va="center", color="black", fontsize=10, bbox=box, **best)
     axes.set(

@@ -31,8 +31,8 @@ def schedule(axes: Any, simulation: Simulation, title: str, end: float | None = 
     axes.set_yticks(range(len(ranks)), [f"rank {r}" for r in range(len(ranks))])
     axes.axvline(length, color=INK, linewidth=0.8, linestyle="--")
     chunks = 1 + max(action.chunk for actions in ranks for action in actions)
-    each = [(kind, chunk) for chunk in range(chunks) for kind in KINDS]
-    looks = {kind + (f", chunk {chunk}" if chunks > 1 else ""): _look(kind, chunk) for kind, chunk in each}
+    pairs = [(kind, chunk) for chunk in range(chunks) for kind in KINDS]
+    looks = {kind + (f", chunk {chunk}" if chunks > 1 else ""): _look(kind, chunk) for kind, chunk in pairs}
     axes.legend(handles=handles(looks), loc="lower right", bbox_to_anchor=(1, 1.15), ncols=len(looks), frameon=False)
 
 

@@ -25,8 +25,8 @@ def timelines(panels: Mapping[str, Ranks], unit_s: float = 1e-3, width: float = 
 
     spans = [s for ranks in panels.values() for rank in ranks for s in rank]
     rows = [max(len(ranks), 1) for ranks in panels.values()]
-    tall = max(0.3, 0.55 - 0.03 * max(rows, default=1))  # inches per rank
-    size = (width, 0.6 + sum(0.45 + tall * n for n in rows))
+    row_height = max(0.3, 0.55 - 0.03 * max(rows, default=1))  # inches per rank
+    size = (width, 0.6 + sum(0.45 + row_height * n for n in rows))
     figure, all_axes = pyplot.subplots(
         len(rows), 1, figsize=size, dpi=100, sharex=True, squeeze=False, height_ratios=rows, layout="constrained"
     )
@@ -47,28 +47,28 @@ def _timeline(axes: Any, ranks: Ranks, title: str, width_s: float, unit_s: float
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", linewidth=0.4, color="0.85")
     axes.set_axisbelow(True)
-    a_pixel = width_s / max(axes.get_window_extent().width, 1)
+    pixel_s = width_s / max(axes.get_window_extent().width, 1)
     for y, rank in enumerate(ranks):
         for kind in KINDS:
             top, height = (y + 0.06, 0.34) if kind == MESSAGE else (y - 0.4, 0.44)
-            _draw(axes, kind, [s for s in rank if s.kind == kind], (top, height), a_pixel, unit_s)
+            _draw(axes, kind, [s for s in rank if s.kind == kind], (top, height), pixel_s, unit_s)
     axes.axvline(last_s / unit_s, color=INK, linewidth=0.8, linestyle="--")
 
 
 def _draw(
-    axes: Any, kind: str, spans: Sequence[Span], place: tuple[float, float], a_pixel: float, unit_s: float
+    axes: Any, kind: str, spans: Sequence[Span], y_range: tuple[float, float], pixel_s: float, unit_s: float
 ) -> None:
     """Draw spans of one kind. Spans with hardly a gap form one bar, with ticks where they begin if there is room."""
     bars: list[list[float]] = []
     ticks = [-math.inf]
     for span in sorted(spans, key=lambda s: s.start_s):
-        if not bars or span.start_s >= bars[-1][1] + _PIXELS * a_pixel:
+        if not bars or span.start_s >= bars[-1][1] + _PIXELS * pixel_s:
             bars.append([span.start_s, span.end_s])
             continue
         bars[-1][1] = max(bars[-1][1], span.end_s)
-        if span.start_s - ticks[-1] >= 2 * _PIXELS * a_pixel:
+        if span.start_s - ticks[-1] >= 2 * _PIXELS * pixel_s:
             ticks.append(span.start_s)
     colour, hatch = _LOOKS[kind]
-    long = [(start / unit_s, max(end - start, a_pixel) / unit_s) for start, end in bars]
-    axes.broken_barh(long, place, facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
-    axes.vlines([tick / unit_s for tick in ticks[1:]], place[0], sum(place), color="black", linewidth=0.5)
+    segments = [(start / unit_s, max(end - start, pixel_s) / unit_s) for start, end in bars]
+    axes.broken_barh(segments, y_range, facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
+    axes.vlines([tick / unit_s for tick in ticks[1:]], y_range[0], sum(y_range), color="black", linewidth=0.5)

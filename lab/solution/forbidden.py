@@ -45,7 +45,7 @@ def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
         relative = path.relative_to(root).as_posix()
         if isinstance(mentions, str):
             raise Unreadable(f"{relative}: {mentions}")
-        lines = {(at, m) for at, m in mentions if any(m == n or m.startswith(f"{n}.") for n in forbidden)}
+        lines = {(line, m) for line, m in mentions if any(m == n or m.startswith(f"{n}.") for n in forbidden)}
         found += [f"{relative}:{line}: {name}" for line, name in sorted(lines)]
     return found
 
@@ -65,8 +65,8 @@ def _sources(root: Path, file: str) -> dict[Path, list[tuple[int, str]] | str]:
             continue
         folders = path.relative_to(root).parts[:-1]
         mentions = sources[path] = _mentions(path.read_bytes(), (NAME, *folders))
-        own = {name for _, name in mentions if name.startswith(f"{NAME}.")} if isinstance(mentions, list) else ()
-        for name in own:
+        internal = {name for _, name in mentions if name.startswith(f"{NAME}.")} if isinstance(mentions, list) else ()
+        for name in internal:
             todo += _files(root, name.split(".")[1:])
     return sources
 
@@ -88,28 +88,28 @@ def _mentions(text: bytes, package: tuple[str, ...]) -> list[tuple[int, str]] | 
         return error.msg
     except SyntaxError:
         return []  # loading the file will report the error
-    found, means = list[tuple[int, str]](), dict[str, str]()
+    found, aliases = list[tuple[int, str]](), dict[str, str]()
     for node in nodes:
         if isinstance(node, ast.Import):
             found += [(node.lineno, a.name) for a in node.names]
-            means |= {a.asname or a.name.partition(".")[0]: a.name if a.asname else a.name.partition(".")[0]
+            aliases |= {a.asname or a.name.partition(".")[0]: a.name if a.asname else a.name.partition(".")[0]
                       for a in node.names}  # fmt: skip
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join((*base, *filter(None, [node.module])))
             found += [(node.lineno, f"{module}.{a.name}") for a in node.names]
-            means |= {a.asname or a.name: f"{module}.{a.name}" for a in node.names}
+            aliases |= {a.asname or a.name: f"{module}.{a.name}" for a in node.names}
     for node in nodes:
-        if isinstance(node, ast.Attribute) and (name := _dotted(node, means)):
+        if isinstance(node, ast.Attribute) and (name := _dotted(node, aliases)):
             found.append((node.lineno, name))
     return found
 
 
-def _dotted(node: ast.expr, means: dict[str, str]) -> str:
+def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:
     """Resolve an expression such as F.softmax to its full name; "" if it does not begin with an imported name."""
     parts = list[str]()
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
-    first = means.get(node.id, "") if isinstance(node, ast.Name) else ""
+    first = aliases.get(node.id, "") if isinstance(node, ast.Name) else ""
     return ".".join((first, *reversed(parts))) if first else ""

@@ -55,9 +55,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != NAME and not fullname.startswith(f"{NAME}."):
             return None
-        where = self.root.joinpath(*fullname.split(".")[1:])
-        folders = [str(where)] if where.is_dir() else None
-        file = where / "__init__.py" if folders else where.with_suffix(".py")
+        base = self.root.joinpath(*fullname.split(".")[1:])
+        folders = [str(base)] if base.is_dir() else None
+        file = base / "__init__.py" if folders else base.with_suffix(".py")
         if not (folders or file.is_file()):
             return None
         changes = {o.partition(":")[2]: f for o, f in self.replace.items() if self.root / o.partition(":")[0] == file}
@@ -69,7 +69,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _by_attribute(module: ModuleType) -> None:
+def _import_on_access(module: ModuleType) -> None:
     """Import submodules, such as `impl.ddp.naive`, on first access."""
 
     def __getattr__(name: str) -> Any:
@@ -105,6 +105,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
             error.while_loading = module.__name__  # type: ignore[attr-defined]
             raise
         if hasattr(module, "__path__"):
-            _by_attribute(module)
+            _import_on_access(module)
         for name, stand_in in self.changes.items():
             setattr(module, name, stand_in(module))

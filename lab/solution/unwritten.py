@@ -15,8 +15,8 @@ def untouched(file: Path) -> str:
         tree = parsed(file.read_bytes())
     except (OSError, SyntaxError):
         return ""
-    said = [_says(f) for f in _functions(tree.body)]
-    return said[0] if said and all(said) else ""
+    messages = [_stub_message(f) for f in _functions(tree.body)]
+    return messages[0] if messages and all(messages) else ""
 
 
 def written(file: Path) -> bool:
@@ -36,7 +36,7 @@ def _functions(body: list[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunction
     return found
 
 
-def _says(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+def _stub_message(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """The message of a stub's NotImplementedError or static_assert; "" if the function is no stub."""
     body = function.body
     if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
