@@ -41,7 +41,7 @@ class DryPort(Port):
             raise RuntimeError("on Gloo, wait() of a message returns once, and never again")
         if header["do"] == "issue":
             self.events.append(["issue", header["number"], header.get("tag", 0)])
-            self._take({"number": header["number"]}, 0)
+            self._handle({"number": header["number"]}, 0)
         if header["do"] == "wait" or header.get("waits"):
             self.events.append(["wait", header["number"]])
 
