@@ -316,12 +316,12 @@ class Run:
         """Write the losses as JSON and as a plot to the folder, and the run's throughput and memory."""
         held = [*self.stack.model.parameters(), *(v for s in self.stack.optimizer.state.values() for v in s.values())]
         state_bytes = sum(t.numel() * t.element_size() for t in held if isinstance(t, torch.Tensor))
-        told = self.meter.told(self.flops, self.options.sequences * self.options.context, state_bytes)
+        summary = self.meter.summary(self.flops, self.options.sequences * self.options.context, state_bytes)
         if not self.lead:
             return
         folder = self.options.folder
         (folder / "losses.json").write_text(json.dumps(losses))
-        (folder / "run.json").write_text(json.dumps(told))
+        (folder / "run.json").write_text(json.dumps(summary))
         save(folder / "loss.png", {str(self.options.mesh or "one rank"): losses})
         self.say(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps: {folder / 'loss.png'}")
 
