@@ -21,7 +21,7 @@ def matched(accounts: Sequence[Account]) -> str:
     accounts: of all stages of one pipeline, and perhaps other ranks. Ranks without an account are assumed to agree.
     """
     accounts = sorted(accounts, key=lambda account: account.rank)
-    return _played(accounts) or _unawaited(accounts)
+    return _problem(accounts) or _unawaited(accounts)
 
 
 def channel_of(row: _Row, tag: int) -> tuple:
@@ -32,7 +32,7 @@ def channel_of(row: _Row, tag: int) -> tuple:
     return row["rank"], tuple(row["group"])
 
 
-def _played(accounts: Sequence[Account]) -> str:
+def _problem(accounts: Sequence[Account]) -> str:
     """Play all traces; describe the first mismatch or a deadlock, or return "".
 
     A wait ends when all other ranks have issued their part. A rank ends when they have for all its operations. Ranks
