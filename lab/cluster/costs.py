@@ -48,16 +48,16 @@ def _steps(op: str, bytes: float, world: int) -> tuple[int, float]:
     """(number of messages in sequence, bytes of each)."""
     if world < 1 or bytes < 0:
         raise ValueError(f"expected world >= 1 and bytes >= 0, got {world} and {bytes}")
-    around, doublings = world - 1, (world - 1).bit_length()  # the latter is ⌈log₂ W⌉
+    hops, doublings = world - 1, (world - 1).bit_length()  # the latter is ⌈log₂ W⌉
     steps: dict[str, tuple[int, float]] = {
-        "all_reduce": (2 * around, bytes / world),
-        "reduce_scatter": (around, bytes),
-        "all_gather": (around, bytes),
-        "all_to_all": (around, bytes / world),
+        "all_reduce": (2 * hops, bytes / world),
+        "reduce_scatter": (hops, bytes),
+        "all_gather": (hops, bytes),
+        "all_to_all": (hops, bytes / world),
         "broadcast": (doublings, bytes),
         "reduce": (doublings, bytes),
-        "scatter": (around, bytes),
-        "gather": (around, bytes),
+        "scatter": (hops, bytes),
+        "gather": (hops, bytes),
         "send": (1, bytes),
         "recv": (1, bytes),
         "barrier": (doublings, 0),

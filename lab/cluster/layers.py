@@ -37,22 +37,22 @@ class Layers:
         return self.recipe.element * self.tokens * self.model.width
 
     @property
-    def own(self) -> float:
+    def local_stream(self) -> float:
         """Bytes of the stream on one rank between two tensor-parallel regions: 1/T with sequence parallelism."""
         return self.stream / (self.tensor if self.recipe.sequence else 1)
 
     def forward(self) -> list[Event]:
         """The forward of a layer: attention and feed-forward, each after a norm, and added to the stream."""
         m, n = self.model, self.tokens
-        joined = [] if self.recipe.fused_attention else [self._pass(2 * self.stream / self.tensor, "transpose")]
-        turned, name = (self._turned, "rotate") if m.gated else (n * self._qkv, "bias")
+        transpose = [] if self.recipe.fused_attention else [self._pass(2 * self.stream / self.tensor, "transpose")]
+        rotated, name = (self._rotated, "rotate") if m.gated else (n * self._qkv, "bias")
         enter, leave = [self._norm(), *self._gather("forward")], [*self._scatter("forward"), self._add()]
         return [
             *enter,
             self._product((n, self._qkv, m.width), "forward", "qkv"),
-            self._pass(2 * self.recipe.element * turned, name),
+            self._pass(2 * self.recipe.element * rotated, name),
             *self.core(),
-            *joined,
+            *transpose,
             self._product((n, m.width, m.width // self.tensor), "forward", "projection"),
             *leave,
             *enter,
@@ -85,16 +85,16 @@ class Layers:
         """
         if not self.recipe.fused_attention:
             return self.core("recompute")
-        return [_again(event) for event in (self._norm(), self._norm(), self._activation())]
+        return [_repeated(event) for event in (self._norm(), self._norm(), self._activation())]
 
     def backward(self, recompute: str) -> list[Event]:
         """The backward of a layer, after its recomputation."""
         m, n, e = self.model, self.tokens, self.recipe.element
-        again = {"none": list, "selective": self.light, "full": lambda: [_again(event) for event in self.forward()]}
+        events = {"none": list, "selective": self.light, "full": lambda: [_repeated(event) for event in self.forward()]}
         activation = e * n * (self._hidden + 2 * self._up) + (0 if m.gated else e * n * self._hidden)  # and the bias
-        turned, name = (2 * e * self._turned, "rotate") if m.gated else (e * n * self._qkv, "d bias")
+        rotated, name = (2 * e * self._rotated, "rotate") if m.gated else (e * n * self._qkv, "d bias")
         return [
-            *again[recompute](),
+            *events[recompute](),
             self._add_backward(),
             *self._product_backward((n, m.width, self._hidden), "down", leaves=True),
             self._pass(activation, "activation", "backward"),
@@ -103,7 +103,7 @@ class Layers:
             self._add_backward(),
             *self._product_backward((n, m.width, m.width // self.tensor), "projection", leaves=True),
             *self._core_backward(),
-            self._pass(turned, name, "backward"),
+            self._pass(rotated, name, "backward"),
             *self._product_backward((n, self._qkv, m.width), "qkv", enters=True),
             self._norm_backward(),
         ]
@@ -169,7 +169,7 @@ class Layers:
         return (self.model.heads + 2 * self._kv_heads) * self.model.dim // self.tensor
 
     @property
-    def _turned(self) -> float:
+    def _rotated(self) -> float:
         """Elements of queries and keys."""
         return self.tokens * (self.model.heads + self._kv_heads) * self.model.dim / self.tensor
 
@@ -192,31 +192,31 @@ class Layers:
         return self._pass(self.recipe.element * self.tokens * tensors * self.model.hidden // self.tensor, "activation")
 
     def _norm(self) -> Compute:
-        return self._pass(2 * self.own, "norm")
+        return self._pass(2 * self.local_stream, "norm")
 
     def _norm_backward(self) -> Compute:
-        return self._pass(5 * self.own, "norm", "backward")  # dx: 3; the weight's gradient reads 2 again
+        return self._pass(5 * self.local_stream, "norm", "backward")  # dx: 3; the weight's gradient reads 2 again
 
     def _add(self) -> Compute:
         """The addition to the stream; in Megatron, the same kernel applies bias and dropout."""
-        mask = self.own / self.recipe.element if self.recipe.dropout else 0
-        return self._pass(3 * self.own + mask, "add")
+        mask = self.local_stream / self.recipe.element if self.recipe.dropout else 0
+        return self._pass(3 * self.local_stream + mask, "add")
 
     def _add_backward(self) -> Compute:
-        extra = 0.0 if self.model.gated else self.own  # of the bias
+        extra = 0.0 if self.model.gated else self.local_stream  # of the bias
         if self.recipe.dropout:
-            extra += 2 * self.own + self.own / self.recipe.element
-        return self._pass(3 * self.own + extra, "add", "backward")
+            extra += 2 * self.local_stream + self.local_stream / self.recipe.element
+        return self._pass(3 * self.local_stream + extra, "add", "backward")
 
     def _dropout(self, phase: str) -> list[Event]:
-        return [self._pass(2.5 * self.own, "dropout", phase)] if self.recipe.dropout else []
+        return [self._pass(2.5 * self.local_stream, "dropout", phase)] if self.recipe.dropout else []
 
     def _gather(self, phase: str, handle: int | None = None) -> list[Event]:
-        return self._send("all_gather", self.own, phase, handle) if self.recipe.sequence else []
+        return self._send("all_gather", self.local_stream, phase, handle) if self.recipe.sequence else []
 
     def _scatter(self, phase: str, handle: int | None = None) -> list[Event]:
         if self.recipe.sequence:
-            return self._send("reduce_scatter", self.own, phase, handle)
+            return self._send("reduce_scatter", self.local_stream, phase, handle)
         return self._send("all_reduce", self.stream, phase, handle)
 
     def _send(self, op: str, payload: float, phase: str, handle: int | None = None) -> list[Event]:
@@ -260,5 +260,5 @@ class Layers:
         ]  # fmt: skip
 
 
-def _again(event: Event) -> Event:
+def _repeated(event: Event) -> Event:
     return replace(event, phase="recompute") if isinstance(event, Compute | Collective) else event

@@ -47,12 +47,12 @@ def part_of(job: Job, plan: Plan, number: int) -> Part:
     parts, stage = plan.pipe * plan.chunks, number % plan.pipe
     layers = spread(job.model.layers, parts)[number]
     first, last = number == 0, number == parts - 1
-    begin = stage * plan.tensor
+    first_rank = stage * plan.tensor
     forward, backward, pairs, scattered = blocks_of(
-        job, plan.tensor, plan.micro_batch, plan.recompute, layers, first, last, begin
+        job, plan.tensor, plan.micro_batch, plan.recompute, layers, first, last, first_rank
     )
-    counted = unit_sizes(job, plan.tensor, parts, number)
-    units = tuple(Unit(*pair, *counts) for pair, counts in zip(pairs, counted, strict=True))
+    sizes = unit_sizes(job, plan.tensor, parts, number)
+    units = tuple(Unit(*pair, *counts) for pair, counts in zip(pairs, sizes, strict=True))
     stream = job.recipe.element * plan.micro_batch * job.context * job.model.width
     split = plan.tensor if job.recipe.sequence or job.recipe.scatter_messages else 1
     before = None if first else (stage - 1) % plan.pipe * plan.tensor
@@ -62,34 +62,34 @@ def part_of(job: Job, plan: Plan, number: int) -> Part:
 
 @lru_cache(maxsize=4096)
 def blocks_of(
-    job: Job, tensor: int, micro_batch: int, recompute: str, layers: int, first: bool, last: bool, begin: int
+    job: Job, tensor: int, micro_batch: int, recompute: str, layers: int, first: bool, last: bool, first_rank: int
 ) -> tuple[Block, Block, tuple[tuple[Block, Block], ...], Program]:
     """(forward, backward, pairs, gather) of one micro-batch through `layers` layers, and embedding and head if there.
 
     pairs: (forward, backward) of the embedding, of one layer, and of the head, as far as this part has them. gather:
     completes a message that arrives in parts.
     """
-    one = Layers(job.model, job.recipe, micro_batch, job.context, range(begin, begin + tensor))
-    arrive: list[Event] = []
+    layer = Layers(job.model, job.recipe, micro_batch, job.context, range(first_rank, first_rank + tensor))
+    gather: list[Event] = []
     if job.recipe.scatter_messages and not job.recipe.sequence and tensor > 1:
-        arrive = [Collective("all_gather", one.stream / tensor, one.ranks, label=PIPE)]
-    pairs = [(*_layer(one, recompute), layers)]
+        gather = [Collective("all_gather", layer.stream / tensor, layer.ranks, label=PIPE)]
+    pairs = [(*_layer(layer, recompute), layers)]
     if first:
-        pairs.insert(0, (Block(tuple(one.embedding())), Block(tuple(one.embedding_backward())), 1))
+        pairs.insert(0, (Block(tuple(layer.embedding())), Block(tuple(layer.embedding_backward())), 1))
     if last:
-        pairs.append((Block(tuple(one.head())), Block(tuple(one.head_backward())), 1))
-    ahead, back = (() if first else tuple(arrive)), (() if last else tuple(arrive))
+        pairs.append((Block(tuple(layer.head())), Block(tuple(layer.head_backward())), 1))
+    gather_x, gather_dy = (() if first else tuple(gather)), (() if last else tuple(gather))
     return (
-        Block((*ahead, *(Block((forward,), times) for forward, _, times in pairs)), name="forward"),
-        Block((*back, *(Block((backward,), times) for _, backward, times in reversed(pairs))), name="backward"),
+        Block((*gather_x, *(Block((forward,), times) for forward, _, times in pairs)), name="forward"),
+        Block((*gather_dy, *(Block((backward,), times) for _, backward, times in reversed(pairs))), name="backward"),
         tuple((forward, backward) for forward, backward, _ in pairs),
-        tuple(arrive),
+        tuple(gather),
     )
 
 
 @lru_cache(maxsize=4096)
-def _layer(one: Layers, recompute: str) -> tuple[Block, Block]:
-    return Block(tuple(one.forward()), name="forward"), Block(tuple(one.backward(recompute)), name="backward")
+def _layer(layer: Layers, recompute: str) -> tuple[Block, Block]:
+    return Block(tuple(layer.forward()), name="forward"), Block(tuple(layer.backward(recompute)), name="backward")
 
 
 # Parameters, and the collectives of the data axis
@@ -100,7 +100,7 @@ def held_by(job: Job, plan: Plan, stage: int) -> tuple[float, ...]:
     """Parameters of each chunk of a stage's rank, before the data axis shards them."""
     parts = plan.pipe * plan.chunks
     return tuple(
-        sum(times * held for times, held in unit_sizes(job, plan.tensor, parts, chunk * plan.pipe + stage))
+        sum(times * count for times, count in unit_sizes(job, plan.tensor, parts, chunk * plan.pipe + stage))
         for chunk in range(plan.chunks)
     )
 
@@ -109,12 +109,12 @@ def held_by(job: Job, plan: Plan, stage: int) -> tuple[float, ...]:
 def unit_sizes(job: Job, tensor: int, parts: int, number: int) -> tuple[tuple[int, float], ...]:
     """(number of units, parameters of each) for a part's embedding, layers and head, on one rank."""
     m = job.model
-    split, whole = m.layer_weights()
+    sharded, replicated = m.layer_weights()
     table, head, norm = m.ends
     positions = m.positions * m.width
     if m.kv_heads < tensor:  # some ranks hold the same heads
-        split += 2 * m.width * m.dim * (tensor - m.kv_heads)
-    units = [(spread(m.layers, parts)[number], split / tensor + whole)]
+        sharded += 2 * m.width * m.dim * (tensor - m.kv_heads)
+    units = [(spread(m.layers, parts)[number], sharded / tensor + replicated)]
     if number == 0:
         units.insert(0, (1, table / tensor + positions))
     if number == parts - 1:  # a tied head needs a second copy if the embedding is on another rank

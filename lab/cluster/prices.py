@@ -57,7 +57,7 @@ def _waves(shape: tuple[int, int, int], batch: int, device: Device) -> float:
 
 def collective_s(event: Collective, cluster: Cluster) -> float:
     """Seconds of a collective, with the fastest of ring, tree and hierarchy for the nodes of its ranks."""
-    nodes, each, world = _lie(event.ranks, cluster.node)
+    nodes, each, world = _layout(event.ranks, cluster.node)
     return group_s(event.op, event.bytes, nodes, each, cluster, world)
 
 
@@ -83,21 +83,21 @@ def group_s(op: str, bytes: float, nodes: int, each: int, cluster: Cluster, worl
     if nodes == 1:
         return inside.base_s + inside.cost_s(op, bytes, world)
     if op == "all_to_all":  # parts for ranks of other nodes leave by the card, the others by the node's links, at once
-        far, near = bytes * (world - each) / world, bytes * (each - 1) / world
-        sent_s = max(far / between.bytes_per_s, near / inside.bytes_per_s)
+        remote, local = bytes * (world - each) / world, bytes * (each - 1) / world
+        sent_s = max(remote / between.bytes_per_s, local / inside.bytes_per_s)
         return between.base_s + (world - each) * between.alpha_s + (each - 1) * inside.alpha_s + sent_s
     if op not in ("all_reduce", "reduce_scatter", "all_gather"):
         return between.base_s + between.cost_s(op, bytes, world)
-    through = min(inside.bytes_per_s, each * between.bytes_per_s) if each > 1 else between.bytes_per_s
+    rate = min(inside.bytes_per_s, each * between.bytes_per_s) if each > 1 else between.bytes_per_s
     steps = (2 if op == "all_reduce" else 1) * (world - 1)
     crossing = steps * nodes // world  # how many of these steps wait for a card
-    whole = bytes if op == "all_reduce" else bytes * world
-    ring = crossing * between.alpha_s + (steps - crossing) * inside.alpha_s + steps * whole / world / through
-    ways = [ring, _hierarchy(op, bytes, nodes, each, inside, between)]
+    full = bytes if op == "all_reduce" else bytes * world
+    ring = crossing * between.alpha_s + (steps - crossing) * inside.alpha_s + steps * full / world / rate
+    times = [ring, _hierarchy(op, bytes, nodes, each, inside, between)]
     if op == "all_reduce":
         hops = 2 * ((each - 1) * inside.alpha_s + (nodes - 1).bit_length() * between.alpha_s)
-        ways.append(hops + 2 * bytes / through)
-    return between.base_s + min(ways)
+        times.append(hops + 2 * bytes / rate)
+    return between.base_s + min(times)
 
 
 def _hierarchy(op: str, bytes: float, nodes: int, each: int, inside: Wire, between: Wire) -> float:
@@ -112,13 +112,13 @@ def _hierarchy(op: str, bytes: float, nodes: int, each: int, inside: Wire, betwe
 
 def message_s(event: Send | Recv, rank: int, cluster: Cluster) -> float:
     """Seconds of a message between `rank` and the event's peer."""
-    near = rank // cluster.node == event.peer // cluster.node
-    wire = cluster.inside if near else cluster.between
+    same_node = rank // cluster.node == event.peer // cluster.node
+    wire = cluster.inside if same_node else cluster.between
     return wire.alpha_s + event.bytes / wire.bytes_per_s
 
 
 @lru_cache(maxsize=65536)
-def _lie(ranks: Sequence[int], node: int) -> tuple[int, int, int]:
+def _layout(ranks: Sequence[int], node: int) -> tuple[int, int, int]:
     """(nodes, ranks on the fullest of them, ranks)."""
-    on = Counter(rank // node for rank in ranks)
-    return len(on), max(on.values()), len(ranks)
+    counts = Counter(rank // node for rank in ranks)
+    return len(counts), max(counts.values()), len(ranks)

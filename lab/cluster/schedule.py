@@ -62,7 +62,7 @@ def check(
     if not ranks:
         raise ScheduleError("expected a list of actions for each rank, got none")
     for rank, actions in enumerate(ranks):
-        _complete(rank, actions, micro_batches, chunks)
+        _check_complete(rank, actions, micro_batches, chunks)
     ended: dict[tuple[str, int, int], float] = {}  # by (kind, micro-batch, virtual stage)
     starts: list[list[float]] = [[] for _ in ranks]
     ends: list[list[float]] = [[] for _ in ranks]
@@ -70,14 +70,14 @@ def check(
         needs = {r: _need(ranks[r][len(ends[r])], r, len(ranks), chunks) for r in left}
         ready = [r for r in left if needs[r] is None or needs[r] in ended]
         if not ready:
-            raise ScheduleError(f"deadlock: {'; '.join(_waits(ranks, ends, r, need) for r, need in needs.items())}")
+            raise ScheduleError(f"deadlock: {'; '.join(_wait_text(ranks, ends, r, need) for r, need in needs.items())}")
         for rank in ready:
             action, need = ranks[rank][len(ends[rank])], needs[rank]
             starts[rank].append(max(ends[rank][-1] if ends[rank] else 0.0, ended[need] if need else 0.0))
             ends[rank].append(starts[rank][-1] + (forward if action.kind == "forward" else backward))
             ended[action.kind, action.micro_batch, action.chunk * len(ranks) + rank] = ends[rank][-1]
     return Simulation(
-        [list(actions) for actions in ranks], starts, ends, [_most_alive(actions) for actions in ranks],
+        [list(actions) for actions in ranks], starts, ends, [_peak_alive(actions) for actions in ranks],
         micro_batches * chunks * (forward + backward), max(rank[-1] for rank in ends),
     )  # fmt: skip
 
@@ -99,19 +99,19 @@ def drawn(simulation: Simulation, columns: int = 100) -> str:
     return "\n".join(lines)
 
 
-def _complete(rank: int, actions: Sequence[Action], micro_batches: int, chunks: int) -> None:
+def _check_complete(rank: int, actions: Sequence[Action], micro_batches: int, chunks: int) -> None:
     """Check that a rank does every action exactly once, and no backward before its forward."""
     seen: set[Action] = set()
-    for place, action in enumerate(actions):
+    for index, action in enumerate(actions):
         if not (0 <= action.micro_batch < micro_batches and 0 <= action.chunk < chunks):
             raise ScheduleError(
-                f"rank {rank}, action {place}: {action}: expected micro-batches 0 to {micro_batches - 1}, "
+                f"rank {rank}, action {index}: {action}: expected micro-batches 0 to {micro_batches - 1}, "
                 f"chunks 0 to {chunks - 1}"
             )
         if action in seen:
-            raise ScheduleError(f"rank {rank}, action {place}: {action} for the second time")
+            raise ScheduleError(f"rank {rank}, action {index}: {action} for the second time")
         if action.kind == "backward" and Action("forward", action.micro_batch, action.chunk) not in seen:
-            raise ScheduleError(f"rank {rank}, action {place}: {action} before its forward")
+            raise ScheduleError(f"rank {rank}, action {index}: {action} before its forward")
         seen.add(action)
     for micro_batch, chunk, kind in product(range(micro_batches), range(chunks), KINDS):
         if (missing := Action(kind, micro_batch, chunk)) not in seen:
@@ -124,7 +124,7 @@ def _need(action: Action, rank: int, stages: int, chunks: int) -> tuple[str, int
     return (action.kind, action.micro_batch, before) if 0 <= before < stages * chunks else None
 
 
-def _waits(
+def _wait_text(
     ranks: Sequence[Sequence[Action]], ends: list[list[float]], rank: int, need: tuple[str, int, int] | None
 ) -> str:
     """Say which action a deadlocked rank waits for, and on which rank."""
@@ -134,5 +134,5 @@ def _waits(
     return f"rank {rank} cannot begin {action} before rank {stage % len(ranks)} has ended {needed}"
 
 
-def _most_alive(actions: Sequence[Action]) -> int:
+def _peak_alive(actions: Sequence[Action]) -> int:
     return max(accumulate(1 if action.kind == "forward" else -1 for action in actions))

@@ -56,17 +56,17 @@ def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> Played
     to be on time. A rank with a handle goes on until its Wait. A message starts when it is sent and its stream is free.
     A rank's wait for a message counts as "bubble" before the message starts, and as "pipe" after that.
     """
-    together, mail, meetings = frozenset(programs), Mail(), Meetings()
-    ranks = {r: _Rank(r, cluster, together, mail, meetings, timeline) for r in programs}
+    simulated, mail, meetings = frozenset(programs), Mail(), Meetings()
+    ranks = {r: _Rank(r, cluster, simulated, mail, meetings, timeline) for r in programs}
     waiting = {r: ranks[r].run(program) for r, program in programs.items()}
     while waiting:
         before = sum(rank.done for rank in ranks.values())
         waiting = {r: running for r, running in waiting.items() if next(running, _ENDED) is not _ENDED}
         if waiting and sum(rank.done for rank in ranks.values()) == before:
-            raise SimulationError("deadlock: " + "; ".join(ranks[r].stuck() for r in list(waiting)[:4]))
+            raise SimulationError("deadlock: " + "; ".join(ranks[r].wait_text() for r in list(waiting)[:4]))
     step_s = max(rank.now for rank in ranks.values())
     for rank in ranks.values():
-        rank.until(step_s, IDLE)
+        rank.advance_to(step_s, IDLE)
     return Played(step_s, {n: r.causes for n, r in ranks.items()}, {n: r.spans for n, r in ranks.items()})
 
 
@@ -75,30 +75,30 @@ class _Meeting:
 
     def __init__(self, members: int):
         self.members = members
-        self.come: list[tuple[float, _UnderWay | None]] = []  # (time, previous collective on the rank's stream)
-        self._begun: float | None = None
+        self.arrivals: list[tuple[float, _InFlight | None]] = []  # (time, previous collective on the rank's stream)
+        self._start_time: float | None = None
 
-    def begun(self) -> float | None:
+    def start_time(self) -> float | None:
         """The time at which it begins; None if not yet known."""
-        if self._begun is None and len(self.come) == self.members:
-            free = [0.0 if before is None else before.ended() for _, before in self.come]
+        if self._start_time is None and len(self.arrivals) == self.members:
+            free = [0.0 if before is None else before.end_time() for _, before in self.arrivals]
             if None not in free:
-                self._begun = max(*(when for when, _ in self.come), *free)  # type: ignore[type-var]
-                self.come = []
-        return self._begun
+                self._start_time = max(*(when for when, _ in self.arrivals), *free)  # type: ignore[type-var]
+                self.arrivals = []
+        return self._start_time
 
 
 @dataclass
-class _UnderWay:
+class _InFlight:
     """A rank's part in a collective."""
 
     event: Collective
     meeting: _Meeting
     seconds: float
 
-    def ended(self) -> float | None:
-        begun = self.meeting.begun()
-        return None if begun is None else begun + self.seconds
+    def end_time(self) -> float | None:
+        start = self.meeting.start_time()
+        return None if start is None else start + self.seconds
 
 
 Mail = dict[tuple, tuple[float, float]]  # (from, to, tag): (sent, arrived)
@@ -110,26 +110,26 @@ class _Rank:
     """Simulates one rank's program. `run` yields while the rank needs something that has not happened yet."""
 
     def __init__(
-        self, rank: int, cluster: Cluster, together: frozenset[int], mail: Mail, meetings: Meetings, timeline: bool
+        self, rank: int, cluster: Cluster, simulated: frozenset[int], mail: Mail, meetings: Meetings, timeline: bool
     ):
-        self.rank, self.cluster, self.together, self.timeline = rank, cluster, together, timeline
+        self.rank, self.cluster, self.simulated, self.timeline = rank, cluster, simulated, timeline
         self.mail, self.meetings = mail, meetings
         self.now = 0.0
         self.done = 0  # number of events that are done
         self.causes: dict[str, float] = {}
         self.spans: list[Span] = []
         self.free: dict[int, float] = {}  # by peer: time from which the stream for messages to it is free
-        self.streams: dict[Sequence[int], _UnderWay] = {}  # by group: the last collective on its stream
-        self.handles: dict[int, Recv | _UnderWay] = {}
-        self.met: dict[tuple, int] = {}  # by (ranks, op): number of collectives that it has reached
-        self.at: Event | None = None  # the event in which it waits
+        self.streams: dict[Sequence[int], _InFlight] = {}  # by group: the last collective on its stream
+        self.handles: dict[int, Recv | _InFlight] = {}
+        self.counts: dict[tuple, int] = {}  # by (ranks, op): number of collectives that it has reached
+        self.awaited: Event | None = None  # the event in which it waits
 
-    def until(self, moment: float, cause: str) -> None:
-        if moment > self.now:
-            self.causes[cause] = self.causes.get(cause, 0.0) + moment - self.now
-            self.now = moment
+    def advance_to(self, time_s: float, cause: str) -> None:
+        if time_s > self.now:
+            self.causes[cause] = self.causes.get(cause, 0.0) + time_s - self.now
+            self.now = time_s
 
-    def drawn(self, kind: str, name: str, start_s: float, end_s: float) -> None:
+    def add_span(self, kind: str, name: str, start_s: float, end_s: float) -> None:
         if self.timeline and kind:
             self.spans.append(Span("backward" if kind == "recompute" else kind, name, start_s, end_s))
 
@@ -139,8 +139,8 @@ class _Rank:
                 yield from self._block(event)
             elif isinstance(event, Compute):
                 start = self.now
-                self.until(start + compute_s(event, self.cluster.device), cause_of(event))
-                self.drawn(event.phase, event.label, start, self.now)
+                self.advance_to(start + compute_s(event, self.cluster.device), cause_of(event))
+                self.add_span(event.phase, event.label, start, self.now)
             elif isinstance(event, Send):
                 self._send(event)
             elif isinstance(event, Collective):
@@ -150,101 +150,101 @@ class _Rank:
             elif isinstance(event, Recv):
                 yield from self._receive(event)
             elif isinstance(event, Wait):
-                begun = self.handles.pop(event.handle, None)  # None: a Wait for it came before
-                if isinstance(begun, Recv):
-                    yield from self._receive(begun)
-                elif begun is not None:
-                    yield from self._stand(begun)
+                pending = self.handles.pop(event.handle, None)  # None: a Wait for it came before
+                if isinstance(pending, Recv):
+                    yield from self._receive(pending)
+                elif pending is not None:
+                    yield from self._wait(pending)
             self.done += 1
 
     def _block(self, block: Block) -> Iterator[None]:
-        price = closed(block, self.cluster, self.together)
+        price = closed(block, self.cluster, self.simulated)
         if price is None:
             for _ in range(block.times):
                 yield from self.run(block.events)
             return
         start = self.now
         for cause, seconds in price.items():
-            self.until(self.now + seconds, cause)
-        self.drawn(_phase(block), block.name, start, self.now)
+            self.advance_to(self.now + seconds, cause)
+        self.add_span(_phase(block), block.name, start, self.now)
 
     def _send(self, event: Send) -> None:
-        begun = max(self.now, self.free.get(event.peer, 0.0))
-        ended = begun + message_s(event, self.rank, self.cluster)
-        self.free[event.peer] = ended
-        self.mail[self.rank, event.peer, event.tag] = (begun, ended)
-        self.drawn("message", f"{event.tag[0]} {event.tag[1]} to rank {event.peer}", begun, ended)
+        start = max(self.now, self.free.get(event.peer, 0.0))
+        end = start + message_s(event, self.rank, self.cluster)
+        self.free[event.peer] = end
+        self.mail[self.rank, event.peer, event.tag] = (start, end)
+        self.add_span("message", f"{event.tag[0]} {event.tag[1]} to rank {event.peer}", start, end)
         if event.blocks:
-            self.until(ended, "pipe")
+            self.advance_to(end, "pipe")
 
     def _receive(self, event: Recv) -> Iterator[None]:
-        self.at, key = event, (event.peer, self.rank, event.tag)
+        self.awaited, key = event, (event.peer, self.rank, event.tag)
         while key not in self.mail:
             yield
-        begun, ended = self.mail.pop(key)
-        self.until(begun, IDLE)
-        self.until(ended, "pipe")
+        start, end = self.mail.pop(key)
+        self.advance_to(start, IDLE)
+        self.advance_to(end, "pipe")
 
     def _collective(self, event: Collective) -> Iterator[None]:
-        members = sum(rank in event.ranks for rank in self.together)
+        members = sum(rank in event.ranks for rank in self.simulated)
         meeting = _Meeting(1)
         if members > 1:
             group = (event.ranks, event.op)
-            self.met[group] = self.met.get(group, 0) + 1
-            meeting = self.meetings.setdefault((group, self.met[group]), _Meeting(members))
-        mine = _UnderWay(event, meeting, collective_s(event, self.cluster))
-        meeting.come.append((self.now, self.streams.get(event.ranks)))
-        self.streams[event.ranks] = mine
+            self.counts[group] = self.counts.get(group, 0) + 1
+            meeting = self.meetings.setdefault((group, self.counts[group]), _Meeting(members))
+        collective = _InFlight(event, meeting, collective_s(event, self.cluster))
+        meeting.arrivals.append((self.now, self.streams.get(event.ranks)))
+        self.streams[event.ranks] = collective
         if event.handle is None:
-            yield from self._stand(mine)
+            yield from self._wait(collective)
         else:
-            self.handles[event.handle] = mine
-            meeting.begun()  # now, while the previous collective is known
+            self.handles[event.handle] = collective
+            meeting.start_time()  # now, while the previous collective is known
 
-    def _stand(self, one: _UnderWay) -> Iterator[None]:
+    def _wait(self, collective: _InFlight) -> Iterator[None]:
         """Wait until a collective has ended."""
-        self.at = one.event
-        while (begun := one.meeting.begun()) is None:
+        self.awaited = collective.event
+        while (start := collective.meeting.start_time()) is None:
             yield
-        if one.event.handle is None:
-            self.until(begun, IDLE)
-        cause, ended = one.event.label or "collective", begun + one.seconds
-        self.until(ended, cause)
-        self.drawn("message", f"{one.event.op} {cause}", begun, ended)
+        if collective.event.handle is None:
+            self.advance_to(start, IDLE)
+        cause, end = collective.event.label or "collective", start + collective.seconds
+        self.advance_to(end, cause)
+        self.add_span("message", f"{collective.event.op} {cause}", start, end)
 
-    def stuck(self) -> str:
-        if isinstance(self.at, Recv):
-            return f"rank {self.rank} waits for {' '.join(map(str, self.at.tag))} of rank {self.at.peer}"
-        return f"rank {self.rank} waits in {getattr(self.at, 'op', '')}"
+    def wait_text(self) -> str:
+        if isinstance(self.awaited, Recv):
+            return f"rank {self.rank} waits for {' '.join(map(str, self.awaited.tag))} of rank {self.awaited.peer}"
+        return f"rank {self.rank} waits in {getattr(self.awaited, 'op', '')}"
 
 
 @lru_cache(maxsize=100_000)
-def closed(block: Block, cluster: Cluster, together: frozenset[int] = frozenset()) -> dict[str, float] | None:
+def closed(block: Block, cluster: Cluster, simulated: frozenset[int] = frozenset()) -> dict[str, float] | None:
     """Seconds by cause of a block whose duration does not depend on other events; None if it does.
 
-    Such a block contains only kernels and collectives. No collective includes two of the ranks in `together`, which are
-    simulated together, and the block waits for all its collectives.
+    Such a block contains only kernels and collectives. No collective includes two of the ranks in `simulated`, which
+    are simulated together, and the block waits for all its collectives.
     """
-    under_way: set[int] = set()
+    open_handles: set[int] = set()
     for event in block.events:
         if isinstance(event, Block):
-            if under_way or closed(event, cluster, together) is None:
+            if open_handles or closed(event, cluster, simulated) is None:
                 return None
         elif isinstance(event, Collective):
-            if len(together) > 1 and sum(rank in event.ranks for rank in together) > 1:
+            if len(simulated) > 1 and sum(rank in event.ranks for rank in simulated) > 1:
                 return None
             if event.handle is not None:
-                under_way.add(event.handle)
-        elif isinstance(event, Wait) and event.handle in under_way:
-            under_way.remove(event.handle)
+                open_handles.add(event.handle)
+        elif isinstance(event, Wait) and event.handle in open_handles:
+            open_handles.remove(event.handle)
         elif not isinstance(event, Compute | Memory):
             return None
-    if under_way:
+    if open_handles:
         return None
-    alone = _Rank(-1, cluster, together, {}, {}, timeline=False)
-    for _ in alone.run(block.events):
+    lone_rank = _Rank(-1, cluster, simulated, {}, {}, timeline=False)
+    for _ in lone_rank.run(block.events):
         pass
-    return {cause: seconds * block.times for cause, seconds in alone.causes.items()}
+    return {cause: seconds * block.times for cause, seconds in lone_rank.causes.items()}
 
 
 def cause_of(event: Compute) -> str:

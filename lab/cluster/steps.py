@@ -38,7 +38,7 @@ def memory(job: Job, plan: Plan) -> dict[str, float]:
     unsharded gradients of two neighbouring layers (or of a layer and the embedding or head), with ZeRO 3 their
     parameters too, because one computes while the other is being sent.
     """
-    return max((_stage_memory(job, plan, stage) for stage in _unlike(plan)), key=lambda kinds: kinds["total"])
+    return max((_stage_memory(job, plan, stage) for stage in _distinct_stages(plan)), key=lambda kinds: kinds["total"])
 
 
 def fits(job: Job, plan: Plan) -> bool:
@@ -76,62 +76,62 @@ def _program(job: Job, plan: Plan, stage: int) -> Program:
         for number, unit in enumerate(unit for part in parts for unit in each_unit(part.units)):
             events.append(gathered(job, plan, group, unit.parameters, FIRST + number))
     steps = _order(plan, stage, plan.micro_batches(job))
-    left = [plan.micro_batches(job)] * plan.chunks  # backwards still to come
+    remaining = [plan.micro_batches(job)] * plan.chunks  # backwards still to come
     if plan.zero == 3 and overlap:
         events.append(gathered(job, plan, group, parts[steps[0][2]].units[0].parameters, GATHERED))
     for number, (backward, micro_batch, chunk) in enumerate(steps):
         part = parts[chunk]
-        source, to = (part.after, part.before) if backward else (part.before, part.after)
+        source, dest = (part.after, part.before) if backward else (part.before, part.after)
         name = "backward" if backward else "forward"
-        here = chunk * plan.pipe + stage
+        stage_id = chunk * plan.pipe + stage
         if source is not None:
-            events.append(Recv(source, part.message, (name, micro_batch, here), name))
-        left[chunk] -= backward
-        reduced = backward and plan.data > 1 and (plan.zero >= 2 or (overlap and not left[chunk]))
+            events.append(Recv(source, part.message, (name, micro_batch, stage_id), name))
+        remaining[chunk] -= backward
+        reduced = backward and plan.data > 1 and (plan.zero >= 2 or (overlap and not remaining[chunk]))
         if plan.zero == 3 or reduced:
-            then = 0.0
+            upcoming = 0.0
             if number + 1 < len(steps):
-                ahead, _, other = steps[number + 1]
-                then = parts[other].units[-1 if ahead else 0].parameters
-            events += _by_units(job, plan, group, part, backward, then)
+                next_backward, _, next_chunk = steps[number + 1]
+                upcoming = parts[next_chunk].units[-1 if next_backward else 0].parameters
+            events += _by_units(job, plan, group, part, backward, upcoming)
         elif plan.zero and overlap and not backward and micro_batch == 0:
             first = FIRST + sum(unit.times for p in parts[:chunk] for unit in p.units)
             events += part.arrived(False)
-            for place, unit in enumerate(each_unit(part.units)):
-                events += [Wait(first + place), unit.forward]
+            for index, unit in enumerate(each_unit(part.units)):
+                events += [Wait(first + index), unit.forward]
         else:
             events.append(part.backward if backward else part.forward)
-        if to is not None:
-            there = here + (-1 if backward else 1)
-            events.append(Send(to, part.message, (name, micro_batch, there), name, not job.recipe.overlap_messages))
+        if dest is not None:
+            dest_id = stage_id + (-1 if backward else 1)
+            events.append(Send(dest, part.message, (name, micro_batch, dest_id), name, not job.recipe.overlap_messages))
     return (*events, *_end(job, plan, stage))
 
 
-def _by_units(job: Job, plan: Plan, group: range, part: Part, backward: bool, then: float) -> list[Event]:
+def _by_units(job: Job, plan: Plan, group: range, part: Part, backward: bool, upcoming: float) -> list[Event]:
     """A forward or backward unit by unit. With ZeRO 3, each unit is gathered while the unit before it computes. After
     each unit's backward, its gradients are reduced.
 
-    then: parameters of the first unit of the next action, or 0 at the end.
+    upcoming: parameters of the first unit of the next action, or 0 at the end.
     """
     units = part.units[::-1] if backward else part.units
     events = part.arrived(backward)
-    for place, unit in enumerate(units):
-        after = units[place + 1].parameters if place + 1 < len(units) else then
+    for index, unit in enumerate(units):
+        after = units[index + 1].parameters if index + 1 < len(units) else upcoming
 
-        def one(following: float, unit: Unit = unit) -> list[Event]:
-            come: list[Event] = [Wait(GATHERED)] if plan.zero == 3 else []
+        def unit_events(following: float, unit: Unit = unit) -> list[Event]:
+            gathers: list[Event] = [Wait(GATHERED)] if plan.zero == 3 else []
             if plan.zero == 3 and not job.recipe.overlap_data:
-                come = [gathered(job, plan, group, unit.parameters, None)]
+                gathers = [gathered(job, plan, group, unit.parameters, None)]
             elif plan.zero == 3 and following:
-                come.append(gathered(job, plan, group, following, GATHERED))
-            scatter = _behind(job, plan, group, unit) if backward else []
-            return [*come, unit.backward if backward else unit.forward, *scatter]
+                gathers.append(gathered(job, plan, group, following, GATHERED))
+            scatter = _reduction(job, plan, group, unit) if backward else []
+            return [*gathers, unit.backward if backward else unit.forward, *scatter]
 
-        events += [Block(tuple(one(unit.parameters)), unit.times - 1), *one(after)]
+        events += [Block(tuple(unit_events(unit.parameters)), unit.times - 1), *unit_events(after)]
     return events
 
 
-def _behind(job: Job, plan: Plan, group: range, unit: Unit) -> list[Event]:
+def _reduction(job: Job, plan: Plan, group: range, unit: Unit) -> list[Event]:
     """The reduction of a unit's gradients. ZeRO 2 and 3 keep whole gradients of at most two units, so wait first."""
     handle = REDUCED if job.recipe.overlap_data else None
     scatter = scattered(job, plan, group, unit.parameters, handle)
@@ -147,13 +147,13 @@ def _end(job: Job, plan: Plan, stage: int) -> list[Event]:
         payload = recipe.gradient * m.ends[0] / plan.tensor
         events.append(Collective("all_reduce", payload, (0, (plan.pipe - 1) * plan.tensor), "step", TIED))
     if plan.data > 1 and not recipe.overlap_data and plan.zero < 2:
-        events += [scattered(job, plan, group, held, None) for held in held_by(job, plan, stage)]
-    held = sum(held_by(job, plan, stage))
+        events += [scattered(job, plan, group, parameters, None) for parameters in held_by(job, plan, stage)]
+    parameters = sum(held_by(job, plan, stage))
     sharded = plan.data if plan.zero else 1
     events.append(Collective("all_reduce", 4, range(job.cluster.gpus), "step", NORM))
-    events.append(Compute(0, recipe.step_traffic * held / sharded, phase="step", label="AdamW"))
+    events.append(Compute(0, recipe.step_traffic * parameters / sharded, phase="step", label="AdamW"))
     if plan.zero in (1, 2) and not recipe.overlap_data:
-        events += [gathered(job, plan, group, held, None) for held in held_by(job, plan, stage)]
+        events += [gathered(job, plan, group, parameters, None) for parameters in held_by(job, plan, stage)]
     return events
 
 
@@ -165,17 +165,17 @@ def _order(plan: Plan, stage: int, micro_batches: int) -> list[tuple[bool, int, 
         if chunks == 1:
             return backward, k, 0
         group, k = divmod(k, pipe * chunks)
-        chunk, place = divmod(k, pipe)
-        return backward, group * pipe + place, chunks - 1 - chunk if backward else chunk
+        chunk, index = divmod(k, pipe)
+        return backward, group * pipe + index, chunks - 1 - chunk if backward else chunk
 
-    ahead = min(total, _ahead(plan, stage))
-    steps = [action(False, k) for k in range(ahead)]
-    for k in range(total - ahead):
-        steps += [action(False, k + ahead), action(True, k)]
-    return steps + [action(True, k) for k in range(total - ahead, total)]
+    warm_up = min(total, _warm_up(plan, stage))
+    steps = [action(False, k) for k in range(warm_up)]
+    for k in range(total - warm_up):
+        steps += [action(False, k + warm_up), action(True, k)]
+    return steps + [action(True, k) for k in range(total - warm_up, total)]
 
 
-def _ahead(plan: Plan, stage: int) -> int:
+def _warm_up(plan: Plan, stage: int) -> int:
     """Number of forwards before the first backward, if there are enough micro-batches."""
     return (plan.pipe - stage - 1) * (2 if plan.chunks > 1 else 1) + (plan.chunks - 1) * plan.pipe
 
@@ -184,37 +184,37 @@ def _ahead(plan: Plan, stage: int) -> int:
 
 
 def _stage_memory(job: Job, plan: Plan, stage: int) -> dict[str, float]:
-    b, held = job.recipe, sum(held_by(job, plan, stage))
+    b, parameters = job.recipe, sum(held_by(job, plan, stage))
     kinds = {
-        "parameters": b.element * held / (plan.data if plan.zero == 3 else 1),
-        "gradients": b.gradient * held / (plan.data if plan.zero >= 2 else 1),
-        "optimizer": b.optimizer * held / (plan.data if plan.zero else 1),
+        "parameters": b.element * parameters / (plan.data if plan.zero == 3 else 1),
+        "gradients": b.gradient * parameters / (plan.data if plan.zero >= 2 else 1),
+        "optimizer": b.optimizer * parameters / (plan.data if plan.zero else 1),
         "activations": _activations(job, plan, stage),
         "buffers": 0.0,
     }
     if stage == plan.pipe - 1:
         kinds["buffers"] += (b.element + 8) * plan.micro_batch * job.context * job.model.vocabulary / plan.tensor
     if plan.zero >= 2:
-        kinds["buffers"] += (b.gradient + (b.element if plan.zero == 3 else 0)) * _two(job, plan, stage)
+        kinds["buffers"] += (b.gradient + (b.element if plan.zero == 3 else 0)) * _largest_pair(job, plan, stage)
     return kinds | {"total": sum(kinds.values())}
 
 
-def _two(job: Job, plan: Plan, stage: int) -> float:
+def _largest_pair(job: Job, plan: Plan, stage: int) -> float:
     """Parameters of the two neighbouring units in a stage's chunks that are largest together."""
-    most = 0.0
+    largest = 0.0
     for chunk in range(plan.chunks):
         units = unit_sizes(job, plan.tensor, plan.pipe * plan.chunks, chunk * plan.pipe + stage)
-        each = [held for times, held in units for _ in range(min(times, 2))]
-        most = max(most, *(sum(pair) for pair in pairwise((*each, 0.0))))
-    return most
+        sizes = [count for times, count in units for _ in range(min(times, 2))]
+        largest = max(largest, *(sum(pair) for pair in pairwise((*sizes, 0.0))))
+    return largest
 
 
 def _activations(job: Job, plan: Plan, stage: int) -> float:
     # alive: forwards of a chunk whose backward has not ended
-    alive = min(plan.micro_batches(job) * plan.chunks, _ahead(plan, stage) + 1)
+    alive = min(plan.micro_batches(job) * plan.chunks, _warm_up(plan, stage) + 1)
     layers = max(spread(job.model.layers, plan.pipe * plan.chunks)[stage :: plan.pipe])
-    whole, kept = activation_bytes(job, plan.tensor, plan.micro_batch, plan.recompute)
-    return alive * layers * kept + (whole if plan.recompute == "full" else 0)
+    full, saved = activation_bytes(job, plan.tensor, plan.micro_batch, plan.recompute)
+    return alive * layers * saved + (full if plan.recompute == "full" else 0)
 
 
 def activation_bytes(job: Job, tensor: int, micro_batch: int, recompute: str) -> tuple[float, float]:
@@ -234,11 +234,11 @@ def activation_bytes(job: Job, tensor: int, micro_batch: int, recompute: str) ->
     between = 4 * e + (2 if b.dropout else 0)
     inside = e * (2 + 2 * kv) + e * hidden * (3 if m.gated else 2)
     scores = 0.0 if b.fused_attention else (2 * e + (1 if b.dropout else 0)) * m.heads * job.context / m.width
-    own = tensor if b.sequence else 1
-    whole = stream * (between / own + (inside + scores) / tensor)
-    light = scores / tensor if not b.fused_attention else e * (2 / own + hidden / tensor)
-    kept = {"none": whole, "selective": whole - stream * light, "full": e * stream / own}
-    return whole, kept[recompute]
+    shards = tensor if b.sequence else 1
+    full = stream * (between / shards + (inside + scores) / tensor)
+    light = scores / tensor if not b.fused_attention else e * (2 / shards + hidden / tensor)
+    saved = {"none": full, "selective": full - stream * light, "full": e * stream / shards}
+    return full, saved[recompute]
 
 
 # The floor
@@ -262,14 +262,14 @@ def _bounds(job: Job, plan: Plan) -> Iterator[float]:
     def part(i: int) -> float:
         return sum(_times(job, plan.tensor, plan.micro_batch, plan.recompute, counts[i], i == 0, i == parts - 1))
 
-    own = plan.micro_batches(job)
-    for stage in _unlike(plan, slowest=True):
-        through = part(0) + (stage - 1) * part(1) if stage else 0.0
+    micro_batches = plan.micro_batches(job)
+    for stage in _distinct_stages(plan, slowest=True):
+        arrival_s = part(0) + (stage - 1) * part(1) if stage else 0.0
         work = sum(part(chunk * plan.pipe + stage) for chunk in range(plan.chunks))
-        yield through + own * work + _end_s(job, plan, stage)
+        yield arrival_s + micro_batches * work + _end_s(job, plan, stage)
 
 
-def _unlike(plan: Plan, slowest: bool = False) -> list[int]:
+def _distinct_stages(plan: Plan, slowest: bool = False) -> list[int]:
     """First and last stage, and of the equal ones between, the one with most activations, or the last to finish."""
     between = plan.pipe - 2 if slowest else 1
     return sorted({0, min(between, plan.pipe - 1) if plan.pipe > 1 else 0, plan.pipe - 1})

@@ -23,5 +23,5 @@ def host(tensor: Tensor, balanced: Any) -> Any:
 
 def even(total: int, parts: int) -> list[int]:
     """Divide `total` among `parts` as evenly as possible: even(7, 3) is [3, 2, 2]."""
-    each, more = divmod(total, parts)
-    return [each + (part < more) for part in range(parts)]
+    each, remainder = divmod(total, parts)
+    return [each + (part < remainder) for part in range(parts)]

@@ -16,7 +16,7 @@ import numpy
 from ..cluster.costs import sent_bytes
 from ..cluster.events import Block, Collective, Compute, Event, Memory, Program, Recv, Send, Wait
 from ..model.transformer import Config
-from .matching import place_of
+from .matching import channel_of
 
 AXES = ("data", "pipe", "expert", "tensor")
 
@@ -54,9 +54,9 @@ class Step:
         ]  # fmt: skip
         for axis, name, count in divided:
             if count % d[axis]:
-                most = math.gcd(*(n for a, _, n in divided if a == axis))
+                gcd = math.gcd(*(n for a, _, n in divided if a == axis))
                 raise ValueError(f"{axis}={d[axis]}: expected a divisor of the model's {name}={count}: "
-                                 f"{_or([n for n in range(1, most + 1) if most % n == 0])}")  # fmt: skip
+                                 f"{_or([n for n in range(1, gcd + 1) if gcd % n == 0])}")  # fmt: skip
         if d["expert"] > 1 and not self.experts:
             raise ValueError(f"expert={d['expert']}: expected experts above 0, a multiple of it, got none")
         if d["pipe"] * self.chunks > c.layers:
@@ -90,18 +90,18 @@ class Step:
 
     def neighbours(self, rank: int = 0) -> dict[str, int]:
         """The next rank along each axis except pipe; the first follows the last."""
-        grid, at = self._grid, numpy.unravel_index(rank, self._grid.shape)
-        beside = {axis: int(numpy.roll(grid, -1, i)[at]) for i, axis in enumerate(AXES)}
-        return {axis: other for axis, other in beside.items() if axis != "pipe" and other != rank}
+        grid, coordinate = self._grid, numpy.unravel_index(rank, self._grid.shape)
+        next_ranks = {axis: int(numpy.roll(grid, -1, i)[coordinate]) for i, axis in enumerate(AXES)}
+        return {axis: other for axis, other in next_ranks.items() if axis != "pipe" and other != rank}
 
     def axes(self, ranks: Sequence[int]) -> str:
         """The axes along which a group's ranks differ, such as "data×expert"; "" for a single rank."""
-        places = numpy.unravel_index(ranks, self._grid.shape)
-        return "×".join(axis for axis, of_ranks in zip(AXES, places, strict=True) if len({*of_ranks.tolist()}) > 1)
+        coordinates = numpy.unravel_index(ranks, self._grid.shape)
+        return "×".join(axis for axis, values in zip(AXES, coordinates, strict=True) if len({*values.tolist()}) > 1)
 
     @functools.cached_property
     def _grid(self) -> numpy.ndarray:
-        """All ranks by their place along each axis."""
+        """All ranks by their coordinate along each axis."""
         return numpy.arange(self.world).reshape([*self.mesh.values()])
 
     def plain(self) -> dict:
@@ -128,11 +128,11 @@ class Account:
 
     def sent(self, step: Step) -> dict[str, float]:
         """Bytes sent by axis, counted as in handout/conventions.md; sends and recvs count for "pipe"."""
-        told: defaultdict[str, float] = defaultdict(float)
+        totals: defaultdict[str, float] = defaultdict(float)
         for row in self.rows:
             axis = "pipe" if row["op"] in ("send", "recv") else step.axes(row["group"])
-            told[axis] += sent_bytes(row["op"], row["bytes"], len(row["group"]))
-        return {axis: told[axis] for axis in sorted(told) if told[axis]}
+            totals[axis] += sent_bytes(row["op"], row["bytes"], len(row["group"]))
+        return {axis: totals[axis] for axis in sorted(totals) if totals[axis]}
 
     def program(self, step: Step) -> Program:
         """The account as a program for lab.cluster.simulator. Equal segments between messages share one Block."""
@@ -142,27 +142,27 @@ class Account:
 def _events(account: Account, step: Step) -> Iterator[Event]:
     blocks = [_block(*segment) for segment in account.segments]
     count: Counter[tuple] = Counter()
-    open_: set[int] = set()  # rows with a later wait
-    for place, (kind, number, *rest) in enumerate(account.trace):
+    open_rows: set[int] = set()  # rows with a later wait
+    for position, (kind, number, *rest) in enumerate(account.trace):
         if kind == "run":
             yield blocks[number]
         elif kind == "wait":
-            if number in open_:
-                open_.remove(number)
+            if number in open_rows:
+                open_rows.remove(number)
                 yield Wait(number)
         else:
-            row, at_once = account.rows[number], account.trace[place + 1 : place + 2] == [["wait", number]]
-            handle = None if at_once else number
+            row, blocking = account.rows[number], account.trace[position + 1 : position + 2] == [["wait", number]]
+            handle = None if blocking else number
             phase = row["phase"] if row["phase"] in ("backward", "step") else "forward"
             if row["op"] in ("send", "recv"):
-                key = place_of(row, *rest)
+                key = channel_of(row, *rest)
                 tag = ("message", rest[0], count[key])
                 count[key] += 1
             if row["op"] == "send":
-                yield Send(row["peer"], row["bytes"], tag, phase, blocks=at_once)
+                yield Send(row["peer"], row["bytes"], tag, phase, blocks=blocking)
                 continue
             if handle is not None:
-                open_.add(number)
+                open_rows.add(number)
             if row["op"] == "recv":
                 yield Recv(row["peer"], row["bytes"], tag, phase, handle)
             else:
@@ -178,5 +178,5 @@ def _block(kernels: list[list], memory: list[list]) -> Block:
 
 
 def _or(numbers: Sequence[object]) -> str:
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last

@@ -11,7 +11,7 @@ from ..ranks.ledger import MESSAGES, readable
 if TYPE_CHECKING:
     from .accounts import Account
 
-_OTHER_END = {"send": "recv", "recv": "send"}
+_COUNTERPART = {"send": "recv", "recv": "send"}
 _Row = Mapping[str, Any]  # a row of the ledger, as `Row.plain` gives it
 
 
@@ -21,55 +21,55 @@ def matched(accounts: Sequence[Account]) -> str:
     accounts: of all stages of one pipeline, and perhaps other ranks. Ranks without an account are assumed to agree.
     """
     accounts = sorted(accounts, key=lambda account: account.rank)
-    return _played(accounts) or _unawaited(accounts)
+    return _problem(accounts) or _unawaited(accounts)
 
 
-def place_of(row: _Row, tag: int) -> tuple:
-    """(rank, group) of a collective, (operation, from, to, tag) of a message: operations of one place have an order."""
+def channel_of(row: _Row, tag: int) -> tuple:
+    """(rank, group) of a collective, (operation, from, to, tag) of a message: operations of a channel are in order."""
     if row["op"] in MESSAGES:
-        ends = (row["rank"], row["peer"]) if row["op"] == "send" else (row["peer"], row["rank"])
-        return row["op"], *ends, tag
+        endpoints = (row["rank"], row["peer"]) if row["op"] == "send" else (row["peer"], row["rank"])
+        return row["op"], *endpoints, tag
     return row["rank"], tuple(row["group"])
 
 
-def _played(accounts: Sequence[Account]) -> str:
+def _problem(accounts: Sequence[Account]) -> str:
     """Play all traces; describe the first mismatch or a deadlock, or return "".
 
     A wait ends when all other ranks have issued their part. A rank ends when they have for all its operations. Ranks
     must issue the same collectives over a group in the same order: operation, dtype, root, and size, except for an
     all_to_all, whose sizes may differ. A send and its recv have the same dtype and size.
     """
-    issued: Counter[tuple] = Counter()  # by place
+    issued: Counter[tuple] = Counter()  # by channel
     first: dict[tuple, _Row] = {}  # of an operation's parts, the one that was issued first
-    wrong: list[str] = []
+    mismatches: list[str] = []
     ranks = {account.rank for account in accounts}
 
-    def missing(row: _Row, place: tuple, count: int) -> bool:
-        if other := _OTHER_END.get(row["op"]):
-            return row["peer"] in ranks and issued[other, *place[1:]] <= count
-        return any(issued[rank, place[1]] <= count for rank in row["group"] if rank in ranks)
+    def missing(row: _Row, channel: tuple, count: int) -> bool:
+        if other := _COUNTERPART.get(row["op"]):
+            return row["peer"] in ranks and issued[other, *channel[1:]] <= count
+        return any(issued[rank, channel[1]] <= count for rank in row["group"] if rank in ranks)
 
-    def waiting(row: _Row, place: tuple) -> str:
-        other, waits = _OTHER_END.get(row["op"]), f"rank {row['rank']} waits in {_described(row)}"
+    def waiting(row: _Row, channel: tuple) -> str:
+        other, waits = _COUNTERPART.get(row["op"]), f"rank {row['rank']} waits in {_described(row)}"
         if not other:
             return waits
-        same = (theirs for theirs in issued if theirs[:3] == (other, *place[1:3]))
-        loose = sorted(theirs[3] for theirs in same if issued[theirs] > issued[row["op"], *theirs[1:]])
-        return f"{waits} with tag {place[3]}" + (f" (its {other} has tag {loose[0]})" if loose else "")
+        same = (key for key in issued if key[:3] == (other, *channel[1:3]))
+        free_tags = sorted(key[3] for key in same if issued[key] > issued[row["op"], *key[1:]])
+        return f"{waits} with tag {channel[3]}" + (f" (its {other} has tag {free_tags[0]})" if free_tags else "")
 
-    def played(account: Account) -> Iterator[str]:
+    def play(account: Account) -> Iterator[str]:
         """Yield a description of the rank's wait, as long as it waits."""
         parts: dict[int, tuple[_Row, tuple, int]] = {}
         for kind, number, *rest in account.trace:
             if kind == "issue":
                 row = account.rows[number]
-                place = place_of(row, *rest)
-                parts[number] = row, place, issued[place]
-                other = first.setdefault((*place[1:], issued[place]), row)
+                channel = channel_of(row, *rest)
+                parts[number] = row, channel, issued[channel]
+                other = first.setdefault((*channel[1:], issued[channel]), row)
                 if not _alike(row, other):
                     one, two = sorted((row, other), key=lambda part: part["rank"])
-                    wrong.append(f"mismatch: {_told(one)}; {_told(two)}")
-                issued[place] += 1
+                    mismatches.append(f"mismatch: {_issue_text(one)}; {_issue_text(two)}")
+                issued[channel] += 1
             elif kind == "wait":
                 while missing(*parts[number]):
                     yield waiting(*parts[number][:2])
@@ -77,15 +77,15 @@ def _played(accounts: Sequence[Account]) -> str:
             while missing(*part):
                 yield waiting(*part[:2])
 
-    running = [played(account) for account in accounts]
+    running = [play(account) for account in accounts]
     while running:
         before = issued.total()
-        stands = [(rank, told) for rank in running if (told := next(rank, ""))]
-        if wrong:
-            return wrong[0]
-        if len(stands) == len(running) and issued.total() == before:
-            return f"deadlock: {'; '.join(told for _, told in stands)}"
-        running = [rank for rank, _ in stands]
+        states = [(rank, text) for rank in running if (text := next(rank, ""))]
+        if mismatches:
+            return mismatches[0]
+        if len(states) == len(running) and issued.total() == before:
+            return f"deadlock: {'; '.join(text for _, text in states)}"
+        running = [rank for rank, _ in states]
     return ""
 
 
@@ -104,10 +104,10 @@ def _alike(x: _Row, y: _Row) -> bool:
     if x["op"] in MESSAGES:
         return (x["bytes"], x["dtype"]) == (y["bytes"], y["dtype"])
     sizes = x["op"] == "all_to_all" or x["bytes"] == y["bytes"]
-    return sizes and all(x[what] == y[what] for what in ("op", "dtype", "peer"))
+    return sizes and all(x[field] == y[field] for field in ("op", "dtype", "peer"))
 
 
-def _told(row: _Row) -> str:
+def _issue_text(row: _Row) -> str:
     """`rank 1 issued broadcast #3 (4 KiB, float32) over [0, 1], root 0`."""
     root = f", root {row['peer']}" if row["op"] not in MESSAGES and row["peer"] >= 0 else ""
     return f"rank {row['rank']} issued {_described(row, row['dtype'])}{root}"
@@ -115,7 +115,7 @@ def _told(row: _Row) -> str:
 
 def _described(row: _Row, *details: str) -> str:
     """`broadcast #3 (4 KiB) over [0, 1]` or `send #4 (8 B) to rank 1`. details: further text in the parentheses."""
-    ends = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}
-    where = ends.get(row["op"], f"over {row['group']}")
+    endpoints = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}
+    where = endpoints.get(row["op"], f"over {row['group']}")
     size = ", ".join(filter(None, (readable(row["bytes"]), *details)))
     return f"{row['op']} #{row['number']} ({size}) {where}"

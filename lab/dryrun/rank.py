@@ -41,7 +41,7 @@ class DryPort(Port):
             raise RuntimeError("on Gloo, wait() of a message returns once, and never again")
         if header["do"] == "issue":
             self.events.append(["issue", header["number"], header.get("tag", 0)])
-            self._take({"number": header["number"]}, 0)
+            self._handle({"number": header["number"]}, 0)
         if header["do"] == "wait" or header.get("waits"):
             self.events.append(["wait", header["number"]])
 
@@ -77,11 +77,11 @@ def real(impl: Any, plain: dict) -> str:
     if step.experts:
         moe, route = impl.mesh.moe, impl.mesh.moe.route
 
-        def evenly(logits: Tensor, k: int, **options: Any) -> Any:
+        def balanced_route(logits: Tensor, k: int, **options: Any) -> Any:
             choices = torch.arange(len(logits) * k) % logits.shape[1]
             return replace(route(logits, k, **options), experts=choices.view(len(logits), k))
 
-        moe.route = evenly
+        moe.route = balanced_route
     return _account(impl, step, Tally(_phase), patience_s=0.3)
 
 
@@ -93,16 +93,16 @@ def _account(impl: Any, step: Step, tally: Tally, patience_s: float = 0.0) -> st
     """Run the step, and return its account. patience_s: time for Gloo's threads to free the last messages."""
     ledger = group.ledger
     with tally:
-        parallel = _built(impl, step)
+        parallel = _build(impl, step)
         optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4)
-        own = list(dict.fromkeys(parallel.parameters()))
-        tally.name("parameters", own)
+        parameters = list(dict.fromkeys(parallel.parameters()))
+        tally.name("parameters", parameters)
         tally.name("buffers", parallel.buffers())
-        for p in own:  # a first step with gradients of 0 makes the optimizer's state
+        for p in parameters:  # a first step with gradients of 0 makes the optimizer's state
             p.grad = torch.zeros_like(p)
         optimizer.step()
         optimizer.zero_grad()
-        state = (t for kept in optimizer.state.values() for t in kept.values() if isinstance(t, Tensor))
+        state = (t for entry in optimizer.state.values() for t in entry.values() if isinstance(t, Tensor))
         tally.name("optimizer", state)
         tokens = torch.zeros(
             step.sequences // step.mesh["data"] // step.mesh["expert"], step.context, dtype=torch.int64
@@ -111,7 +111,7 @@ def _account(impl: Any, step: Step, tally: Tally, patience_s: float = 0.0) -> st
         gc.disable()  # the peak must not depend on when garbage is collected
         first, start = len(ledger.rows), len(tally.events)
         tally.flops = 0
-        with _stepping(optimizer, own, tally):
+        with _stepping(optimizer, parameters, tally):
             impl.mesh.compose.train_step(parallel, optimizer, tokens, tokens)
         gc.enable()
         peak, resting = tally.memory(since=start)
@@ -120,23 +120,23 @@ def _account(impl: Any, step: Step, tally: Tally, patience_s: float = 0.0) -> st
             _, resting = tally.memory(since=start)
     rows = [vars(row) for row in ledger.rows[first:]]
     trace, segments = _compact(tally.events[start:], first)
-    parameters = sum(p.numel() for p in own)
-    account = Account(ledger.rank, rows, tally.flops, parameters, resting, peak, trace, segments)
+    count = sum(p.numel() for p in parameters)
+    account = Account(ledger.rank, rows, tally.flops, count, resting, peak, trace, segments)
     return json.dumps(vars(account), separators=(",", ":"))
 
 
-def _built(impl: Any, step: Step) -> Any:
+def _build(impl: Any, step: Step) -> Any:
     """The implementation's model on this rank."""
-    whole = Transformer(replace(step.config, context=step.context), fused_attention if step.fused else attention)
+    model = Transformer(replace(step.config, context=step.context), fused_attention if step.fused else attention)
     mesh = impl.mesh.mesh.Mesh(**step.mesh)
-    given = impl.mesh.parallel
+    parallel = impl.mesh.parallel
     if step.experts:
-        given.to_moe(whole, step.experts, step.k)
-    plan = given.Plan(
+        parallel.to_moe(model, step.experts, step.k)
+    plan = parallel.Plan(
         micro_batches=step.micro_batches, schedule=step.schedule, chunks=step.chunks, sequence=step.sequence,
         fsdp=step.fsdp,
     )  # fmt: skip
-    return impl.mesh.compose.parallelize(whole, mesh, plan)
+    return impl.mesh.compose.parallelize(model, mesh, plan)
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
@@ -145,15 +145,15 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 
 
 @contextlib.contextmanager
-def _stepping(optimizer: torch.optim.Optimizer, own: list[Tensor], tally: Tally) -> Iterator[None]:
+def _stepping(optimizer: torch.optim.Optimizer, parameters: list[Tensor], tally: Tally) -> Iterator[None]:
     """Name the phases "forward" and "step" (in the optimizer), and the kind of gradients "gradients"."""
-    inside = contextlib.ExitStack()
+    contexts = contextlib.ExitStack()
 
     def before(*_: Any) -> None:
-        tally.name("gradients", (p.grad for p in own if p.grad is not None))
-        inside.enter_context(group.ledger.phase("step"))
+        tally.name("gradients", (p.grad for p in parameters if p.grad is not None))
+        contexts.enter_context(group.ledger.phase("step"))
 
-    hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(lambda *_: inside.close())]
+    hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(lambda *_: contexts.close())]
     with group.ledger.phase("forward"):
         yield
     for hook in hooks:
@@ -166,10 +166,10 @@ def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
     numbers: dict[tuple, int] = {}
     segments: list[list] = []
     kernels: list[Compute] = []
-    held: Counter[str] = Counter()
+    changes: Counter[str] = Counter()
 
-    def cut() -> None:
-        memory = tuple((kind, change) for kind, change in held.items() if change)
+    def end_segment() -> None:
+        memory = tuple((kind, change) for kind, change in changes.items() if change)
         if kernels or memory:
             key = (*map(id, kernels), memory)
             if key not in numbers:
@@ -177,7 +177,7 @@ def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
                 segments.append([[[*astuple(kernel)] for kernel in kernels], [list(change) for change in memory]])
             trace.append(["run", numbers[key]])
             kernels.clear()
-            held.clear()
+            changes.clear()
 
     # Kernels after the last backward complete the gradients or use them, so they belong to the step.
     last = max((i for i, e in enumerate(events) if type(e) is Compute and e.phase == "backward"), default=len(events))
@@ -187,12 +187,12 @@ def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
     for event in events:
         if type(event) is Compute:
             if kernels and kernels[-1].phase != event.phase:
-                cut()
+                end_segment()
             kernels.append(event)
         elif type(event) is tuple:
-            held[event[0].kind] += event[1]
+            changes[event[0].kind] += event[1]
         elif event[1] >= first:
-            cut()
+            end_segment()
             trace.append([event[0], event[1] - first, *event[2:]])
-    cut()
+    end_segment()
     return trace, segments

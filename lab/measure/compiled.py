@@ -66,7 +66,7 @@ def compiling(arch: int) -> Iterator[list[Kernel]]:
     if triton.knobs.runtime.interpret:
         raise RuntimeError("kernels are interpreted in this process: unset TRITON_INTERPRET to compile them")
     kernels: list[Kernel] = []
-    run, autotuned, active = JITFunction.run, Autotuner.run, triton.runtime.driver
+    run, autotuned, driver = JITFunction.run, Autotuner.run, triton.runtime.driver
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         with _disable_current_modes():
@@ -78,8 +78,8 @@ def compiling(arch: int) -> Iterator[list[Kernel]]:
         with mock.patch.object(self, "configs", self.configs[:1]):
             return autotuned(self, *args, **kwargs)
 
-    before = getattr(active, "_active", None)
-    active.set_active(_driver(GPUTarget("cuda", arch, 32)))  # type: ignore[no-untyped-call]
+    before = getattr(driver, "_active", None)
+    driver.set_active(_driver(GPUTarget("cuda", arch, 32)))  # type: ignore[no-untyped-call]
     try:
         with (
             mock.patch.object(JITFunction, "run", compile_only),
@@ -87,30 +87,30 @@ def compiling(arch: int) -> Iterator[list[Kernel]]:
         ):
             yield kernels
     finally:
-        active._active = before
+        driver._active = before
 
 
 def _kernel(function: Any, compiled: Any, arguments: tuple, launch: dict[str, Any]) -> Kernel:
     cubin, ptx = compiled.asm["cubin"], compiled.asm["ptx"]
-    used = re.search(r"REG:(\d+) STACK:(\d+)", read_cubin(cubin, "--dump-resource-usage"))
-    if used is None:
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", read_cubin(cubin, "--dump-resource-usage"))
+    if usage is None:
         raise RuntimeError(f"expected the registers of {function.__name__} from cuobjdump, got none: reinstall Triton")
     return Kernel(
         function.__name__, digest(function), _program(compiled.asm["ttir"]), compiled.metadata.num_warps,
-        int(used[1]), int(used[2]), compiled.metadata.shared,
+        int(usage[1]), int(usage[2]), compiled.metadata.shared,
         {name: ptx.count(text) for name, text in INSTRUCTIONS.items()}, {**launch}, cubin,
         settings(arguments, launch),
     )  # fmt: skip
 
 
-def read_cubin(cubin: bytes, what: str) -> str:
-    """Run Triton's cuobjdump on a kernel's machine code, and return its output. what: a flag, such as "-sass"."""
+def read_cubin(cubin: bytes, flag: str) -> str:
+    """Run Triton's cuobjdump on a kernel's machine code, and return its output. flag: such as "-sass"."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        run = subprocess.run([knobs.nvidia.cuobjdump.path, what, file.name], capture_output=True, text=True)
+        run = subprocess.run([knobs.nvidia.cuobjdump.path, flag, file.name], capture_output=True, text=True)
     return run.stdout
 
 

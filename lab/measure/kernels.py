@@ -67,12 +67,15 @@ class Watch:
         """Number of addresses that one program stores and another loads or stores, in unknown order on a GPU."""
         found = 0
         for launch in range(len(self.launches)):
-            of = [a for a in self.accesses if a.launch == launch and a.kind != "atomic"]
-            stored = {p: _union(a for a in of if a.program == p and a.kind == "store") for p in {a.program for a in of}}
+            accesses = [a for a in self.accesses if a.launch == launch and a.kind != "atomic"]
+            stored = {
+                p: _union(a for a in accesses if a.program == p and a.kind == "store")
+                for p in {a.program for a in accesses}
+            }
             every, counts = np.unique(np.concatenate([*stored.values(), _NOTHING]), return_counts=True)
             found += int((counts > 1).sum())  # stored by two
             for program in stored:
-                loaded = _union(a for a in of if a.program == program and a.kind == "load")
+                loaded = _union(a for a in accesses if a.program == program and a.kind == "load")
                 found += np.intersect1d(loaded, np.setdiff1d(every, stored[program])).size
         return found
 
@@ -87,14 +90,14 @@ class Watch:
         A load or store that touches several matrices of x is listed once per matrix.
         """
         found = []
-        places = _places(x)
+        indices = _indices(x)
         for access in self.accesses:
             if access.kind != kind:
                 continue
             matrices: dict[tuple[int, ...], set[int]] = {}
             for address in access.addresses.tolist():
-                if (place := places.get(address)) is not None:
-                    matrices.setdefault(place[:-1], set()).add(place[-1])
+                if (index := indices.get(address)) is not None:
+                    matrices.setdefault(index[:-1], set()).add(index[-1])
             found += [(access.launch, access.program, [*m], rows) for m, rows in matrices.items()]
         return found
 
@@ -114,7 +117,7 @@ def addresses(x: Tensor) -> Tensor:
     return x.data_ptr() + offsets * x.element_size()
 
 
-def _places(x: Tensor) -> dict[int, tuple[int, ...]]:
+def _indices(x: Tensor) -> dict[int, tuple[int, ...]]:
     """{address: index (…, row)} of every element of x."""
     return dict(zip(addresses(x).flatten().tolist(), (i[:-1] for i in np.ndindex(*x.shape)), strict=True))
 
@@ -147,32 +150,32 @@ def watching(keep: bool = False) -> Iterator[Watch]:
 
     def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if not warmup:
-            how = settings(args, kwargs)
-            seen.launches.append(Launch(self.fn.__name__, digest(self.fn), _grid(grid, kwargs), how))
+            arguments = settings(args, kwargs)
+            seen.launches.append(Launch(self.fn.__name__, digest(self.fn), _grid(grid, kwargs), arguments))
         with _disable_current_modes():
             return launch(self, *args, grid=grid, warmup=warmup, **kwargs)
 
-    def noted(name: str) -> Any:
+    def recording(name: str) -> Any:
         kind = _MEMORY[name]
 
         def access(*args: Any, **kwargs: Any) -> Any:
             pointers = args[1] if name == "create_atomic_rmw" else args[0]
             mask = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw": 3}.get(name)
-            _note(seen, builder, kind, pointers.data, args[mask].data if mask else None)
+            _record(seen, builder, kind, pointers.data, args[mask].data if mask else None)
             return real[name](*args, **kwargs)
 
         return access
 
-    def made(handle: Any) -> None:
+    def post_init(handle: Any) -> None:
         seen.largest = max(seen.largest, handle.data.size)
-        checked(handle)
+        real_post_init(handle)
 
-    checked = interpreter.TensorHandle.__post_init__
+    real_post_init = interpreter.TensorHandle.__post_init__
     with (
-        mock.patch.object(interpreter.TensorHandle, "__post_init__", made),
+        mock.patch.object(interpreter.TensorHandle, "__post_init__", post_init),
         mock.patch.object(interpreter.GridExecutor, "__call__", interpreted),
         mock.patch.object(JITFunction, "run", launched),
-        mock.patch.multiple(builder, **{name: noted(name) for name in _MEMORY}),
+        mock.patch.multiple(builder, **{name: recording(name) for name in _MEMORY}),
         Observer(lambda func, *_: seen.operators.append(func.overloadpacket.__name__)),
     ):
         yield seen
@@ -184,7 +187,7 @@ _MEMORY = {
 }  # fmt: skip
 
 
-def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.ndarray | None) -> None:
+def _record(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.ndarray | None) -> None:
     """Check an access, and record it if `keep` is set. Raises OutOfBounds if it leaves the tensors."""
     chosen = pointers if mask is None else pointers[np.broadcast_to(mask, pointers.shape).astype(bool)]
     if kind == "atomic":
@@ -198,25 +201,25 @@ def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.n
         raise OutOfBounds(
             f"program {builder.grid_idx} of {seen.launches[-1].kernel}: a {kind} leaves the tensors that the kernel "
             f"was given; mask what lies beyond their edges, also an index below 0, and use each tensor's own strides"
-            f"{_along(pointers, mask, seen.storages)}"
+            f"{_leaving_axis(pointers, mask, seen.storages)}"
         )
     if seen.keep:
         addresses = np.unique(chosen.astype(np.uint64))
         seen.accesses.append(Access(len(seen.launches) - 1, tuple(builder.grid_idx), kind, addresses))
 
 
-def _along(pointers: np.ndarray, mask: np.ndarray | None, storages: list[tuple[int, int]]) -> str:
+def _leaving_axis(pointers: np.ndarray, mask: np.ndarray | None, storages: list[tuple[int, int]]) -> str:
     """Find the axis of a tile along which the access leaves the tensors: the line along it begins inside them."""
     if pointers.ndim < 2:
         return ""
     allowed = np.ones(pointers.shape, bool) if mask is None else np.broadcast_to(mask, pointers.shape).astype(bool)
-    beyond = next(
+    outside = next(
         i for i in zip(*np.nonzero(allowed), strict=True) if not _each_inside(np.asarray(pointers[i]), storages)
     )
     for axis in reversed(range(pointers.ndim)):
-        begins = (*beyond[:axis], 0, *beyond[axis + 1 :])
-        if _each_inside(np.asarray(pointers[begins]), storages):
-            return f" (along axis {axis} of the tile, from index {beyond[axis]} on)"
+        start = (*outside[:axis], 0, *outside[axis + 1 :])
+        if _each_inside(np.asarray(pointers[start]), storages):
+            return f" (along axis {axis} of the tile, from index {outside[axis]} on)"
     return ""
 
 

@@ -57,7 +57,7 @@ class Memory:
         """Count the storage of a tensor that `op` has returned or read, until it is freed. Known ones are skipped."""
         storage = tensor.untyped_storage()
         phase, size = self.phase, storage.nbytes()
-        if not _know(known, storage, lambda: self._change(phase, -size)):
+        if not _remember(known, storage, lambda: self._change(phase, -size)):
             return
         self._change(phase, size)
         elements = size // tensor.element_size()
@@ -79,16 +79,16 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
     saved: dict[int, weakref.ref] = {}  # weak references, so that backward can free the storages
     known: dict[int, weakref.ref] = {}
     for tensor in inputs:
-        _know(known, tensor.untyped_storage())
+        _remember(known, tensor.untyped_storage())
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if _know(saved, tensor.untyped_storage()):
+        if _remember(saved, tensor.untyped_storage()):
             memory.saved_bytes += tensor.untyped_storage().nbytes()
         return tensor
 
-    def see(func: Any, *met: Any) -> None:
+    def see(func: Any, *values: Any) -> None:
         # Arguments too: a tensor that no operator made (from numpy, say) is charged when it is first used.
-        for tensor in tree_leaves(met):
+        for tensor in tree_leaves(values):
             if isinstance(tensor, torch.Tensor):
                 memory.charge(tensor, str(func), known)
 
@@ -108,14 +108,14 @@ class Held(Observer):
     """Bytes of all live storages that torch operators have returned or read, at their current sizes."""
 
     def __init__(self) -> None:
-        super().__init__(self._met)
+        super().__init__(self._update)
         self.known: dict[int, weakref.ref] = {}
         self.peak = 0
 
-    def _met(self, func: Any, *met: Any) -> None:
-        for x in tree_leaves(met):
-            for y in _own(x):
-                _know(self.known, y.untyped_storage())
+    def _update(self, func: Any, *values: Any) -> None:
+        for x in tree_leaves(values):
+            for y in _local_tensors(x):
+                _remember(self.known, y.untyped_storage())
         self.peak = max(self.peak, self.now())
 
     def now(self) -> int:
@@ -126,8 +126,8 @@ class Held(Observer):
         self.peak = self.now()
 
 
-def _know(
-    known: dict[int, weakref.ref], storage: torch.UntypedStorage, freed: Callable[[], object] = lambda: None
+def _remember(
+    known: dict[int, weakref.ref], storage: torch.UntypedStorage, on_free: Callable[[], object] = lambda: None
 ) -> bool:
     """Remember a storage until it is freed, since a new one may then get the same key. Return whether it is new."""
     key = storage._cdata
@@ -136,16 +136,16 @@ def _know(
 
     def forget(_: Any) -> None:
         known.pop(key, None)
-        freed()
+        on_free()
 
     known[key] = weakref.ref(storage, forget)
     return True
 
 
-def _own(x: Any) -> list[torch.Tensor]:
+def _local_tensors(x: Any) -> list[torch.Tensor]:
     """The tensors that have memory. A DTensor claims the size of the whole, so take this rank's part instead."""
     if not isinstance(x, torch.Tensor):
         return []
     if not is_traceable_wrapper_subclass(x):
         return [x]
-    return [y for name in x.__tensor_flatten__()[0] for y in _own(getattr(x, name))]
+    return [y for name in x.__tensor_flatten__()[0] for y in _local_tensors(getattr(x, name))]

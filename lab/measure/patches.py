@@ -35,14 +35,14 @@ def patched(gpu: SimulatedGPU, placement: PlacementMode) -> Iterator[None]:
     Raises ForbiddenCall if the code inside has replaced some of them, because its measurements are then worthless.
     """
     had_cuda = torch.cuda.is_available()
-    names = [(place, name, value) for place, table in _tables(gpu, placement) for name, value in table.items()]
+    names = [(owner, name, value) for owner, table in _tables(gpu, placement) for name, value in table.items()]
     try:
         with ExitStack() as undo:
-            for place, name, value in names:
-                undo.enter_context(mock.patch.object(place, name, value, create=not hasattr(place, name)))
-            patches = [(place, name, getattr(place, name)) for place, name, _ in names]
+            for owner, name, value in names:
+                undo.enter_context(mock.patch.object(owner, name, value, create=not hasattr(owner, name)))
+            patches = [(owner, name, getattr(owner, name)) for owner, name, _ in names]
             yield
-            if replaced := [name for place, name, value in patches if getattr(place, name, None) is not value]:
+            if replaced := [name for owner, name, value in patches if getattr(owner, name, None) is not value]:
                 raise ForbiddenCall(f"a solution does not replace what measures it: {', '.join(replaced)}")
     finally:
         if had_cuda:
@@ -50,26 +50,26 @@ def patched(gpu: SimulatedGPU, placement: PlacementMode) -> Iterator[None]:
 
 
 def _tables(gpu: SimulatedGPU, placement: PlacementMode) -> list[tuple[Any, dict[str, Any]]]:
-    clocks, both = _clocks(gpu), _both(gpu)
+    clocks, common = _clocks(gpu), _common(gpu)
     streams = {"Stream": Stream, "Event": Event}
     return [
         (time, clocks),
-        *((place, {name: _with(clocks["perf_counter"], getattr(place, name))}) for place, name in _EARLY),
-        (torch.cuda, both | _cuda(gpu) | streams),
+        *((owner, {name: _replace_clock(clocks["perf_counter"], getattr(owner, name))}) for owner, name in _BOUND),
+        (torch.cuda, common | _cuda(gpu) | streams),
         (torch.cuda.streams, streams),
         (torch.cuda.nvtx, _nvtx(gpu)),
         (torch.cuda.profiler, {"start": lambda: None, "stop": lambda: None}),
-        (torch.accelerator, both | _accelerator(gpu)),
+        (torch.accelerator, common | _accelerator(gpu)),
         (torch, {"Stream": Stream, "Event": _DeviceEvent, "Generator": _Generator}),
         (torch.Tensor, {"record_stream": lambda x, stream: None, "pin_memory": lambda x, device=None: x.clone()}),
         (torch.autocast, {"__init__": _autocast_on_cpu(torch.autocast.__init__)}),
-        (torch.autograd, {"_engine_run_backward": _under(placement, torch.autograd._engine_run_backward)}),
-        (saved_tensors_hooks, {"__init__": _packing_under(placement, saved_tensors_hooks.__init__)}),
+        (torch.autograd, {"_engine_run_backward": _with_placement(placement, torch.autograd._engine_run_backward)}),
+        (saved_tensors_hooks, {"__init__": _packing_with_placement(placement, saved_tensors_hooks.__init__)}),
     ]
 
 
 # timeit bound the clock when it was imported: as a name, and in the defaults of its functions.
-_EARLY = (
+_BOUND = (
     (timeit, "default_timer"),
     (timeit.Timer.__init__, "__defaults__"),
     (timeit.timeit, "__defaults__"),
@@ -77,7 +77,7 @@ _EARLY = (
 )
 
 
-def _with(clock: Callable, bound: Any) -> Any:
+def _replace_clock(clock: Callable, bound: Any) -> Any:
     """Replace the real clock by `clock` in `bound`, which is a clock or a tuple of defaults."""
     return tuple(clock if d is _REAL_TIMER else d for d in bound) if isinstance(bound, tuple) else clock
 
@@ -119,7 +119,7 @@ _CLOCK_IDS = {
 }
 
 
-def _both(gpu: SimulatedGPU) -> dict[str, Any]:
+def _common(gpu: SimulatedGPU) -> dict[str, Any]:
     """Functions that torch.cuda and torch.accelerator have in common."""
     return {
         "is_available": lambda: True,
@@ -246,7 +246,7 @@ def _autocast_on_cpu(init: Callable) -> Callable:
     return __init__
 
 
-def _under(placement: PlacementMode, run: Callable) -> Callable:
+def _with_placement(placement: PlacementMode, run: Callable) -> Callable:
     """Wrap `run` so that "cuda" is redirected also where torch calls back into Python with function modes off."""
 
     def redirected(*args: Any, **kwargs: Any) -> Any:
@@ -258,8 +258,8 @@ def _under(placement: PlacementMode, run: Callable) -> Callable:
     return redirected
 
 
-def _packing_under(placement: PlacementMode, init: Callable) -> Callable:
+def _packing_with_placement(placement: PlacementMode, init: Callable) -> Callable:
     def __init__(self: Any, pack_hook: Callable, unpack_hook: Callable) -> None:
-        init(self, _under(placement, pack_hook), _under(placement, unpack_hook))
+        init(self, _with_placement(placement, pack_hook), _with_placement(placement, unpack_hook))
 
     return __init__

@@ -42,7 +42,7 @@ class PlacementMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if kwargs.get("pin_memory"):  # useless without a real GPU
             del kwargs["pin_memory"]
-        device = _asked_for(func, args, kwargs)
+        device = _requested_device(func, args, kwargs)
         if device is None:
             return func(*args, **kwargs)
         if device == "cuda":
@@ -55,7 +55,7 @@ class PlacementMode(TorchFunctionMode):
         return result
 
 
-def _asked_for(func: Any, args: Any, kwargs: Any) -> str | None:
+def _requested_device(func: Any, args: Any, kwargs: Any) -> str | None:
     """The device that a call names for its result: "cuda", "cpu", or None."""
     device = kwargs.get("device")
     if device is None:

@@ -22,16 +22,16 @@ def weigh(ballast_bytes: int) -> None:
     torch.ones(ballast_bytes // 8, dtype=torch.float64)
 
 
-def settled(held: Callable[[], int], most: float = -1.0, patience_s: float = 0.12) -> int:
-    """Call `held` repeatedly, until it returns at most `most` bytes, or `patience_s` is over. Return the least value.
+def settled(measure: Callable[[], int], limit: float = -1.0, patience_s: float = 0.12) -> int:
+    """Call `measure` repeatedly, until it returns at most `limit` bytes, or `patience_s` is over. Return the minimum.
 
     Gloo's threads free a message some time after the wait for it has returned, later on busy cores.
     """
-    give_up, least = clock.monotonic() + patience_s, held()
-    while least > most and clock.monotonic() < give_up:
+    deadline, lowest = clock.monotonic() + patience_s, measure()
+    while lowest > limit and clock.monotonic() < deadline:
         clock.sleep(0.003)
-        least = min(least, held())
-    return least
+        lowest = min(lowest, measure())
+    return lowest
 
 
 @contextlib.contextmanager

@@ -30,34 +30,34 @@ _CALLS = {
     Tensor.untyped_storage: "untyped_storage",
 }
 AS_MEMORY = {".numpy()", "numpy.asarray", "__dlpack__", "data_ptr", "untyped_storage"}  # no operator is seen
-_MADE_FROM = (torch.tensor, torch.as_tensor, torch.asarray)
+_FACTORIES = (torch.tensor, torch.as_tensor, torch.asarray)
 
 
 @contextlib.contextmanager
 def reads() -> Iterator[set[str]]:
     """Collect the names of calls inside the block that read a tensor's value; the set fills as they happen."""
-    told: set[str] = set()
+    found: set[str] = set()
 
     def see(func: Any, out: Any, args: Any, kwargs: Any) -> None:
         if needs_the_value(func, args):
             name = func.overloadpacket.__name__
-            told.add(_OPS.get(name, name))
+            found.add(_OPS.get(name, name))
 
-    with _Calls(told), Observer(see):
-        yield told
+    with _Calls(found), Observer(see):
+        yield found
 
 
 class _Calls(TorchFunctionMode):
-    def __init__(self, told: set[str]):
+    def __init__(self, found: set[str]):
         super().__init__()
-        self.told = told
+        self.found = found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _CALLS:
-            self.told.add(_CALLS[func])
+            self.found.add(_CALLS[func])
         elif func is Tensor.to and "cpu" in (*args[1:], kwargs.get("device")):  # only the string "cpu"
-            self.told.add('.to("cpu")')
-        elif func in _MADE_FROM and type(args[0]) in (list, tuple) and any(map(torch.is_tensor, tree_leaves(args[0]))):
-            self.told.add("a tensor made of others, number by number")
+            self.found.add('.to("cpu")')
+        elif func in _FACTORIES and type(args[0]) in (list, tuple) and any(map(torch.is_tensor, tree_leaves(args[0]))):
+            self.found.add("a tensor made of others, number by number")
         return func(*args, **kwargs)

@@ -41,7 +41,7 @@ def inner_loops(code: dict[int, Instruction]) -> list[list[Instruction]]:
     for last, instruction in code.items():
         target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None
         if target and (first := int(target[1], 16)) < last:
-            body = [code[at] for at in code if first <= at <= last]
+            body = [code[address] for address in code if first <= address <= last]
             if any(i.pipe == "tensor" for i in body) and not any(i.name == "EXIT" for i in body):
                 found.append(body)
     if not found:
@@ -52,12 +52,12 @@ def inner_loops(code: dict[int, Instruction]) -> list[list[Instruction]]:
 def coverage(loop: list[Instruction]) -> float:
     """Share of the loop's exponentials (MUFU) that are issued while a wgmma of the same warp is in flight."""
     groups, unfinished, covered = 0, False, []
-    for turn in range(2):  # the first turn finds the groups in flight at the loop's start
+    for iteration in range(2):  # the first one finds the groups in flight at the loop's start
         for i in loop:
             if i.name == "HGMMA":
                 groups, unfinished = groups + i.ends_group, not i.ends_group
             elif i.allowed is not None:
                 groups = min(groups, i.allowed)
-            elif i.pipe == "mufu" and turn:
+            elif i.pipe == "mufu" and iteration:
                 covered.append(groups > 0 or unfinished)
     return sum(covered) / max(1, len(covered))

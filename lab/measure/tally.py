@@ -38,11 +38,11 @@ class NeedsData(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """A storage's size in bytes, and its kind. settled: whether the kind is final."""
+    """A storage's size in bytes, and its kind. final: whether the kind stays."""
 
     bytes: int = 0
     kind: str = "buffers"
-    settled: bool = False
+    final: bool = False
 
 
 class Tally(TorchDispatchMode):
@@ -58,57 +58,57 @@ class Tally(TorchDispatchMode):
         self.events: list[Any] = []
         self.flops = 0  # of products and attention; set it to 0 to restart counting
         self.known: dict[int, tuple[weakref.ref, Storage]] = {}
-        self.learnt: dict[Any, _Learnt] = {}
+        self.cache: dict[Any, _Cached] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing here needs this check, which takes as long as all the rest
 
     def __enter__(self) -> Tally:
-        self._inside = contextlib.ExitStack()
-        self._inside.enter_context(torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor))
-        self._inside.enter_context(_resizes(self._resized))
+        self._contexts = contextlib.ExitStack()
+        self._contexts.enter_context(torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor))
+        self._contexts.enter_context(_watch_resizes(self._resized))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._inside.close()
+        self._contexts.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             key: Any = (func, *map(_signature, args))
             if kwargs:
                 key += tuple((name, _signature(value)) for name, value in kwargs.items())
-            learnt = self.learnt.get(key)
+            entry = self.cache.get(key)
         except TypeError:  # not hashable
-            key = learnt = None
-        if learnt is None:
-            out, learnt = self._learn(func, args, kwargs or {}, key)
-        elif learnt.made:
-            made = [empty_strided(shape, stride, dtype=dtype, device=_META) for shape, stride, dtype in learnt.made]
-            out = made[0] if learnt.alone else type(learnt.like)(made)
-        elif learnt.in_place:
+            key = entry = None
+        if entry is None:
+            out, entry = self._measure(func, args, kwargs or {}, key)
+        elif entry.specs:
+            tensors = [empty_strided(shape, stride, dtype=dtype, device=_META) for shape, stride, dtype in entry.specs]
+            out = tensors[0] if entry.single else type(entry.container)(tensors)
+        elif entry.in_place:
             out = args[0]
         else:
             out = func(*args, **(kwargs or {}))
-        if not (learnt.in_place or learnt.view):
+        if not (entry.in_place or entry.view):
             for tensor in (out,) if isinstance(out, Tensor) else out if type(out) in (list, tuple) else ():
                 if tensor is not None:
                     self.storage(tensor)
-        if learnt.kernel is not None:
-            self.flops += learnt.flops
+        if entry.kernel is not None:
+            self.flops += entry.flops
             phase = self.phase()
-            kernel = learnt.phases.get(phase)
+            kernel = entry.phases.get(phase)
             if kernel is None:
-                kernel = learnt.phases[phase] = replace(learnt.kernel, phase=phase)
+                kernel = entry.phases[phase] = replace(entry.kernel, phase=phase)
             self.events.append(kernel)
         return out
 
     def storage(self, tensor: Tensor) -> Storage:
         """The Storage of a tensor; made now if the tensor is new."""
-        held = tensor.untyped_storage()
-        key = held._cdata
+        untyped = tensor.untyped_storage()
+        key = untyped._cdata
         found = self.known.get(key)
         if found is not None:
             return found[1]
@@ -118,31 +118,31 @@ class Tally(TorchDispatchMode):
             self.known.pop(key, None)
             self._change(storage, -storage.bytes)
 
-        self.known[key] = weakref.ref(held, freed), storage
-        self._change(storage, held.nbytes())
+        self.known[key] = weakref.ref(untyped, freed), storage
+        self._change(storage, untyped.nbytes())
         return storage
 
     def name(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Give these tensors' storages a kind, unless they have a final one."""
         for tensor in tensors:
             storage = self.storage(tensor)
-            if not storage.settled:
-                storage.kind, storage.settled = kind, True
+            if not storage.final:
+                storage.kind, storage.final = kind, True
 
     def memory(self, since: int = 0) -> tuple[dict[str, int], dict[str, int]]:
         """(bytes by kind at the peak since event number `since`, bytes by kind at the end)."""
         now, peak = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
-        total = most = 0
+        total = highest = 0
         for number, event in enumerate(self.events):
             if type(event) is tuple:
                 storage, change = event
                 now[storage.kind] += change
                 total += change
-            if number >= since and total > most:
-                peak, most = dict(now), total
+            if number >= since and total > highest:
+                peak, highest = dict(now), total
         return peak, now
 
-    def _learn(self, func: Any, args: Any, kwargs: Any, key: Any) -> tuple[Any, _Learnt]:
+    def _measure(self, func: Any, args: Any, kwargs: Any, key: Any) -> tuple[Any, _Cached]:
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         for tensor in inputs:
             self.storage(tensor)
@@ -150,7 +150,7 @@ class Tally(TorchDispatchMode):
         try:
             out = func(*args, **kwargs)
         except RuntimeError as error:  # NotImplementedError is one
-            if not any(said in str(error) for said in _NO_DATA):
+            if not any(text in str(error) for text in _NO_DATA):
                 raise
             frame = innermost()
             where = f"{frame.f_globals['__name__'].removeprefix('impl.')}, line {frame.f_lineno}: " if frame else ""
@@ -160,31 +160,31 @@ class Tally(TorchDispatchMode):
             ) from None  # fmt: skip
         outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         kernel = _kernel(func, args, kwargs, out, inputs, outputs)
-        learnt = _Learnt(kernel, 0 if kernel is None else round(kernel.flops * (0.8 if _recomputes(func) else 1)), {})
+        entry = _Cached(kernel, 0 if kernel is None else round(kernel.flops * (0.8 if _recomputes(func) else 1)), {})
         if outputs and all(t.is_meta for t in (*inputs, *outputs)):
-            learnt.view = kernel is None and func.is_view
+            entry.view = kernel is None and func.is_view
             if args and out is args[0]:
-                learnt.in_place = before == [_signature(t) for t in inputs]
+                entry.in_place = before == [_signature(t) for t in inputs]
             elif _fresh(inputs, outputs) and (out is outputs[0] or list(out) == outputs):
-                learnt.alone, learnt.like = out is outputs[0], None if out is outputs[0] else out[:0]
-                learnt.made = [(t.shape, t.stride(), t.dtype) for t in outputs]
+                entry.single, entry.container = out is outputs[0], None if out is outputs[0] else out[:0]
+                entry.specs = [(t.shape, t.stride(), t.dtype) for t in outputs]
         if key is not None:
-            self.learnt[key] = learnt
-        return out, learnt
+            self.cache[key] = entry
+        return out, entry
 
     def _saved(self, tensor: Tensor) -> Tensor:
         storage = self.storage(tensor)
-        if not storage.settled:
+        if not storage.final:
             storage.kind = "activations"
         return tensor
 
-    def _resized(self, held: torch.UntypedStorage) -> None:
-        found = self.known.get(held._cdata)
+    def _resized(self, untyped: torch.UntypedStorage) -> None:
+        found = self.known.get(untyped._cdata)
         if found is not None:
             storage = found[1]
-            self._change(storage, held.nbytes() - storage.bytes)
-            if not storage.settled:
-                storage.kind, storage.settled = "buffers", True
+            self._change(storage, untyped.nbytes() - storage.bytes)
+            if not storage.final:
+                storage.kind, storage.final = "buffers", True
 
     def _change(self, storage: Storage, change: int) -> None:
         if change:
@@ -193,7 +193,7 @@ class Tally(TorchDispatchMode):
 
 
 @dataclass(slots=True)
-class _Learnt:
+class _Cached:
     """The cost of an operator on inputs of given shapes, and how to make its results without calling it."""
 
     kernel: Compute | None  # None: it moves no bytes
@@ -201,9 +201,9 @@ class _Learnt:
     phases: dict[str, Compute]
     in_place: bool = False  # its result is its first argument
     view: bool = False  # its results share its arguments' memory
-    made: list[tuple] = field(default_factory=list)  # (shape, stride, dtype) of new results; empty: call the operator
-    alone: bool = True  # whether the result is a single tensor
-    like: Any = None  # otherwise an empty list or tuple of the result's type
+    specs: list[tuple] = field(default_factory=list)  # (shape, stride, dtype) of new results; empty: call the operator
+    single: bool = True  # whether the result is a single tensor
+    container: Any = None  # otherwise an empty list or tuple of the result's type
 
 
 def _recomputes(func: Any) -> bool:
@@ -221,11 +221,11 @@ def _signature(x: Any) -> Any:
 
 def _fresh(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
     """Whether each output has its own storage, and fills it."""
-    theirs = {t.untyped_storage()._cdata for t in inputs}
-    return all(_own(t) and t.untyped_storage()._cdata not in theirs for t in outputs)
+    input_storages = {t.untyped_storage()._cdata for t in inputs}
+    return all(_fills_storage(t) and t.untyped_storage()._cdata not in input_storages for t in outputs)
 
 
-def _own(t: Tensor) -> bool:
+def _fills_storage(t: Tensor) -> bool:
     """Whether a tensor fills its whole storage."""
     size = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
     return t.storage_offset() == 0 and t.untyped_storage().nbytes() == size * t.element_size()
@@ -245,13 +245,13 @@ def _kernel(func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Tensor], o
     return Compute(flops, bytes, shape, batch, dtype, "", label)
 
 
-def _resizes(told: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[Any]:
-    """Call `told` for each storage that is resized with resize_, which is no operator."""
+def _watch_resizes(on_resize: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[Any]:
+    """Call `on_resize` for each storage that is resized with resize_, which is no operator."""
     resize = torch.UntypedStorage.resize_
 
     def call(self: Any, size: int) -> Any:
         out = resize(self, size)
-        told(self)
+        on_resize(self)
         return out
 
     return mock.patch.object(torch.UntypedStorage, "resize_", call)

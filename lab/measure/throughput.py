@@ -42,18 +42,18 @@ class Meter:
         self._synchronize()
         self.seconds.append(time.perf_counter() - self.start)
 
-    def told(self, flops: float, tokens: int, state_bytes: int) -> dict[str, float]:
+    def summary(self, flops: float, tokens: int, state_bytes: int) -> dict[str, float]:
         """Results of the median step, and the largest memory of any rank. Every rank must call this.
 
         "mfu" is the model's FLOP/s, divided by the FLOP/s of a large float32 product on all the same cores or GPUs.
         """
-        counted = self.seconds[1:] or self.seconds or [float("nan")]
-        most = torch.tensor([float(self._peak_bytes()), float(state_bytes)], device=self.device, dtype=torch.float64)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        step_s = statistics.median(counted)
+        measured = self.seconds[1:] or self.seconds or [float("nan")]
+        maxima = torch.tensor([float(self._peak_bytes()), float(state_bytes)], device=self.device, dtype=torch.float64)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX)
+        step_s = statistics.median(measured)
         return {
             "step_s": step_s, "tokens_per_s": tokens / step_s, "mfu": flops / step_s / self.peak_flops_s,
-            "peak_bytes": most[0].item(), "state_bytes": most[1].item(),
+            "peak_bytes": maxima[0].item(), "state_bytes": maxima[1].item(),
         }  # fmt: skip
 
     def _synchronize(self) -> None:
@@ -70,7 +70,7 @@ class Meter:
 
 def _peak_flops_s(device: torch.device) -> float:
     """FLOP/s of a large float32 product on all cores or GPUs of the ranks. Rank 0 measures it, and shares it."""
-    found = torch.zeros(1, dtype=torch.float64, device=device)
+    rate = torch.zeros(1, dtype=torch.float64, device=device)
     dist.barrier()
     if dist.get_rank() == 0:
         threads = torch.get_num_threads()
@@ -83,8 +83,8 @@ def _peak_flops_s(device: torch.device) -> float:
             start = time.perf_counter()
             (a @ a)[0, 0].item()
             times.append(time.perf_counter() - start)
-        found += 2 * side**3 / min(times)
+        rate += 2 * side**3 / min(times)
         torch.set_num_threads(threads)
-    dist.all_reduce(found)
+    dist.all_reduce(rate)
     machines = dist.get_world_size() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) or 1
-    return found.item() * (dist.get_world_size() if device.type == "cuda" else machines)
+    return rate.item() * (dist.get_world_size() if device.type == "cuda" else machines)

@@ -3,7 +3,7 @@
 Each rank gets its own user, mount, network, IPC and PID namespaces, a /proc that shows only itself, no inherited
 descriptors, no capabilities, and a system-call filter (lab/ranks/seccomp.py). Its /tmp and /dev/shm are small: a
 tensor whose memory a test measures does not fit there. Some kernels allow unprivileged processes no namespaces; there
-ranks keep only the filter and the sandbox, and `lacking` gives the reason.
+ranks keep only the filter and the sandbox, and `isolation_error` gives the reason.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from typing import NoReturn
 from .processes import dumpable
 
 SHARED = "/tmp/shared"  # where ranks see the folder of a probe that asks for one
-_ALONE = 0x00020000 | 0x10000000 | 0x40000000  # mount, user and network namespaces
-_ALL = _ALONE | 0x08000000 | 0x20000000  # IPC and PID, too
+_BASIC_NAMESPACES = 0x00020000 | 0x10000000 | 0x40000000  # mount, user and network namespaces
+_ALL_NAMESPACES = _BASIC_NAMESPACES | 0x08000000 | 0x20000000  # IPC and PID, too
 _PRIVATE, _BIND, _PLAIN = 0x44000, 0x5000, 0x6  # MS_REC with MS_PRIVATE, with MS_BIND; MS_NOSUID | MS_NODEV
-_SEEN_OF_PROC = ("cpuinfo", "devices", "driver", "sys")  # entries of /proc with the same content for all processes
-ROOM, MORE_ROOM = "4m", "256m"  # bytes for files; MORE_ROOM for probes that write checkpoints or compile
+_VISIBLE_PROC = ("cpuinfo", "devices", "driver", "sys")  # entries of /proc with the same content for all processes
+SPACE, MORE_SPACE = "4m", "256m"  # bytes for files; MORE_SPACE for probes that write checkpoints or compile
 _C = ctypes.CDLL(None, use_errno=True)
 
 
-def lacking() -> str:
+def isolation_error() -> str:
     """Return why this machine cannot isolate ranks, or "" if it can. Tries it in a child process."""
     if sys.platform != "linux":
         return f"ranks need Linux to be kept apart, this is {sys.platform}"
@@ -34,7 +34,7 @@ def lacking() -> str:
     if pid == 0:
         try:
             dumpable(True)
-            _unshare(_ALL)
+            _unshare(_ALL_NAMESPACES)
             os._exit(0)
         except OSError as error:
             os._exit(error.errno or 255)
@@ -42,41 +42,41 @@ def lacking() -> str:
     return f"ranks cannot have namespaces of their own: {os.strerror(code)}" if code else ""
 
 
-def enter(room: str, shared: str, tell: socket.socket | None) -> None:
+def enter(size: str, shared: str, pid_socket: socket.socket | None) -> None:
     """Isolate the current process, which was just forked. Raises OSError if the kernel refuses.
 
-    room: size of /tmp, and of /dev/shm. shared: folder that all ranks see as SHARED, or "". tell: None for a single
+    size: of /tmp, and of /dev/shm. shared: folder that all ranks see as SHARED, or "". pid_socket: None for a single
     rank. Otherwise the function forks: only the child, PID 1 of a new namespace, returns. The parent sends the child's
-    PID to `tell`, waits, and ends as the child ended.
+    PID to `pid_socket`, waits, and ends as the child ended.
     """
-    _unshare(_ALL if tell else _ALONE)
-    if tell:
+    _unshare(_ALL_NAMESPACES if pid_socket else _BASIC_NAMESPACES)
+    if pid_socket:
         if pid := os.fork():
-            tell.send(pid.to_bytes(4, "little"))
-            _stand_for(pid)
+            pid_socket.send(pid.to_bytes(4, "little"))
+            _exit_like(pid)
         _libc("prctl", 1, int(signal.SIGKILL), 0, 0, 0)  # the kernel kills it with its parent
-    kept = {path: os.open(path, os.O_PATH) for path in _mounted_in("/tmp/")}  # an environment may lie there
+    mounts = {path: os.open(path, os.O_PATH) for path in _mounted_in("/tmp/")}  # an environment may lie there
     if shared:
-        kept[SHARED] = os.open(shared, os.O_PATH)
+        mounts[SHARED] = os.open(shared, os.O_PATH)
     _libc("mount", b"none", b"/", None, _PRIVATE, None)
     for path in ("/tmp", "/dev/shm"):
-        _tmpfs(path, room)
-    for path, fd in kept.items():
+        _tmpfs(path, size)
+    for path, fd in mounts.items():
         os.makedirs(path)
         _libc("mount", f"/proc/self/fd/{fd}".encode(), path.encode(), None, _BIND, None)
         os.close(fd)
-    if tell:
+    if pid_socket:
         with contextlib.suppress(FileNotFoundError):
-            _tmpfs("/dev/pts", ROOM)
+            _tmpfs("/dev/pts", SPACE)
         _hide_others()
     os.chdir("/tmp")
-    _drop()
+    _drop_capabilities()
 
 
-def close_all_but(kept: set[int]) -> None:
-    """Close all inherited descriptors except 0, 1, 2 and `kept`."""
+def close_all_but(fds: set[int]) -> None:
+    """Close all inherited descriptors except 0, 1, 2 and `fds`."""
     last = 2
-    for fd in sorted(kept | {1 << 20}):
+    for fd in sorted(fds | {1 << 20}):
         os.closerange(last + 1, fd)
         last = max(last, fd)
 
@@ -99,7 +99,7 @@ def _mounted_in(folder: str) -> list[str]:
     return outer
 
 
-def _stand_for(pid: int) -> NoReturn:
+def _exit_like(pid: int) -> NoReturn:
     """Wait for the rank, then end with its exit code or signal."""
     close_all_but(set())  # otherwise the rank's pipes stay open after it ends
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -110,16 +110,16 @@ def _stand_for(pid: int) -> NoReturn:
     os._exit(code)
 
 
-def _tmpfs(path: str, room: str) -> None:
-    _libc("mount", b"tmpfs", path.encode(), b"tmpfs", _PLAIN, f"size={room},mode=1777".encode())
+def _tmpfs(path: str, size: str) -> None:
+    _libc("mount", b"tmpfs", path.encode(), b"tmpfs", _PLAIN, f"size={size},mode=1777".encode())
 
 
 def _hide_others() -> None:
     """Replace /proc by one that shows only this process. The sandbox does not allow a fresh procfs."""
     stage = Path("/tmp/proc")
     stage.mkdir()
-    _tmpfs(str(stage), ROOM)
-    for name in (os.readlink("/proc/self"), *_SEEN_OF_PROC):
+    _tmpfs(str(stage), SPACE)
+    for name in (os.readlink("/proc/self"), *_VISIBLE_PROC):
         source = Path("/proc", name)
         target = stage / ("self" if name.isdecimal() else name)
         if source.is_dir():
@@ -134,7 +134,7 @@ def _hide_others() -> None:
     stage.rmdir()
 
 
-def _drop() -> None:
+def _drop_capabilities() -> None:
     """Drop all capabilities that the new user namespace granted."""
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     capability = 0

@@ -22,11 +22,11 @@ from .port import Port
 from .watch import Watch
 
 FRAMES = 12
-BUSY = 10  # on a busy machine, a probe may take this many times its limit
+BUSY_FACTOR = 10  # on a busy machine, a probe may take this many times its limit
 shared = ""  # the folder that all ranks of this probe share; "" if the probe did not ask for one
 # These modules take as long to import as all of torch, and many probes never use them. backward() with an explicit
 # gradient needs the first. An optimizer's first step and checkpoints need both.
-LATE = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+LATE_MODULES = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Job:
     @property
     def longest_s(self) -> float:
         """Seconds after which we give up on the ranks, even if other processes kept the cores busy."""
-        return BUSY * self.timeout_s
+        return BUSY_FACTOR * self.timeout_s
 
 
 def answer(job: Job, args: bytes, rank: int, reply: int, port: int, secret: str) -> None:
@@ -57,10 +57,10 @@ def answer(job: Job, args: bytes, rank: int, reply: int, port: int, secret: str)
     port: the descriptor of this rank's socket to the switch; -1 if there is no switch. The switch first sends the
     arguments, so `args` is used only without a switch.
     """
-    if any(name not in sys.modules for name in LATE):
-        sys.meta_path.insert(0, _Late(reply, secret))
+    if any(name not in sys.modules for name in LATE_MODULES):
+        sys.meta_path.insert(0, _LateFinder(reply, secret))
     try:
-        value = run(job, wire.unpack(args if port < 0 else _own(port)), rank, port, Watch(job.impl))
+        value = run(job, wire.unpack(args if port < 0 else _receive_args(port)), rank, port, Watch(job.impl))
         blob = wire.pack(value)
         header: dict[str, Any] = {"ok": True}
     except BaseException as error:  # report SystemExit from the code under test, too
@@ -74,8 +74,8 @@ def answer(job: Job, args: bytes, rank: int, reply: int, port: int, secret: str)
     os._exit(0)
 
 
-class _Late:
-    """An import finder that ends this rank when it imports one of LATE.
+class _LateFinder:
+    """An import finder that ends this rank when it imports one of LATE_MODULES.
 
     The zygote then imports the module itself, and forks all ranks again.
     """
@@ -84,7 +84,7 @@ class _Late:
         self.reply, self.secret = reply, secret
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name in LATE:
+        if name in LATE_MODULES:
             error = {"reason": "import", "type": "ImportError", "text": f"{name} is to be imported first", "frames": []}
             framing.send(self.reply, {"ok": False, "late": name, "error": error, "secret": self.secret}, [b""])
             os._exit(0)
@@ -121,7 +121,7 @@ def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -
         watch.guard(job.forbidden, stand_ins=bool(replace))
     value = probe(implementation.load(job.impl, replace), *args)
     if watch:
-        watch.look()
+        watch.check()
     if job.device == "simulated":
         simulated.uninstall()  # results are sent as plain CPU tensors
     if job.world:
@@ -129,7 +129,7 @@ def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -
     return value
 
 
-def _own(port: int) -> bytes:
+def _receive_args(port: int) -> bytes:
     """Receive this rank's arguments, which the switch sends first."""
     with open(port, "rb", closefd=False) as stream:
         _, size = frames.receive(stream)

@@ -11,8 +11,8 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _LENGTHS = struct.Struct("<IQ")
 HEADER_LIMIT = 1 << 20
 PAYLOAD_LIMIT = 1 << 30
-_LITTLE = 1 << 16
-_MOST = 1 << 18  # bytes that we receive at once
+_JOIN_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 18  # bytes that we receive at once
 _SENDER = struct.Struct("iII")  # struct ucred: process, user, group
 
 Frame = tuple[dict[str, Any], bytearray]
@@ -31,7 +31,7 @@ def pack(header: dict[str, Any], payload_bytes: int) -> bytes:
 def joined(parts: list[Any]) -> list[Any]:
     """Join small parts into one, because each send call costs time. Return large parts as they are."""
     parts = [part for part in parts if len(part)]
-    return [b"".join(parts)] if sum(map(len, parts)) <= _LITTLE else parts
+    return [b"".join(parts)] if sum(map(len, parts)) <= _JOIN_BYTES else parts
 
 
 class Reader:
@@ -44,19 +44,19 @@ class Reader:
         if sys.platform == "linux":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
-    def frames(self, most: int) -> Iterator[Frame]:
-        """Yield at most `most` complete frames. Raises EOFError if the other end has closed, or Malformed."""
-        more = True
-        while most:
-            if frame := self._whole():
-                most -= 1
+    def frames(self, limit: int) -> Iterator[Frame]:
+        """Yield at most `limit` complete frames. Raises EOFError if the other end has closed, or Malformed."""
+        pending = True
+        while limit:
+            if frame := self._next_frame():
+                limit -= 1
                 yield frame
-            elif not more:
+            elif not pending:
                 return
             else:
-                more = self._fill()
+                pending = self._fill()
 
-    def _whole(self) -> Frame | None:
+    def _next_frame(self) -> Frame | None:
         """Take the first frame, if all of it has arrived."""
         if len(self._unread) < _LENGTHS.size:
             return None
@@ -68,7 +68,7 @@ class Reader:
         if len(self._unread) < end:
             return None
         header = parsed(self._unread[_LENGTHS.size : begin])
-        if payload_bytes < _MOST:
+        if payload_bytes < _CHUNK_BYTES:
             payload = self._unread[begin:end]
             del self._unread[:end]
         else:  # no second copy of a large payload: cut the little around it
@@ -79,7 +79,7 @@ class Reader:
     def _fill(self) -> bool:
         """Receive what has arrived. Return whether more may have."""
         try:
-            data, sender = self._socket.recvmsg(_MOST, 0 if self.pid else socket.CMSG_SPACE(_SENDER.size))[:2]
+            data, sender = self._socket.recvmsg(_CHUNK_BYTES, 0 if self.pid else socket.CMSG_SPACE(_SENDER.size))[:2]
         except BlockingIOError:
             return False
         except ConnectionError:
@@ -89,7 +89,7 @@ class Reader:
         if sender:
             self.pid = _SENDER.unpack(sender[0][2])[0]
         self._unread += data
-        return len(data) == _MOST
+        return len(data) == _CHUNK_BYTES
 
 
 def receive(stream: BinaryIO) -> tuple[dict[str, Any], int]:

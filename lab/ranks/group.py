@@ -29,12 +29,12 @@ BACKEND = "lab"
 ledger = Ledger()  # of this process; each rank of a probe is a new process
 
 _port: Port | None = None
-_plain = False  # whether "gloo" means torch's own Gloo
+_uses_gloo = False  # whether "gloo" means torch's own Gloo
 _errors: dict[int, str] = {}  # by operation's number: why it failed
 _awaited: set[int] = set()  # numbers of operations of which a wait has returned
 _polled: dict[int, float] = {}  # by operation's number: when we last reported a poll to the switch
-_POLLS_S = 1e-3  # least time between two such reports: a rank that polls in a loop would flood the switch
-_source: Any = dist.Work._source_rank
+_POLL_INTERVAL_S = 1e-3  # least time between two such reports: a rank that polls in a loop would flood the switch
+_original_source: Any = dist.Work._source_rank
 
 
 def join(rank: int, world: int, port: Port | None, gloo: str = "") -> None:
@@ -43,8 +43,8 @@ def join(rank: int, world: int, port: Port | None, gloo: str = "") -> None:
     port: connection to the switch. gloo: the file of a FileStore; if given, ranks use torch's own Gloo, and neither the
     switch nor the ledger sees their messages.
     """
-    global _port, _plain
-    _port, ledger.rank, _plain = port, rank, bool(gloo)
+    global _port, _uses_gloo
+    _port, ledger.rank, _uses_gloo = port, rank, bool(gloo)
     install()
     store = dist.FileStore(gloo, world) if gloo else dist.HashStore()
     dist.init_process_group("gloo" if gloo else BACKEND, store=store, rank=rank, world_size=world)
@@ -55,10 +55,10 @@ def install() -> None:
     if BACKEND in dist.Backend.backend_list:
         return
     c10d = dist.distributed_c10d
-    c10d._new_process_group_helper = _always_ours(c10d._new_process_group_helper)
+    c10d._new_process_group_helper = _use_our_backend(c10d._new_process_group_helper)
     c10d._store_based_barrier = lambda *args, **kwargs: None  # ranks share no store; the switch checks groups
     dist.Backend.register_backend(BACKEND, Group, devices=["cpu", "cuda"])
-    waits.install(_begin, _asked, _ended)
+    waits.install(_on_wait_begin, _on_poll, _on_wait_end)
     dist.Work._source_rank = _known_source  # type: ignore[method-assign]
 
 
@@ -73,39 +73,39 @@ def gate(name: str) -> Tensor:
     return _port.gate(name) if _port is not None else torch.ones(())
 
 
-def _always_ours(make: Any) -> Any:
+def _use_our_backend(make: Any) -> Any:
     """Wrap the function that torch calls on every rank for every group: use our backend, and report to the switch."""
 
-    def call(size: int, rank: int, ranks: list, backend: Any, store: Any, name: str, *args: Any, **more: Any) -> Any:
-        backend = BACKEND if "gloo" in str(backend) and not _plain else backend
+    def call(size: int, rank: int, ranks: list, backend: Any, store: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        backend = BACKEND if "gloo" in str(backend) and not _uses_gloo else backend
         if _port is not None and BACKEND in str(backend):
             members = list(ranks or range(size))
             # torch numbers the groups that all ranks make, and hashes the name of a group that only its members make.
             _port.tell({"do": "group", "name": name, "ranks": members, "of_all": name.isdigit()})
-        return make(size, rank, ranks, backend, store, name, *args, **more)
+        return make(size, rank, ranks, backend, store, name, *args, **kwargs)
 
     return call
 
 
-def _begin(row: Row) -> None:
+def _on_wait_begin(row: Row) -> None:
     """Called when a wait begins."""
-    again = row.op in MESSAGES and row.number in _awaited
-    if _port is not None and (row.waited_s < 0 or again):
-        _port.tell({"do": "wait", "number": row.number, "again": again})
-        if again:
+    repeated = row.op in MESSAGES and row.number in _awaited
+    if _port is not None and (row.waited_s < 0 or repeated):
+        _port.tell({"do": "wait", "number": row.number, "again": repeated})
+        if repeated:
             threading.Event().wait()  # block for ever, as Gloo does; the switch reports the deadlock
     row.waited_s = _now() if row.waited_s < 0 else row.waited_s
 
 
-def _asked(row: Row) -> None:
+def _on_poll(row: Row) -> None:
     """Called when the code polled an operation that was not done."""
     now = time.perf_counter()
-    if _port is not None and now - _polled.get(row.number, 0.0) > _POLLS_S:
+    if _port is not None and now - _polled.get(row.number, 0.0) > _POLL_INTERVAL_S:
         _polled[row.number] = now
         _port.tell({"do": "poll", "number": row.number})
 
 
-def _ended(row: Row) -> None:
+def _on_wait_end(row: Row) -> None:
     """Called when a wait ends. Raise the operation's error: torch's wait of a Work made from a Future does not."""
     _awaited.add(row.number)
     if row.number in _errors:
@@ -114,8 +114,8 @@ def _ended(row: Row) -> None:
 
 def _known_source(work: dist.Work) -> int:
     """Replaces Work._source_rank: the switch's answer holds the sender of a message received from any rank."""
-    row = waits.known(work)
-    return _source(work) if row is None else row.group.index(row.peer)
+    row = waits.row_of(work)
+    return _original_source(work) if row is None else row.group.index(row.peer)
 
 
 class Group(dist.ProcessGroup):
@@ -143,59 +143,61 @@ class Group(dist.ProcessGroup):
     def issue(
         self,
         op: str,
-        sends: Sequence[Tensor] = (),
-        into: Sequence[Tensor] = (),
-        of: Sequence[Tensor] | None = None,
+        sent: Sequence[Tensor] = (),
+        received: Sequence[Tensor] = (),
+        counted: Sequence[Tensor] | None = None,
         peer: int = -1,
-        gets: int | None = None,
+        count: int | None = None,
         opts: Any = None,
         **details: Any,
     ) -> dist.Work:
-        """Write a row to the ledger, send `sends`, and return a Work; the answer is written to `into`.
+        """Write a row to the ledger, send `sent`, and return a Work; the answer is written to `received`.
 
-        of: tensors whose size the row counts, by default `sends`. peer: rank within the group. gets: number of
-        elements to receive. opts: torch's, which show whether the caller waits at once. details: more header entries.
+        counted: tensors whose size the row counts, by default `sent`. peer: rank within the group. count: elements to
+        receive. opts: torch's, which show whether the caller waits at once. details: more header entries.
         """
-        counted, ranks = list(sends if of is None else of), self.ranks
+        counted, ranks = list(sent if counted is None else counted), self.ranks
         if peer >= len(ranks):
             raise ValueError(
                 f"expected one of the {len(ranks)} ranks of the group, 0 … {len(ranks) - 1}, got {peer}: "
                 "how many there are, dist.get_world_size(group) says"
             )
         if op in MESSAGES and peer == self.rank():
-            way = "sent to" if op == "send" else "received from"
+            verb = "sent to" if op == "send" else "received from"
             raise ValueError(
-                f"a message {way} this rank itself, which is rank {peer} of {ranks}: expected another's; "
+                f"a message {verb} this rank itself, which is rank {peer} of {ranks}: expected another's; "
                 "group_src= and group_dst= are numbers within the group, as dist.get_rank(group) is"
             )
-        if op in MESSAGES and not all(t.is_contiguous() for t in (*sends, *into)):
+        if op in MESSAGES and not all(t.is_contiguous() for t in (*sent, *received)):
             raise RuntimeError(f"{'input' if op == 'send' else 'output'} tensor has to be contiguous")
-        if gets is not None and gets != sum(t.numel() for t in into):
-            raise ValueError(f"{op}: expected {gets} elements to receive into, got {sum(t.numel() for t in into)}")
+        if count is not None and count != sum(t.numel() for t in received):
+            raise ValueError(f"{op}: expected {count} elements to receive into, got {sum(t.numel() for t in received)}")
         row = ledger.write(op, counted, ranks, ranks[peer] if peer >= 0 else -1, details.get("tag", 0))
         if not getattr(opts, "asyncOp", True):  # report the wait in this frame: a second one costs time
             details["waits"], row.waited_s = True, row.issued_s
-        work = self._carry(row, sends, into, [[_name(t), t.numel()] for t in counted], details)
-        waits.know(work, row)
+        work = self._carry(row, sent, received, [[_name(t), t.numel()] for t in counted], details)
+        waits.remember(work, row)
         return work
 
-    def _carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
+    def _carry(
+        self, row: Row, sent: Sequence[Tensor], received: Sequence[Tensor], segments: list, details: dict
+    ) -> Any:
         assert _port is not None
         future: torch.futures.Future = torch.futures.Future()
-        result = list(into)
+        result = list(received)
         with torch._C.DisableTorchFunction():  # _disable_current_modes takes 15 µs
-            payload = list(sends)
-            if not all(t.is_contiguous() for t in sends):
+            payload = list(sent)
+            if not all(t.is_contiguous() for t in sent):
                 with _disable_current_modes():
-                    payload = [t.detach().contiguous() for t in sends]
+                    payload = [t.detach().contiguous() for t in sent]
 
-        def done(answer: dict[str, Any]) -> None:
+        def on_answer(answer: dict[str, Any]) -> None:
             row.peer = answer.get("peer", row.peer)
             if "error" in answer:
                 _errors[row.number] = answer["error"]
             future.set_result((result, answer.get("error")))
 
-        _port.expect(row.number, into, done)
+        _port.expect(row.number, received, on_answer)
         header = {"do": "issue", "number": row.number, "op": row.op, "group": self.group_name, "peer": row.peer}
         _port.tell({**header, "segments": segments, **details}, payload)
         # C++ does not see an error set by set_exception. It does see an error raised in `then`.
@@ -210,43 +212,43 @@ class Group(dist.ProcessGroup):
 
     def broadcast(self, tensors: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
-        sends, into = (tensors, []) if root == self.rank() else ([], tensors)
-        return self.issue("broadcast", sends, into, of=tensors, peer=root, opts=opts)
+        sent, received = (tensors, []) if root == self.rank() else ([], tensors)
+        return self.issue("broadcast", sent, received, counted=tensors, peer=root, opts=opts)
 
     def reduce(self, tensors: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
-        into = tensors if root == self.rank() else []
-        return self.issue("reduce", tensors, into, peer=root, opts=opts, **_reduction(opts))
+        received = tensors if root == self.rank() else []
+        return self.issue("reduce", tensors, received, peer=root, opts=opts, **_reduction(opts))
 
     def allgather(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
-        into = [parts[r] for r in range(len(outputs[0])) for parts in outputs]
-        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs), opts=opts)
+        received = [parts[r] for r in range(len(outputs[0])) for parts in outputs]
+        return self.issue("all_gather", inputs, received, count=self.size() * _elements(inputs), opts=opts)
 
     def allgather_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
-        into = [t for parts in outputs for t in parts]
-        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs), opts=opts)
+        received = [t for parts in outputs for t in parts]
+        return self.issue("all_gather", inputs, received, count=self.size() * _elements(inputs), opts=opts)
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        return self.issue("all_gather", [input], [output], gets=self.size() * input.numel(), opts=opts)
+        return self.issue("all_gather", [input], [output], count=self.size() * input.numel(), opts=opts)
 
     def allgather_into_tensor_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
-        into = self._by_rank(outputs)
-        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs), opts=opts)
+        received = self._by_rank(outputs)
+        return self.issue("all_gather", inputs, received, count=self.size() * _elements(inputs), opts=opts)
 
     def gather(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
-        mine = root == self.rank()
-        gets = self.size() * _elements(inputs) if mine else 0
-        return self.issue("gather", inputs, outputs[0] if mine else (), peer=root, gets=gets, opts=opts)
+        is_root = root == self.rank()
+        count = self.size() * _elements(inputs) if is_root else 0
+        return self.issue("gather", inputs, outputs[0] if is_root else (), peer=root, count=count, opts=opts)
 
     def scatter(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
-        sends = inputs[0] if root == self.rank() else []
-        return self.issue("scatter", sends, outputs, of=outputs, peer=root, opts=opts)
+        sent = inputs[0] if root == self.rank() else []
+        return self.issue("scatter", sent, outputs, counted=outputs, peer=root, opts=opts)
 
     def reduce_scatter(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
-        sends = [parts[r] for r in range(len(inputs[0])) for parts in inputs]
-        return self._scattered(outputs, sends, opts)
+        sent = [parts[r] for r in range(len(inputs[0])) for parts in inputs]
+        return self._scattered(outputs, sent, opts)
 
     def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         return self._scattered([output], [input], opts)
@@ -254,12 +256,12 @@ class Group(dist.ProcessGroup):
     def reduce_scatter_tensor_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         return self._scattered(outputs, self._by_rank(inputs), opts)
 
-    def _scattered(self, outputs: list, sends: list, opts: Any) -> dist.Work:
-        if _elements(sends) != self.size() * _elements(outputs):
+    def _scattered(self, outputs: list, sent: list, opts: Any) -> dist.Work:
+        if _elements(sent) != self.size() * _elements(outputs):
             raise ValueError(
-                f"reduce_scatter: expected {self.size()} parts of {_elements(outputs)} elements, got {_elements(sends)}"
+                f"reduce_scatter: expected {self.size()} parts of {_elements(outputs)} elements, got {_elements(sent)}"
             )
-        return self.issue("reduce_scatter", sends, outputs, of=outputs, opts=opts, **_reduction(opts))
+        return self.issue("reduce_scatter", sent, outputs, counted=outputs, opts=opts, **_reduction(opts))
 
     def alltoall_base(
         self, output: Tensor, input: Tensor, output_splits: list, input_splits: list, opts: Any = None
@@ -278,10 +280,10 @@ class Group(dist.ProcessGroup):
         return self.issue("send", tensors, peer=dst, tag=tag)
 
     def recv(self, tensors: list, src: int, tag: int = 0) -> dist.Work:
-        return self.issue("recv", (), tensors, of=tensors, peer=src, tag=tag)
+        return self.issue("recv", (), tensors, counted=tensors, peer=src, tag=tag)
 
     def recv_anysource(self, tensors: list, tag: int = 0) -> dist.Work:
-        return self.issue("recv", (), tensors, of=tensors, tag=tag)
+        return self.issue("recv", (), tensors, counted=tensors, tag=tag)
 
     def _by_rank(self, tensors: list) -> list[Tensor]:
         """Split every tensor into a part per rank. Return all parts of rank 0, then all of rank 1, …"""
@@ -310,8 +312,8 @@ class Group(dist.ProcessGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
 
-def _returned(done: Any) -> Any:
-    value, error = done.value()
+def _returned(future: Any) -> Any:
+    value, error = future.value()
     if error is not None:
         raise RuntimeError(error)
     return value

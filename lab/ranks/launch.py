@@ -19,45 +19,45 @@ from pathlib import Path
 from ..measure.clock import time_on_cores
 from ..solution import framing
 from . import alone, child, seccomp
-from .child import LATE, Job
+from .child import LATE_MODULES, Job
 from .processes import dumpable, ends_with_its_parent, processes, resident
 from .rank_process import Rank, frames_of
 
 OUTPUT_LIMIT = 16 << 10  # bytes of a rank's output that we keep; the rest is read and dropped
 SAMPLE_S = 1e-3  # time between two looks at a rank's private memory
 GRACE_S = 1.0  # time that the other ranks still have once one has failed
-_ENDS = (signal.SIGTERM,)
+_SIGNALS = (signal.SIGTERM,)
 
 
 @dataclass(frozen=True)
-class Walls:
+class Isolation:
     """How each rank of a sandbox is isolated."""
 
     filter: bytes  # for system calls; b"" if this machine's call numbers are unknown
-    apart: bool  # whether each rank gets its own namespaces
+    namespaces: bool  # whether each rank gets its own namespaces
 
 
 class World:
     """The ranks of one probe, from fork to last answer."""
 
     def __init__(
-        self, job: Job, blobs: list[bytes], ports: list[int], requests: int, walls: Walls | None = None,
+        self, job: Job, blobs: list[bytes], ports: list[int], requests: int, isolation: Isolation | None = None,
         known: set[str] | None = None,
     ):  # fmt: skip
         """blobs: packed arguments, then the contents of the job's files. ports: each rank's socket to the switch.
         requests: a byte from this descriptor reports a deadlock.
 
-        walls: isolation of the ranks of a sandbox. known: in a sandbox, the processes that ran there before the probe.
+        isolation: of the ranks of a sandbox. known: in a sandbox, the processes that ran there before the probe.
         Any other process there is a rank, or was started by the solution.
         """
-        self.job, self.args, self.walls, self.known = job, blobs[0], walls, known
+        self.job, self.args, self.isolation, self.known = job, blobs[0], isolation, known
         self.shared = ""  # the folder that all ranks share
-        self.given = dict(zip(job.files or (), blobs[1:], strict=True))
+        self.initial_files = dict(zip(job.files or (), blobs[1:], strict=True))
         self.files = dict[str, bytes]()  # what is in that folder when all ranks have ended
         self.ports, self.requests = ports, requests
         self.strays = set[str]()
-        self.late = ""  # the module of LATE that a rank needs: import it, then fork all ranks again
-        self.busy = ""  # message about the wait for cores, if that is why ranks did not end in time
+        self.late_module = ""  # the module of LATE_MODULES that a rank needs: import it, then fork all ranks again
+        self.busy_text = ""  # message about the wait for cores, if that is why ranks did not end in time
         self.seconds = 0.0
         self.waited_s = 0.0  # the longest time that a rank waited for a core
         self.selector = selectors.DefaultSelector()
@@ -68,20 +68,20 @@ class World:
         try:
             if self.job.files is not None:
                 self.shared = tempfile.mkdtemp()
-                write(Path(self.shared), self.given)
+                write(Path(self.shared), self.initial_files)
             for r in range(max(self.job.world, 1)):
-                signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # a rank must be in the list before we can be ended
+                signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a rank must be in the list before we can be ended
                 ranks.append(self._fork(r))
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             for port in self.ports:  # otherwise the switch does not notice the end of a rank
                 os.close(port)
             self.ports = []
             self._collect(ranks, start)
-            self.strays = self._beside(ranks)  # look before they end together with their rank
+            self.strays = self._stray_processes(ranks)  # look before they end together with their rank
             if not self.strays:
                 self.waited_s = max(time_on_cores(rank.inner or rank.pid)[1] for rank in ranks)
         finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # a signal must not interrupt the cleanup
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a signal must not interrupt the cleanup
             for rank in ranks:
                 self._end(rank)
             self.selector.close()
@@ -90,14 +90,14 @@ class World:
             if self.shared:
                 self.files = read(Path(self.shared))
                 shutil.rmtree(self.shared, ignore_errors=True)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         self.seconds = time.monotonic() - start
         return ranks
 
     def _fork(self, number: int) -> Rank:
         reply_read, reply_write = os.pipe()
         output_read, output_write = os.pipe()
-        go, theirs = socket.socketpair()
+        go, rank_end = socket.socketpair()
         stack = tempfile.TemporaryFile()  # noqa: SIM115 (the rank holds it)
         secret = os.urandom(16).hex()
         pid = os.fork()
@@ -108,32 +108,32 @@ class World:
                 ends_with_its_parent()
                 os.dup2(output_write, 1)
                 os.dup2(output_write, 2)
-                mine = self.ports[number] if self.ports else -1
-                theirs.recv(1)  # wait until the parent has read this process's size
-                apart = self.walls is not None and self.walls.apart
-                if apart:
-                    room = alone.MORE_ROOM if self.shared or not os.environ.get("TRITON_INTERPRET") else alone.ROOM
-                    alone.enter(room, self.shared, theirs if self.job.world > 1 else None)
-                kept = {reply_write, stack.fileno(), mine} - {-1}
-                alone.close_all_but(kept)
+                port = self.ports[number] if self.ports else -1
+                rank_end.recv(1)  # wait until the parent has read this process's size
+                isolated = self.isolation is not None and self.isolation.namespaces
+                if isolated:
+                    size = alone.MORE_SPACE if self.shared or not os.environ.get("TRITON_INTERPRET") else alone.SPACE
+                    alone.enter(size, self.shared, rank_end if self.job.world > 1 else None)
+                fds = {reply_write, stack.fileno(), port} - {-1}
+                alone.close_all_but(fds)
                 faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-                if self.walls and self.walls.filter:
-                    seccomp.install(self.walls.filter)
-                child.shared = alone.SHARED if apart and self.shared else self.shared
-                child.answer(self.job, self.args, number, reply_write, mine, secret)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+                if self.isolation and self.isolation.filter:
+                    seccomp.install(self.isolation.filter)
+                child.shared = alone.SHARED if isolated and self.shared else self.shared
+                child.answer(self.job, self.args, number, reply_write, port, secret)
             except OSError as error:
                 os.write(2, f"the rank did not start: {error}\n".encode())
             finally:
                 os._exit(1)
-        began_bytes = resident(pid, self.job.private)
-        theirs.close()
+        start_bytes = resident(pid, self.job.private)
+        rank_end.close()
         go.send(b"g")
         for fd in (reply_write, output_write):
             os.close(fd)
-        rank = Rank(pid, go, reply_read, output_read, stack, secret, began_bytes)
+        rank = Rank(pid, go, reply_read, output_read, stack, secret, start_bytes)
         for fd, what in ((reply_read, "reply"), (output_read, "output")):
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_READ, (rank, what))
@@ -142,16 +142,16 @@ class World:
     def _collect(self, ranks: list[Rank], start: float) -> None:
         """Read until every rank has answered or died, time is up, or the switch has seen a deadlock."""
         deadline, failed = start + self.job.timeout_s, False
-        longest = SAMPLE_S if self.job.private else 0.1
+        interval_s = SAMPLE_S if self.job.private else 0.1
         self.selector.register(self.requests, selectors.EVENT_READ, None)
-        while any(not r.outcome for r in ranks) and not self.late:
+        while any(not r.outcome for r in ranks) and not self.late_module:
             now = time.monotonic()
-            found = [key.data for key, _ in self.selector.select(min(longest, max(0.0, deadline - now)))]
+            found = [key.data for key, _ in self.selector.select(min(interval_s, max(0.0, deadline - now)))]
             if self.job.private:
                 for rank in ranks:
                     rank.sample()
             if now > deadline and not failed and None not in found:
-                deadline = now + self._left(ranks, now - start)
+                deadline = now + self._extension_s(ranks, now - start)
             if now > deadline or None in found:
                 if None in found and not os.read(self.requests, 1):
                     raise framing.Closed("nobody is there to be answered")
@@ -164,24 +164,24 @@ class World:
             if not failed and any(r.outcome in ("error", "died") for r in ranks):
                 deadline, failed = min(deadline, now + GRACE_S), True
 
-    def _beside(self, ranks: list[Rank]) -> set[str]:
+    def _stray_processes(self, ranks: list[Rank]) -> set[str]:
         """Processes that the solution has started. Outside a sandbox we cannot know them, so none are reported."""
-        ours = {str(pid) for rank in ranks for pid in rank.pids()}
-        return set() if self.known is None else processes() - self.known - ours
+        rank_pids = {str(pid) for rank in ranks for pid in rank.pids()}
+        return set() if self.known is None else processes() - self.known - rank_pids
 
-    def _left(self, ranks: list[Rank], elapsed_s: float) -> float:
+    def _extension_s(self, ranks: list[Rank], elapsed_s: float) -> float:
         """Seconds until the next check, because ranks have waited for cores; negative if time is up.
 
         Ranks get no extra time if the solution started processes, which compete for the cores.
         """
         times = [time_on_cores(rank.inner or rank.pid) for rank in ranks if rank.pids() and not rank.outcome]
         waited_s, limit_s = sum(waited for _, waited in times), self.job.timeout_s
-        if self._beside(ranks):
+        if self._stray_processes(ranks):
             return -1.0
         if any(ran > limit_s for ran, _ in times) or elapsed_s > limit_s + waited_s:
             return -1.0
         if elapsed_s > self.job.longest_s:
-            self.busy = f"the machine was busy: ranks waited {waited_s:.0f} s for a core in {elapsed_s:.0f} s"
+            self.busy_text = f"the machine was busy: ranks waited {waited_s:.0f} s for a core in {elapsed_s:.0f} s"
             return -1.0
         return min(max(limit_s + waited_s - elapsed_s, 0.1), 1.0)
 
@@ -194,7 +194,7 @@ class World:
         if not data:
             self.selector.unregister(fd)
             if what == "reply" and not rank.outcome:
-                self._died(rank)
+                self._record_death(rank)
         elif what == "output":
             rank.output += data[: max(0, OUTPUT_LIMIT - len(rank.output))]
         elif not rank.outcome:
@@ -217,8 +217,8 @@ class World:
                 raise ValueError("forged")
             ok = header["ok"] is True
             extra = {} if ok else {"error": header["error"]}
-            if header.get("late") in LATE and header["late"] not in sys.modules:
-                self.late = header["late"]
+            if header.get("late") in LATE_MODULES and header["late"] not in sys.modules:
+                self.late_module = header["late"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             rank.fail("error", "refused", framing.FORGED)
             return
@@ -231,9 +231,9 @@ class World:
         if not rank.outcome and rank.pid and rank.wait(os.WNOHANG):
             self._read(rank, "reply")
             if not rank.outcome:
-                self._died(rank)
+                self._record_death(rank)
 
-    def _died(self, rank: Rank) -> None:
+    def _record_death(self, rank: Rank) -> None:
         """Record how the process ended: its reply pipe closed without an answer."""
         deadline = time.monotonic() + 0.5
         while rank.pid and time.monotonic() < deadline:
@@ -246,11 +246,11 @@ class World:
 
     def _give_up(self, ranks: list[Rank]) -> None:
         """Collect every rank's stack, then stop all ranks: time is up, or there is a deadlock."""
-        late = [r for r in ranks if not r.outcome]
-        for rank in late:
+        unfinished = [r for r in ranks if not r.outcome]
+        for rank in unfinished:
             rank.signal(signal.SIGUSR1)
         time.sleep(0.1)
-        for rank in late:
+        for rank in unfinished:
             rank.stack.seek(0)
             stack = rank.stack.read(OUTPUT_LIMIT).decode(errors="replace")
             rank.fail("hung", "hung", "timed out", frames_of(stack, self.job.impl))

@@ -26,12 +26,12 @@ _KEYS = {
 _NO_OPERATORS = ("torch.distributed.", "torch.nn.parallel.", "torch.nn.utils")
 
 
-def refuse(names: tuple[str, ...], asks: Callable[[], bool]) -> None:
-    """Make the operators of these names raise ForbiddenCall whenever `asks()` is true, until this process ends."""
+def refuse(names: tuple[str, ...], refused: Callable[[], bool]) -> None:
+    """Make the operators of these names raise ForbiddenCall whenever `refused()` is true, until this process ends."""
     library = torch._C._dispatch_library("IMPL", "aten", "")
     with warnings.catch_warnings(action="ignore"):  # torch warns that a kernel is replaced
         for operator, key, kernel in kernels(names):
-            refusal = _refusal(operator, kernel, asks, library)
+            refusal = _refusal(operator, kernel, refused, library)
             library.impl(operator.removeprefix("aten::"), key, refusal, True)  # type: ignore[call-arg]
 
 
@@ -39,29 +39,29 @@ def refuse(names: tuple[str, ...], asks: Callable[[], bool]) -> None:
 def kernels(names: tuple[str, ...]) -> list[tuple[str, str, Any]]:
     """Find what `refuse` replaces: (operator, dispatch key, its kernel). The zygote calls this before it forks."""
     return [
-        (operator, key, torch.library.get_kernel(operator, found_by))
+        (operator, key, torch.library.get_kernel(operator, lookup_key))
         for operator in matching(names)
-        for key, found_by in _KEYS.items()
+        for key, lookup_key in _KEYS.items()
         if torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
     ]
 
 
 def matching(names: Iterable[str]) -> list[str]:
     """Find operators, such as "aten::_fused_rms_norm", whose names contain all words of one of `names`, in order."""
-    ends = {n: n.rpartition(".")[2].strip("_") for n in names if not n.startswith(_NO_OPERATORS)}
-    last = sorted({end for n, end in ends.items() if "_" in end or "torch.nn." in n})  # or a single word
-    if not last:
+    stems = {n: n.rpartition(".")[2].strip("_") for n in names if not n.startswith(_NO_OPERATORS)}
+    selected = sorted({stem for n, stem in stems.items() if "_" in stem or "torch.nn." in n})  # or a single word
+    if not selected:
         return []  # save listing thousands of operators
-    wanted = re.compile("|".join(f"(?:.*_)?{'_(?:.*_)?'.join(n.split('_'))}(?:_.*)?" for n in last))
+    pattern = re.compile("|".join(f"(?:.*_)?{'_(?:.*_)?'.join(n.split('_'))}(?:_.*)?" for n in selected))
     known = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
-    return [name for name in known if wanted.fullmatch(name[6:].partition(".")[0])]
+    return [name for name in known if pattern.fullmatch(name[6:].partition(".")[0])]
 
 
-def _refusal(operator: str, kernel: Any, asks: Callable[[], bool], library: Any) -> Any:
-    def called(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if asks():
+def _refusal(operator: str, kernel: Any, refused: Callable[[], bool], library: Any) -> Any:
+    def wrapper(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if refused():
             raise ForbiddenCall(f"torch.ops.{operator.replace('::', '.')} is forbidden: it would be the answer itself")
         return kernel.call_boxed(keys, *args, **kwargs)
 
-    called.library = library  # type: ignore[attr-defined]  # keep it alive: it removes its kernels when freed
-    return called
+    wrapper.library = library  # type: ignore[attr-defined]  # keep it alive: it removes its kernels when freed
+    return wrapper

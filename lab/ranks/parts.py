@@ -51,7 +51,7 @@ class Part:
         return torch.frombuffer(self.payload, dtype=dtype) if self.payload else torch.zeros(0, dtype=dtype)
 
 
-def handed_in(rank: int, members: tuple[int, ...], header: dict[str, Any], payload: bytearray) -> Part:
+def part_from_frame(rank: int, members: tuple[int, ...], header: dict[str, Any], payload: bytearray) -> Part:
     """Make a Part from a frame that this rank has just sent. Raises Refused."""
     segments = [(dtype_named(dtype), count(n)) for dtype, n in header["segments"]]
     row = Row.of(
@@ -103,22 +103,22 @@ def results(parts: list[Part]) -> list[Any]:
     root = next((p for p in parts if p.rank == p.row.peer), first)
     if op == "all_to_all":
         item = first.segments[0][0].itemsize if first.segments else 1
-        ends = [list(itertools.accumulate(p.splits, initial=0)) for p in parts]
+        offsets = [list(itertools.accumulate(p.splits, initial=0)) for p in parts]
         return [
-            b"".join(p.payload[item * e[r] : item * e[r + 1]] for p, e in zip(parts, ends, strict=True))
+            b"".join(p.payload[item * e[r] : item * e[r + 1]] for p, e in zip(parts, offsets, strict=True))
             for r in range(world)
         ]
-    whole: Any = root.payload
+    full: Any = root.payload
     if "reduce" in op:
-        whole = _reduced(parts, first.segments * (world if op == "reduce_scatter" else 1))
+        full = _reduced(parts, first.segments * (world if op == "reduce_scatter" else 1))
     elif op in ("all_gather", "gather", "barrier"):  # a barrier's payloads are empty
-        whole = b"".join(p.payload for p in parts)
+        full = b"".join(p.payload for p in parts)
     if op in ("scatter", "reduce_scatter"):
         size = first.row.bytes
-        return [whole[r * size : (r + 1) * size] for r in range(world)]
+        return [full[r * size : (r + 1) * size] for r in range(world)]
     if op == "broadcast":  # the root has it already
-        return [b"" if p is root else whole for p in parts]
-    return [whole if p is root or op not in ("reduce", "gather") else b"" for p in parts]
+        return [b"" if p is root else full for p in parts]
+    return [full if p is root or op not in ("reduce", "gather") else b"" for p in parts]
 
 
 def _reduced(parts: list[Part], segments: list[tuple[torch.dtype, int]]) -> bytearray:
@@ -126,10 +126,10 @@ def _reduced(parts: list[Part], segments: list[tuple[torch.dtype, int]]) -> byte
 
     segments: (dtype, elements) of the tensors in each payload, one after the other.
     """
-    how, factor, payloads = parts[0].reduce, parts[0].factor, [p.payload for p in parts]
-    if how not in _IN_PLACE:
-        raise ValueError(f"expected a reduction among {', '.join(_IN_PLACE)}, got {how!r}")
-    if len(parts) == 1 and how != "PREMUL_SUM":
+    reduction, factor, payloads = parts[0].reduce, parts[0].factor, [p.payload for p in parts]
+    if reduction not in _IN_PLACE:
+        raise ValueError(f"expected a reduction among {', '.join(_IN_PLACE)}, got {reduction!r}")
+    if len(parts) == 1 and reduction != "PREMUL_SUM":
         return payloads[0]
     total, start = bytearray(payloads[0]), 0
     for dtype, elements in segments:
@@ -138,12 +138,12 @@ def _reduced(parts: list[Part], segments: list[tuple[torch.dtype, int]]) -> byte
         accumulated, *others = (
             torch.frombuffer(p, dtype=dtype, count=elements, offset=start) for p in (total, *payloads[1:])
         )
-        if how == "PREMUL_SUM":
+        if reduction == "PREMUL_SUM":
             accumulated.mul_(factor)
             others = [t * factor for t in others]
         for tensor in others:
-            _IN_PLACE[how](accumulated, tensor)
-        if how == "AVG":
+            _IN_PLACE[reduction](accumulated, tensor)
+        if reduction == "AVG":
             accumulated.div_(len(parts)) if dtype.is_floating_point else accumulated.floor_divide_(len(parts))
         start += elements * dtype.itemsize
     return total

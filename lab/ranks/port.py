@@ -11,7 +11,7 @@ import torch
 
 from . import frames
 
-Done = Callable[[dict[str, Any]], None]
+Callback = Callable[[dict[str, Any]], None]
 
 
 class Port:
@@ -20,7 +20,7 @@ class Port:
     def __init__(self, fd: int):
         self._socket = socket.socket(fileno=fd)
         self._answers = self._socket.makefile("rb")
-        self._asked: dict[int, tuple[Sequence[torch.Tensor], Done]] = {}  # answers that we expect
+        self._asked: dict[int, tuple[Sequence[torch.Tensor], Callback]] = {}  # answers that we expect
         self._sending = threading.Lock()
         self._gates = 0
         threading.Thread(target=self._listen, daemon=True, name="switch").start()
@@ -33,9 +33,9 @@ class Port:
             for part in parts:
                 self._socket.sendall(part)
 
-    def expect(self, number: int, into: Sequence[torch.Tensor], done: Done) -> None:
-        """Write the answer to operation `number` into these tensors, one after the other, then call `done`."""
-        self._asked[number] = into, done
+    def expect(self, number: int, tensors: Sequence[torch.Tensor], on_answer: Callback) -> None:
+        """Write the answer to operation `number` into these tensors, one after the other, then call `on_answer`."""
+        self._asked[number] = tensors, on_answer
 
     def gate(self, name: str) -> torch.Tensor:
         """Request the numbers of a gate from the switch; 1.0 if it has none for this name."""
@@ -51,17 +51,17 @@ class Port:
     def _listen(self) -> None:
         try:
             while True:
-                self._take(*frames.receive(self._answers))
+                self._handle(*frames.receive(self._answers))
         except (EOFError, OSError):
             while self._asked:
                 self._asked.popitem()[1][1]({"error": "Connection closed by peer: the switch is gone"})
 
-    def _take(self, header: dict[str, Any], size: int) -> None:
+    def _handle(self, header: dict[str, Any], size: int) -> None:
         """Handle one answer. A function of its own, so that its local variables do not keep the tensors alive."""
-        into, done = self._asked.pop(header["number"])
-        for tensor in into if size else ():
+        tensors, on_answer = self._asked.pop(header["number"])
+        for tensor in tensors if size else ():
             self._fill(tensor)
-        done(header)
+        on_answer(header)
 
     def _fill(self, tensor: torch.Tensor) -> None:
         if not tensor.numel():
@@ -69,10 +69,10 @@ class Port:
         if tensor.is_contiguous():
             frames.into(self._answers, memory_of(tensor))
         else:
-            whole = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            frames.into(self._answers, memory_of(whole))
+            buffer = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            frames.into(self._answers, memory_of(buffer))
             with torch.no_grad():
-                tensor.copy_(whole)
+                tensor.copy_(buffer)
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

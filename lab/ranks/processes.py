@@ -27,7 +27,7 @@ def left_behind() -> bool:
     The next probe could read what remains, and would lack its space. Files of other users stay, because they belong
     to the sandbox itself or, with weaker isolation, to other sandboxes.
     """
-    left = []
+    remaining = []
     for folder in ("/tmp", "/dev/shm"):
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError, RecursionError):
@@ -37,11 +37,11 @@ def left_behind() -> bool:
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
                     os.unlink(entry.path)
-            left += [entry.path] if os.path.lexists(entry.path) else []
+            remaining += [entry.path] if os.path.lexists(entry.path) else []
     with contextlib.suppress(OSError), open("/proc/sysvipc/shm") as segments:
         owner = next(segments).split().index("uid")
-        left += [s for s in segments if s.split()[owner] == str(os.geteuid())]
-    return bool(left)
+        remaining += [s for s in segments if s.split()[owner] == str(os.geteuid())]
+    return bool(remaining)
 
 
 def asleep(pid: int) -> list[str]:
@@ -52,10 +52,10 @@ def asleep(pid: int) -> list[str]:
     seen = []
     with contextlib.suppress(OSError):
         for thread in os.scandir(f"/proc/{pid}/task"):
-            with open(f"{thread.path}/stat") as stat, open(f"{thread.path}/schedstat") as ran:
+            with open(f"{thread.path}/stat") as stat, open(f"{thread.path}/schedstat") as schedstat:
                 if stat.read().rpartition(")")[2].split()[0] != "S":
                     return []
-                seen.append(ran.read())
+                seen.append(schedstat.read())
     return seen
 
 
@@ -75,10 +75,10 @@ def _status(pid: int | str, name: str) -> list[str]:
     return []
 
 
-def dumpable(yes: bool) -> None:
+def dumpable(allowed: bool) -> None:
     """Allow or forbid other processes of the same user to inspect this one."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(4, int(yes), 0, 0, 0)  # PR_SET_DUMPABLE
+        ctypes.CDLL(None).prctl(4, int(allowed), 0, 0, 0)  # PR_SET_DUMPABLE
 
 
 def ends_with_its_parent() -> None:
@@ -87,7 +87,7 @@ def ends_with_its_parent() -> None:
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
-def in_huge_pages() -> None:
+def use_huge_pages() -> None:
     """Move this process's memory to huge pages: a fork copies the page table, and then takes half as long.
 
     Does nothing on kernels without MADV_COLLAPSE (before Linux 6.1).
@@ -95,7 +95,7 @@ def in_huge_pages() -> None:
     with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps") as maps:
         libc = ctypes.CDLL(None)
         for line in maps.read().splitlines():
-            span, rights, _, _, _, *name = line.split()
+            span, permissions, _, _, _, *name = line.split()
             first, last = (int(end, 16) for end in span.split("-"))
-            if rights.startswith("rw") and name in ([], ["[heap]"]) and last - first >= _HUGE:
+            if permissions.startswith("rw") and name in ([], ["[heap]"]) and last - first >= _HUGE:
                 libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), 25)  # MADV_COLLAPSE

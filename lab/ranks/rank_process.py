@@ -20,7 +20,7 @@ class Rank:
     output_fd: int
     stack: Any
     secret: str  # an answer without it was forged by the code under test
-    began_bytes: int  # resident bytes after the fork, before it ran; -1: not reported by the system
+    start_bytes: int  # resident bytes after the fork, before it ran; -1: not reported by the system
     peak_bytes: int = -1  # bytes by which it then grew, by the kernel
     status: int = 0
     inbox: bytearray = field(default_factory=bytearray)
@@ -50,17 +50,17 @@ class Rank:
 
     def wait(self, options: int = 0) -> bool:
         """Reap the process if it has ended. Only then does the kernel report its peak memory."""
-        pid, status, used = os.wait4(self.pid, options)
+        pid, status, usage = os.wait4(self.pid, options)
         if pid:
             self.pid, self.status = 0, status
-            if self.began_bytes >= 0 and self.peak_bytes < 0:
-                self.peak_bytes = max(0, 1024 * used.ru_maxrss - self.began_bytes)
+            if self.start_bytes >= 0 and self.peak_bytes < 0:
+                self.peak_bytes = max(0, 1024 * usage.ru_maxrss - self.start_bytes)
         return bool(pid)
 
     def sample(self) -> None:
         """Look how much its private memory has grown by now: the kernel keeps no high-water mark of it."""
-        if self.pids() and self.began_bytes >= 0:
-            self.peak_bytes = max(self.peak_bytes, resident(self.inner or self.pid, private=True) - self.began_bytes, 0)
+        if self.pids() and self.start_bytes >= 0:
+            self.peak_bytes = max(self.peak_bytes, resident(self.inner or self.pid, private=True) - self.start_bytes, 0)
 
 
 def frames_of(stack: str, impl: str) -> list[list]:

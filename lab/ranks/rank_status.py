@@ -14,7 +14,7 @@ from . import frames, processes
 from .ledger import Row
 from .parts import Refused, count
 
-REST_S = 0.005  # a process that sleeps so long does not compute
+SLEEP_S = 0.005  # a process that sleeps so long does not compute
 
 
 @dataclass(frozen=True)
@@ -41,36 +41,36 @@ class Rank:
     state: str = "running"  # "finished": it will issue nothing more; "gone": it closed its connection
     waits: set[int] = field(default_factory=set)  # numbers of unanswered operations that it waits for
     polls: dict[int, int] = field(default_factory=dict)  # by operation: polls since the rank last did anything else
-    again: bool = False  # it waits for a message a second time, which on Gloo never returns
+    waits_again: bool = False  # it waits for a message a second time, which on Gloo never returns
     rows: list[Row] = field(default_factory=list)
     payloads: list[torch.Tensor | None] = field(default_factory=list)  # by row; None: too large to be kept
     gates: list[Gate] = field(default_factory=list)
-    made: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # groups that all ranks make, in order
+    common_groups: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # that all ranks make, in order
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # groups that it is in: name -> global ranks
     answered: set[int] = field(default_factory=set)
     outbox: deque[memoryview] = field(default_factory=deque)
-    kept: dict[int, tuple[str, Callable]] = field(default_factory=dict)  # by operation: a delayed answer, until a gate
-    rest: list[str] = field(default_factory=list)  # processes.asleep, when we last looked
-    looked_s: float = 0.0
+    delayed: dict[int, tuple[str, Callable]] = field(default_factory=dict)  # by operation: the answer, until a gate
+    sleep_state: list[str] = field(default_factory=list)  # processes.asleep, when we last looked
+    checked_s: float = 0.0
 
-    def spins(self) -> bool:
+    def spinning(self) -> bool:
         """Whether it polled an operation twice, with nothing done in between."""
         return any(count > 1 for count in self.polls.values())
 
-    def stalls(self) -> bool:
+    def stalled(self) -> bool:
         """Whether it does nothing until it has an answer that we delay."""
-        if not self.kept or self.spins():
-            return bool(self.kept)
-        if self.waits - self.kept.keys():
+        if not self.delayed or self.spinning():
+            return bool(self.delayed)
+        if self.waits - self.delayed.keys():
             return False
         if self.reader.pid in (0, os.getpid()):
             return bool(self.waits)  # we cannot see whether it sleeps
-        if time.monotonic() < self.looked_s + REST_S:
+        if time.monotonic() < self.checked_s + SLEEP_S:
             return False
-        before, self.rest, self.looked_s = self.rest, processes.asleep(self.reader.pid), time.monotonic()
-        return bool(before) and before == self.rest  # it slept, and sent nothing
+        before, self.sleep_state, self.checked_s = self.sleep_state, processes.asleep(self.reader.pid), time.monotonic()
+        return bool(before) and before == self.sleep_state  # it slept, and sent nothing
 
-    def issued(self, header: dict[str, Any]) -> int:
+    def operation_number(self, header: dict[str, Any]) -> int:
         """Read an operation's number from a frame's header. Raises Refused if the rank has not issued it."""
         number = count(header["number"])
         if number >= len(self.rows):
@@ -90,25 +90,25 @@ class Rank:
         except OSError:
             self.outbox.clear()
 
-    def held_until(self, row: Row, hold: Sequence[tuple[str, ...]]) -> str:
+    def required_gate(self, row: Row, hold: Sequence[tuple[str, ...]]) -> str:
         """The gate that the rank must request before we answer this operation, "*" if any; "" if we may answer now."""
-        asked = {gate.name: gate.issued for gate in self.gates}
+        requested = {gate.name: gate.issued for gate in self.gates}
         for first, last, *ops in hold:
             if ops and row.op not in ops:
                 continue
             if last == "*":
                 if self.gates and self.gates[-1].name.startswith(first) and self.gates[-1].issued <= row.number:
                     return last
-            elif first in asked and asked[first] <= row.number and last not in asked:
+            elif first in requested and requested[first] <= row.number and last not in requested:
                 return last
         return ""
 
 
-def connected(number: int) -> tuple[Rank, socket.socket]:
+def connect(number: int) -> tuple[Rank, socket.socket]:
     """Make a Rank, and return it with the rank process's end of the connection."""
-    mine, theirs = socket.socketpair()
-    for end in (mine, theirs):
+    local, remote = socket.socketpair()
+    for end in (local, remote):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             end.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
-    mine.setblocking(False)
-    return Rank(number, mine, frames.Reader(mine)), theirs
+    local.setblocking(False)
+    return Rank(number, local, frames.Reader(local)), remote

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .rank_status import Rank
     from .switch import Switch
 
-_TOLD = 4  # how many of the ranks in a deadlock a message names
+_SHOWN = 4  # how many of the ranks in a deadlock a message names
 
 
 def deadlock(switch: Switch) -> str:
@@ -22,23 +22,23 @@ def deadlock(switch: Switch) -> str:
     chain = [min((r for r, blocker in waits_for.items() if blocker != r), default=min(waits_for))]
     while (blocker := waits_for.get(chain[-1], chain[-1])) not in chain:
         chain.append(blocker)
-    told = [_at(ranks, r) for r in chain[:_TOLD]] + [f"{len(chain) - _TOLD} more"] * (len(chain) > _TOLD)
-    return "; ".join(told) + _rule(ranks, chain)
+    states = [_activity(ranks, r) for r in chain[:_SHOWN]] + [f"{len(chain) - _SHOWN} more"] * (len(chain) > _SHOWN)
+    return "; ".join(states) + _rule(ranks, chain)
 
 
 def stands(switch: Switch) -> str:
     """`rank 1 waits in all_reduce #3 (4 KiB); rank 0 issued broadcast #3 (4 KiB)`: waiting ranks come first."""
     order = sorted(switch.ranks, key=lambda rank: not rank.waits)
-    return "; ".join(_at(switch.ranks, rank.number) for rank in order)
+    return "; ".join(_activity(switch.ranks, rank.number) for rank in order)
 
 
 def parts_that_differ(parts: Sequence[Part], members: Sequence[int]) -> str:
     """Describe in one line where the ranks of a group issued different collectives; "" if they issued the same."""
     one = parts[0]
     for two in parts[1:]:
-        if _issued_alike(one, two):
+        if _same_operation(one, two):
             continue
-        rows = f"first mismatch: {_issued(one.row)}; {_issued(two.row)}"
+        rows = f"first mismatch: {_issue_text(one.row)}; {_issue_text(two.row)}"
         if one.reduce != two.reduce and (one.row.op, one.row.bytes) == (two.row.op, two.row.bytes):
             return f"{rows}: one asks for {one.reduce}, the other for {two.reduce}"
         if one.row.peer != two.row.peer and one.row.op == two.row.op:
@@ -57,27 +57,27 @@ def parts_that_differ(parts: Sequence[Part], members: Sequence[int]) -> str:
 def message_that_differs(send: Part, recv: Part) -> str:
     """Describe in one line a send and a recv of different sizes."""
     one, two = sorted((send.row, recv.row), key=lambda row: row.rank)
-    return f"first mismatch: {_issued(one)}; {_issued(two)}"
+    return f"first mismatch: {_issue_text(one)}; {_issue_text(two)}"
 
 
-def groups_that_differ(ranks: Iterable[Rank], first_made: int = 0) -> str:
+def groups_that_differ(ranks: Iterable[Rank], start: int = 0) -> str:
     """Describe where two ranks made different groups, among groups that all ranks must make; "" if they agree.
 
-    first_made: from which group on to compare.
+    start: from which group on to compare.
     """
     first: dict[int, tuple[int, tuple[str, tuple[int, ...]]]] = {}
     for rank in ranks:
-        for i, made in enumerate(rank.made[first_made:]):
-            number, other = first.setdefault(i, (rank.number, made))
-            if other != made:
+        for i, group in enumerate(rank.common_groups[start:]):
+            number, other = first.setdefault(i, (rank.number, group))
+            if other != group:
                 return (
-                    f"first mismatch: rank {number} made a group {_of(other[1])}; rank {rank.number} made a group "
-                    f"{_of(made[1])}: every rank makes every group, in the same order"
+                    f"first mismatch: rank {number} made a group {_members(other[1])}; rank {rank.number} made a group "
+                    f"{_members(group[1])}: every rank makes every group, in the same order"
                 )
     return ""
 
 
-def _issued_alike(a: Part, b: Part) -> bool:
+def _same_operation(a: Part, b: Part) -> bool:
     if a.row.op != b.row.op or a.row.peer != b.row.peer or a.reduce != b.reduce or a.row.dtype != b.row.dtype:
         return False
     return a.row.op == "all_to_all" or a.segments == b.segments
@@ -86,13 +86,13 @@ def _issued_alike(a: Part, b: Part) -> bool:
 def _blocker(ranks: Sequence[Rank], rank: Rank) -> int:
     """A rank that has not issued the operation that `rank` waits for; `rank` itself if no other rank blocks it."""
     row = rank.rows[min(rank.waits)]
-    if rank.again:
+    if rank.waits_again:
         return rank.number
     if row.op in MESSAGES:
         return row.peer if row.peer >= 0 else rank.number
-    place = _place(rank, row)
+    index = _index(rank, row)
     others = [ranks[r] for r in row.group if r != rank.number]
-    absent = [other for other in others if len(_collectives(other, row.group)) <= place]
+    absent = [other for other in others if len(_collectives(other, row.group)) <= index]
     return (absent or others or [rank])[0].number
 
 
@@ -100,7 +100,7 @@ def _collectives(rank: Rank, group: list[int]) -> list[Row]:
     return [row for row in rank.rows if row.group == group and row.op not in MESSAGES]
 
 
-def _place(rank: Rank, row: Row) -> int:
+def _index(rank: Rank, row: Row) -> int:
     return _collectives(rank, row.group).index(row)
 
 
@@ -108,12 +108,12 @@ def _rule(ranks: Sequence[Rank], chain: list[int]) -> str:
     """The rule that the ranks of a deadlock broke, as advice at the end of the message."""
     rows = [ranks[r].rows[min(ranks[r].waits)] if ranks[r].waits else None for r in chain]
     first, last = rows[0], ranks[chain[-1]]
-    if last.again:
+    if last.waits_again:
         return ": on Gloo, wait() of a message returns once, and never again"
     if first is not None and first.op not in MESSAGES:
-        whole = len(first.group) == len(ranks)
+        is_world = len(first.group) == len(ranks)
         return ": without group=, a collective is one of all ranks, and all of them issue it" * (
-            whole and _has_parts(ranks)
+            is_world and _has_subgroups(ranks)
         )
     messages = [row for row in rows if row is not None and row.op in MESSAGES]
     if len(messages) < len(rows):
@@ -124,33 +124,33 @@ def _rule(ranks: Sequence[Rank], chain: list[int]) -> str:
     return f": each waits for what another does later, or never: {rule}"
 
 
-def _has_parts(ranks: Sequence[Rank]) -> bool:
+def _has_subgroups(ranks: Sequence[Rank]) -> bool:
     """Whether there are groups of some ranks, besides the group of all."""
     return any(1 < len(members) < len(ranks) for rank in ranks for members in rank.groups.values())
 
 
-def _at(ranks: Sequence[Rank], number: int) -> str:
+def _activity(ranks: Sequence[Rank], number: int) -> str:
     """Describe what a rank is doing, and in which group if there are several."""
     rank = ranks[number]
     if rank.waits:
         row = rank.rows[min(rank.waits)]
-        of = f" {_of(row.group, len(ranks))}" if row.op not in MESSAGES and _has_parts(ranks) else ""
-        return f"rank {number} waits in {_what(row)}{' a second time' * rank.again}{of}"
+        suffix = f" {_members(row.group, len(ranks))}" if row.op not in MESSAGES and _has_subgroups(ranks) else ""
+        return f"rank {number} waits in {_operation(row)}{' a second time' * rank.waits_again}{suffix}"
     if rank.state == "finished":
         return f"rank {number} finished after {len(rank.rows)} collectives"
-    return f"rank {number} issued {_what(rank.rows[-1]) if rank.rows else 'no collective yet'}"
+    return f"rank {number} issued {_operation(rank.rows[-1]) if rank.rows else 'no collective yet'}"
 
 
-def _what(row: Row) -> str:
-    way = "to" if row.op == "send" else "from"
-    ends = f" {way} {f'rank {row.peer}' if row.peer >= 0 else 'any rank'} with tag {row.tag}" * (row.op in MESSAGES)
-    return f"{row.op} #{row.number} ({readable(row.bytes)}){ends}"
+def _operation(row: Row) -> str:
+    side = "to" if row.op == "send" else "from"
+    peer = f" {side} {f'rank {row.peer}' if row.peer >= 0 else 'any rank'} with tag {row.tag}" * (row.op in MESSAGES)
+    return f"{row.op} #{row.number} ({readable(row.bytes)}){peer}"
 
 
-def _issued(row: Row) -> str:
+def _issue_text(row: Row) -> str:
     details = ", ".join(filter(None, (readable(row.bytes), row.dtype)))
     return f"rank {row.rank} issued {row.op} #{row.number} ({details})"
 
 
-def _of(members: Sequence[int], world: int = 0) -> str:
+def _members(members: Sequence[int], world: int = 0) -> str:
     return f"of all {world} ranks" if len(members) == world else f"of ranks {', '.join(map(str, members))}"

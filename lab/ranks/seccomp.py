@@ -21,7 +21,7 @@ _REFUSED = {
     "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "open_by_handle_at": (304, 265),
 }  # fmt: skip
-_OF_RANKS = {
+_REFUSED_TO_RANKS = {
     "unshare": (272, 97), "mount": (165, 40), "umount2": (166, 39), "fsopen": (430, 430), "open_tree": (428, 428),
     "move_mount": (429, 429), "memfd_create": (319, 279), "shmget": (29, 194), "semget": (64, 190),
     "msgget": (68, 186), "mq_open": (240, 180), "inotify_init": (253, 26), "inotify_init1": (294, 26),
@@ -60,31 +60,31 @@ def program(rank: bool = False, forks: bool = True) -> bytes:
     ]
     if i == 0:  # x32 has the same calls under other numbers
         code += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _REFUSE | _ENOSYS)]
-    for numbers in (_REFUSED | _OF_RANKS if rank else _REFUSED).values():
+    for numbers in (_REFUSED | _REFUSED_TO_RANKS if rank else _REFUSED).values():
         code += [(_EQUAL, 0, 1, numbers[i]), (_RETURN, 0, 0, _REFUSE | _EPERM)]
     # clone3 hides its flags behind a pointer; on ENOSYS libc falls back to clone
     code += [(_EQUAL, 0, 1, _CLONE3[i]), (_RETURN, 0, 0, _REFUSE | _ENOSYS)]
     if rank:  # report success: an honest program locks files that nobody else can reach
         code += [(_EQUAL, 0, 1, _FLOCK[i]), (_RETURN, 0, 0, _REFUSE)]
-        code += _of_argument(_FCNTL[i], _ARGUMENT_1, [(_EQUAL, command) for command in _LOCKS], _REFUSE, _ALLOW)
+        code += _check_argument(_FCNTL[i], _ARGUMENT_1, [(_EQUAL, command) for command in _LOCKS], _REFUSE, _ALLOW)
         if forks:
-            code += _of_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _NEW_NAMESPACES)], _REFUSE | _EPERM, _ALLOW)
+            code += _check_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _NEW_NAMESPACES)], _REFUSE | _EPERM, _ALLOW)
         else:  # a thread gets no new namespaces: a rank has no capability left
-            code += _of_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _THREAD)], _ALLOW, _REFUSE | _EPERM)
+            code += _check_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _THREAD)], _ALLOW, _REFUSE | _EPERM)
             for number in (*_PIPES[i], *((_FORK, _VFORK) if i == 0 else ())):
                 code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE | _EPERM)]
     families = [(_EQUAL, family) for family in (_IP if rank else (_UNIX, _NETLINK, *_IP))]
-    code += _of_argument(_SOCKET[i], _ARGUMENT_0, families, _ALLOW, _REFUSE | _EAFNOSUPPORT)
+    code += _check_argument(_SOCKET[i], _ARGUMENT_0, families, _ALLOW, _REFUSE | _EAFNOSUPPORT)
     code += [(_RETURN, 0, 0, _ALLOW)]
     return b"".join(struct.pack("=HBBI", *line) for line in code)
 
 
-def _of_argument(call: int, offset: int, tests: list[tuple[int, int]], met: int, unmet: int) -> list[tuple]:
-    """Decide about a call by one argument: `met` if any of the tests holds, else `unmet`."""
+def _check_argument(call: int, offset: int, tests: list[tuple[int, int]], if_any: int, if_none: int) -> list[tuple]:
+    """Decide about a call by one argument: `if_any` if any of the tests holds, else `if_none`."""
     count = len(tests)
     code = [(_EQUAL, 0, count + 3, call), (_LOAD, 0, 0, offset)]
     code += [(kind, count - k, 0, value) for k, (kind, value) in enumerate(tests)]
-    return [*code, (_RETURN, 0, 0, unmet), (_RETURN, 0, 0, met)]
+    return [*code, (_RETURN, 0, 0, if_none), (_RETURN, 0, 0, if_any)]
 
 
 def install(program: bytes) -> None:
@@ -94,6 +94,6 @@ def install(program: bytes) -> None:
         _fields_ = (("length", ctypes.c_ushort), ("program", ctypes.c_char_p))
 
     libc = ctypes.CDLL(None, use_errno=True)
-    whole = Filter(len(program) // 8, program)
-    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(whole), 0, 0):  # NO_NEW_PRIVS, SECCOMP
+    fprog = Filter(len(program) // 8, program)
+    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(fprog), 0, 0):  # NO_NEW_PRIVS, SECCOMP
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -24,12 +24,12 @@ from ..cluster.costs import Link
 from ..measure.clock import time_on_cores
 from . import frames, reports
 from .ledger import MESSAGES, Row
-from .parts import Part, Refused, handed_in, results
-from .rank_status import REST_S, Gate, Rank, connected
+from .parts import Part, Refused, part_from_frame, results
+from .rank_status import SLEEP_S, Gate, Rank, connect
 
-_LONGEST_S = 0.05  # longest time between two checks for deadlocks
-_LATE_S = 0.01  # delay of held answers after their gate: a rank that skips the wait must not have its data by luck
-_FRAMES = 32  # frames that we read from one rank before it is another's turn
+_CHECK_INTERVAL_S = 0.05  # longest time between two checks for deadlocks
+_DELAY_S = 0.01  # delay of held answers after their gate: a rank that skips the wait must not have its data by luck
+_FRAME_LIMIT = 32  # frames that we read from one rank before it is another's turn
 KEPT_BYTES = 64 << 20  # bytes of a probe's payloads that we keep for tests to read
 
 
@@ -53,18 +53,18 @@ class Switch:
         self.hang, self.mismatch = "", ""  # explains a deadlock; where ranks first issued different operations
         self.refused = ""  # the first frame that our process group never sends
         self.by_rounds, self.rounds = by_rounds, 0
-        self._round: list[Callable[[], None]] = []  # deliveries of the next round
+        self._next_round: list[Callable[[], None]] = []  # deliveries of the next round
         self.stood_still: list[tuple[int, Row]] = []  # (rank, row) of each wait for a delayed answer
-        pairs = [connected(number) for number in range(world)]  # empty if the probe has no process group
+        pairs = [connect(number) for number in range(world)]  # empty if the probe has no process group
         self.ranks, self.ends = [rank for rank, _ in pairs], [end for _, end in pairs]
         self._connected = {rank.socket.fileno(): rank for rank in self.ranks}
         self._queues: defaultdict[tuple, dict[int, deque[Part]]] = defaultdict(dict)  # collectives, by group
-        self._mail: defaultdict[tuple, list[Part]] = defaultdict(list)  # sends and recvs without a partner
-        self._later: list[tuple[float, int, Callable[[], None]]] = []  # heap of deliveries: (time, order, function)
+        self._unmatched: defaultdict[tuple, list[Part]] = defaultdict(list)  # sends and recvs without a partner
+        self._deliveries: list[tuple[float, int, Callable[[], None]]] = []  # heap: (time, order, function)
         self._order = itertools.count()
-        self._busy = [0.0] * world  # time at which each rank's link is free again
-        self._room = KEPT_BYTES
-        self._unheard: list[Rank] = []  # ranks with frames that may still be unread
+        self._link_free = [0.0] * world  # time at which each rank's link is free again
+        self._spare_bytes = KEPT_BYTES
+        self._unread: list[Rank] = []  # ranks with frames that may still be unread
 
     def __enter__(self) -> Switch:
         return self
@@ -80,15 +80,15 @@ class Switch:
         for rank, packed in zip(self.ranks, self.args, strict=False):
             self._send(rank, {}, packed)
         while time.monotonic() < deadline:
-            unheard, self._unheard = self._unheard, []
-            full = [fd for fd, rank in self._connected.items() if rank.outbox]
-            patience_s = 0 if unheard else self._patience()  # of which select keeps the microseconds, unlike epoll
-            heard, emptier, _ = select.select([done, *self._connected], full, [], patience_s)
-            for fd in emptier:
+            unread, self._unread = self._unread, []
+            blocked = [fd for fd, rank in self._connected.items() if rank.outbox]
+            timeout_s = 0 if unread else self._timeout_s()  # of which select keeps the microseconds, unlike epoll
+            readable, writable, _ = select.select([done, *self._connected], blocked, [], timeout_s)
+            for fd in writable:
                 self._connected[fd].flush()
-            for rank in (*unheard, *(self._connected[fd] for fd in heard if fd != done)):
-                self._hear(rank)
-            if done in heard:
+            for rank in (*unread, *(self._connected[fd] for fd in readable if fd != done)):
+                self._read(rank)
+            if done in readable:
                 return
             self._deliver()
             if not self.hang and self._is_stuck():
@@ -97,49 +97,49 @@ class Switch:
 
     # ---- receiving ----
 
-    def _hear(self, rank: Rank) -> None:
+    def _read(self, rank: Rank) -> None:
         """Handle this rank's frames. After a malformed or unexpected frame, drop the rank."""
         try:
-            for heard, (header, payload) in enumerate(rank.reader.frames(_FRAMES), 1):
-                self._take(rank, header, payload)
-                if heard == _FRAMES:
-                    self._unheard.append(rank)
+            for count, (header, payload) in enumerate(rank.reader.frames(_FRAME_LIMIT), 1):
+                self._handle(rank, header, payload)
+                if count == _FRAME_LIMIT:
+                    self._unread.append(rank)
         except EOFError:
-            self._lose(rank)
+            self._drop(rank)
         except (frames.Malformed, Refused, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             self.refused = self.refused or f"rank {rank.number} sent an unexpected frame ({error})"
-            self._lose(rank)
+            self._drop(rank)
 
-    def _take(self, rank: Rank, header: dict[str, Any], payload: bytearray) -> None:
-        what, rank.rest = header["do"], []
-        if what == "issue":
+    def _handle(self, rank: Rank, header: dict[str, Any], payload: bytearray) -> None:
+        action, rank.sleep_state = header["do"], []
+        if action == "issue":
             self._issue(rank, header, payload)
-        elif what == "poll":
-            number = rank.issued(header)
+        elif action == "poll":
+            number = rank.operation_number(header)
             rank.polls[number] = rank.polls.get(number, 0) + 1
-            if rank.polls[number] == 2 and rank.held_until(rank.rows[number], self.hold):
-                self._stood_still(rank, number)
-        elif what == "wait":
-            number = rank.issued(header)
+            if rank.polls[number] == 2 and rank.required_gate(rank.rows[number], self.hold):
+                self._record_stall(rank, number)
+        elif action == "wait":
+            number = rank.operation_number(header)
             rank.rows[number].waited_s = time.perf_counter()
-            rank.again = header.get("again") is True
-            if rank.again or number not in rank.answered:
+            rank.waits_again = header.get("again") is True
+            if rank.waits_again or number not in rank.answered:
                 rank.waits.add(number)
-        elif what == "gate":
-            self._open(rank, str(header["name"])[:200], int(header["number"]))
-        elif what == "group":
+        elif action == "gate":
+            self._open_gate(rank, str(header["name"])[:200], int(header["number"]))
+        elif action == "group":
             name, members = str(header["name"])[:200], tuple(int(r) for r in header["ranks"])
             if rank.number in members:
                 rank.groups[name] = members
             if header["of_all"]:
-                rank.made.append((name, members))
-                self.mismatch = self.mismatch or reports.groups_that_differ(self.ranks, len(rank.made) - 1)
-        elif what == "finish":
+                rank.common_groups.append((name, members))
+                self.mismatch = self.mismatch or reports.groups_that_differ(self.ranks, len(rank.common_groups) - 1)
+        elif action == "finish":
             rank.state = "finished"
         else:
-            raise Refused(f"to do {what!r}")
+            raise Refused(f"to do {action!r}")
 
-    def _lose(self, rank: Rank) -> None:
+    def _drop(self, rank: Rank) -> None:
         """Drop a rank whose connection is closed. Operations that wait for it fail."""
         self._connected.pop(rank.socket.fileno(), None)
         if rank.state == "running":
@@ -149,9 +149,9 @@ class Switch:
                 if rank.number in key[1]:
                     self._fail([part for queue in queues.values() for part in queue], why)
                     queues.clear()
-            for key, parts in self._mail.items():
+            for key, parts in self._unmatched.items():
                 lost = [part for part in parts if rank.number in (part.rank, part.row.peer)]
-                self._mail[key] = [part for part in parts if part not in lost]
+                self._unmatched[key] = [part for part in parts if part not in lost]
                 self._fail(lost, why)
 
     def _issue(self, rank: Rank, header: dict[str, Any], payload: bytearray) -> None:
@@ -159,18 +159,18 @@ class Switch:
         members = rank.groups[name]
         if int(header["number"]) != len(rank.rows) or (peer >= 0 and peer not in members):
             raise Refused(f"operation {header['number']} of {len(rank.rows)}, with rank {peer}")
-        part = handed_in(rank.number, members, header, payload)
+        part = part_from_frame(rank.number, members, header, payload)
         row = part.row
         rank.rows.append(row)
-        keeps = len(payload) <= self._room
-        self._room -= len(payload) * keeps
-        rank.payloads.append(part.tensor() if keeps else None)
+        fits = len(payload) <= self._spare_bytes
+        self._spare_bytes -= len(payload) * fits
+        rank.payloads.append(part.tensor() if fits else None)
         rank.waits = {row.number} if header.get("waits") is True else set()
         row.waited_s = row.issued_s if rank.waits else -1.0
         rank.polls.clear()
-        gone = [r for r in ([peer] if op in MESSAGES and peer >= 0 else members) if self.ranks[r].state == "gone"]
-        if gone:
-            self._fail([part], f"Connection closed by peer: rank {gone[0]} is gone")
+        lost = [r for r in ([peer] if op in MESSAGES and peer >= 0 else members) if self.ranks[r].state == "gone"]
+        if lost:
+            self._fail([part], f"Connection closed by peer: rank {lost[0]} is gone")
         elif op in MESSAGES:
             self._message(name, part)
         else:
@@ -193,24 +193,24 @@ class Switch:
         except (RuntimeError, ValueError) as error:  # torch cannot add, say, 8-bit floats, or AND floats
             self._fail(parts, f"{parts[0].row.op} of {parts[0].row.dtype} is not possible: {error}")
             return
-        self._at(self._carry([p.row for p in parts]) if len(parts) > 1 else 0.0, answers)
+        self._schedule(self._transfer([p.row for p in parts]) if len(parts) > 1 else 0.0, answers)
 
     def _message(self, name: str, part: Part) -> None:
         """Match a send and a recv. Of several, take the oldest; a recv from this rank before one from any rank."""
         is_send = part.row.op == "send"
-        waiting = self._mail[name, part.row.tag, part.row.peer if is_send else part.rank]  # for one receiver
+        waiting = self._unmatched[name, part.row.tag, part.row.peer if is_send else part.rank]  # for one receiver
         if is_send:
-            self._carry([part.row])
+            self._transfer([part.row])
         pairs = ((part, other) if is_send else (other, part) for other in waiting if other.row.op != part.row.op)
-        fit = [(send, recv) for send, recv in pairs if recv.row.peer in (send.rank, -1)]
-        if fit:
-            send, recv = min(fit, key=lambda pair: pair[1].row.peer < 0)
+        matches = [(send, recv) for send, recv in pairs if recv.row.peer in (send.rank, -1)]
+        if matches:
+            send, recv = min(matches, key=lambda pair: pair[1].row.peer < 0)
             waiting.remove(recv if is_send else send)
-            self._meet(send, recv)
+            self._match(send, recv)
         else:
             waiting.append(part)
 
-    def _meet(self, send: Part, recv: Part) -> None:
+    def _match(self, send: Part, recv: Part) -> None:
         """Deliver a matched send and recv."""
         if send.row.bytes != recv.row.bytes:
             why = reports.message_that_differs(send, recv)
@@ -218,52 +218,52 @@ class Switch:
             self._fail([send, recv], why)
             return
         recv.row.started_s, recv.row.peer = send.row.started_s, send.rank
-        self._at(send.row.done_s, [(send, b"", -1), (recv, send.payload, send.rank)])
+        self._schedule(send.row.done_s, [(send, b"", -1), (recv, send.payload, send.rank)])
 
-    def _carry(self, rows: Sequence[Row]) -> float:
+    def _transfer(self, rows: Sequence[Row]) -> float:
         """Keep the links of these rows' ranks busy from when all are free. Return when the operation is done."""
         if not self.link:
             return 0.0
-        start = max(time.perf_counter(), *(self._busy[row.rank] for row in rows))
+        start = max(time.perf_counter(), *(self._link_free[row.rank] for row in rows))
         end = start + max(self.link.cost_s(row.op, row.bytes, len(row.group)) for row in rows)
         for row in rows:
-            row.started_s, row.done_s, self._busy[row.rank] = start, end, end
+            row.started_s, row.done_s, self._link_free[row.rank] = start, end, end
         return end
 
     # ---- answering ----
 
-    def _at(self, when: float, answers: list[tuple[Part, Any, int]]) -> None:
+    def _schedule(self, time_s: float, answers: list[tuple[Part, Any, int]]) -> None:
         def deliver() -> None:
             for part, payload, peer in answers:
                 self._answer(part, payload, peer)
 
         if self.by_rounds:
-            self._round.append(deliver)
-        elif when > time.perf_counter():
-            heapq.heappush(self._later, (when, next(self._order), deliver))
+            self._next_round.append(deliver)
+        elif time_s > time.perf_counter():
+            heapq.heappush(self._deliveries, (time_s, next(self._order), deliver))
         else:
             deliver()
 
     def _deliver(self) -> None:
-        while self._later and self._later[0][0] <= time.perf_counter():
-            heapq.heappop(self._later)[2]()
+        while self._deliveries and self._deliveries[0][0] <= time.perf_counter():
+            heapq.heappop(self._deliveries)[2]()
 
-    def _patience(self) -> float:
-        longest = REST_S if any(rank.kept for rank in self.ranks) else _LONGEST_S
-        return max(0.0, min(longest, self._later[0][0] - time.perf_counter())) if self._later else longest
+    def _timeout_s(self) -> float:
+        longest = SLEEP_S if any(rank.delayed for rank in self.ranks) else _CHECK_INTERVAL_S
+        return max(0.0, min(longest, self._deliveries[0][0] - time.perf_counter())) if self._deliveries else longest
 
     def _answer(self, part: Part, payload: Any, peer: int = -1, error: str = "") -> None:
         rank, row = self.ranks[part.rank], part.row
-        if until := rank.held_until(row, self.hold):
-            rank.kept[row.number] = until, lambda: self._answer(part, payload, peer, error)
+        if gate := rank.required_gate(row, self.hold):
+            rank.delayed[row.number] = gate, lambda: self._answer(part, payload, peer, error)
             return
         row.done_s = time.perf_counter()
         rank.answered.add(row.number)
-        if not rank.again:
+        if not rank.waits_again:
             rank.waits.discard(row.number)
         rank.polls.pop(row.number, None)
-        more: dict[str, Any] = {"error": error} if error else {"peer": peer} if peer >= 0 else {}
-        self._send(rank, {"number": row.number, **more}, payload)
+        extra: dict[str, Any] = {"error": error} if error else {"peer": peer} if peer >= 0 else {}
+        self._send(rank, {"number": row.number, **extra}, payload)
 
     def _fail(self, parts: Any, why: str) -> None:
         for part in parts:
@@ -275,40 +275,40 @@ class Switch:
 
     # ---- gates ----
 
-    def _open(self, rank: Rank, name: str, number: int) -> None:
+    def _open_gate(self, rank: Rank, name: str, number: int) -> None:
         if self.hold and any(gate.name == name for gate in rank.gates):  # a forged one would let held answers go
             raise Refused(f"a second request for the gate {name!r}")
         ran_s, _ = time_on_cores(rank.reader.pid)
         rank.gates.append(Gate(name, len(rank.rows), time.perf_counter(), ran_s))
         rank.polls.clear()
         self._send(rank, {"number": number, "numbers": self.factors.get(name, 1.0)}, b"")
-        for held in [number for number, (until, _) in rank.kept.items() if until in (name, "*")]:
-            late = time.perf_counter() + _LATE_S
-            heapq.heappush(self._later, (late, next(self._order), rank.kept.pop(held)[1]))
+        for operation in [number for number, (required, _) in rank.delayed.items() if required in (name, "*")]:
+            due_s = time.perf_counter() + _DELAY_S
+            heapq.heappush(self._deliveries, (due_s, next(self._order), rank.delayed.pop(operation)[1]))
 
     def _is_stuck(self) -> bool:
         """Whether there is a deadlock. First, a rank that stalls for delayed answers is recorded, and has them."""
         live = [rank for rank in self.ranks if rank.state == "running"]
-        if not live or self._later or self._unheard or any(rank.outbox for rank in live):
+        if not live or self._deliveries or self._unread or any(rank.outbox for rank in live):
             return False
-        if self._round:
-            if all(rank.waits or rank.spins() for rank in live):
-                due, self._round, self.rounds = self._round, [], self.rounds + 1
+        if self._next_round:
+            if all(rank.waits or rank.spinning() for rank in live):
+                due, self._next_round, self.rounds = self._next_round, [], self.rounds + 1
                 for deliver in due:
                     deliver()
             return False
         for rank in live:
-            if rank.stalls():
-                for number in sorted(rank.waits) or [max(rank.kept)] * (not rank.spins()):  # polls are recorded already
-                    self._stood_still(rank, number)
-                due, hold, self.hold = [answer for _, answer in rank.kept.values()], self.hold, []
-                rank.kept.clear()
+            if rank.stalled():
+                for number in sorted(rank.waits) or [max(rank.delayed)] * (not rank.spinning()):  # polls are recorded
+                    self._record_stall(rank, number)
+                due, hold, self.hold = [answer for _, answer in rank.delayed.values()], self.hold, []
+                rank.delayed.clear()
                 for answer in due:
                     answer()
                 self.hold = hold
-        return all(rank.waits - rank.kept.keys() for rank in live)  # a rank that polls may still go on
+        return all(rank.waits - rank.delayed.keys() for rank in live)  # a rank that polls may still go on
 
-    def _stood_still(self, rank: Rank, number: int) -> None:
+    def _record_stall(self, rank: Rank, number: int) -> None:
         """Record that a rank waits for, or polls, an operation whose answer is delayed."""
         row = rank.rows[number]
         if row.waited_s < 0:

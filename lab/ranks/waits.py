@@ -16,39 +16,39 @@ from .ledger import Row
 _known: weakref.WeakKeyDictionary[Any, Sequence[Row]] = weakref.WeakKeyDictionary()  # by Work or Future
 
 
-def know(work: dist.Work, row: Row) -> None:
+def remember(work: dist.Work, row: Row) -> None:
     """Remember that this Work belongs to this row."""
     _known[work] = [row]
 
 
-def known(work: dist.Work) -> Row | None:
+def row_of(work: dist.Work) -> Row | None:
     return _known[work][0] if work in _known else None
 
 
-def install(begin: Callable[[Row], None], asked: Callable[[Row], None], ended: Callable[[Row], None]) -> None:
+def install(on_begin: Callable[[Row], None], on_poll: Callable[[Row], None], on_end: Callable[[Row], None]) -> None:
     """Patch torch's methods that wait for an operation, and those that poll it.
 
-    begin: called with each row when a wait begins. asked: called with each row that was polled and was not done. ended:
-    called with each row when the wait has ended; may raise the operation's error.
+    on_begin: called with each row when a wait begins. on_poll: called with each row that was polled and was not done.
+    on_end: called with each row when the wait has ended; may raise the operation's error.
     """
 
-    def polled(ask: Callable) -> Callable:
-        def call(of: Any) -> bool:
-            if not (done := ask(of)):
-                for row in _known.get(of, ()):
-                    asked(row)
+    def polled(poll: Callable) -> Callable:
+        def call(work: Any) -> bool:
+            if not (done := poll(work)):
+                for row in _known.get(work, ()):
+                    on_poll(row)
             return done
 
         return call
 
     def watched(wait: Callable) -> Callable:
-        def call(of: Any, *args: Any, **kwargs: Any) -> Any:
-            rows = _known.get(of, ())
+        def call(work: Any, *args: Any, **kwargs: Any) -> Any:
+            rows = _known.get(work, ())
             for row in rows:
-                begin(row)
-            result = wait(of, *args, **kwargs)
+                on_begin(row)
+            result = wait(work, *args, **kwargs)
             for row in rows:
-                ended(row)
+                on_end(row)
             return result
 
         return call
@@ -57,28 +57,28 @@ def install(begin: Callable[[Row], None], asked: Callable[[Row], None], ended: C
     dist.Work.wait = watched(dist.Work.wait)
     dist.Work.is_completed = polled(dist.Work.is_completed)
     future.done = polled(future.done)
-    dist.Work.get_future = _after(dist.Work.get_future)
+    dist.Work.get_future = _inherit_rows(dist.Work.get_future)
     future.wait = watched(future.wait)
-    future.then = _after(future.then)
-    torch._C._collect_all = _after_all(torch._C._collect_all)
+    future.then = _inherit_rows(future.then)
+    torch._C._collect_all = _inherit_all_rows(torch._C._collect_all)
 
 
-def _after(make: Callable) -> Callable:
+def _inherit_rows(make: Callable) -> Callable:
     """Give a Future that is made from a Work or Future the same rows."""
 
-    def call(of: Any, *args: Any, **kwargs: Any) -> Any:
-        made = make(of, *args, **kwargs)
-        if of in _known:
-            _known[made] = _known[of]
-        return made
+    def call(source: Any, *args: Any, **kwargs: Any) -> Any:
+        future = make(source, *args, **kwargs)
+        if source in _known:
+            _known[future] = _known[source]
+        return future
 
     return call
 
 
-def _after_all(make: Callable) -> Callable:
+def _inherit_all_rows(make: Callable) -> Callable:
     def call(futures: Any) -> Any:
-        made = make(futures)
-        _known[made] = [row for f in futures for row in _known.get(f, ())]
-        return made
+        future = make(futures)
+        _known[future] = [row for f in futures for row in _known.get(f, ())]
+        return future
 
     return call

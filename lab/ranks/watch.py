@@ -31,7 +31,7 @@ class Watch:
         self.trusted = (_STANDARD, str(ROOT) + os.sep, *(p.rstrip(os.sep) + os.sep for p in sys.path if p), "<frozen")
         self.forbidden: tuple[str, ...] = ()
         self.stand_ins = False
-        self.last = next(reversed(sys.modules))  # the module imported last, before any of the solution's
+        self.last_module = next(reversed(sys.modules))  # the module imported last, before any of the solution's
 
     def guard(self, names: Iterable[str], stand_ins: bool = False) -> None:
         """Refuse the operators, functions, classes and modules with these names to the solution.
@@ -41,34 +41,34 @@ class Watch:
         global _watch
         _watch, self.forbidden, self.stand_ins = self, tuple(names), stand_ins
         sys.meta_path.insert(0, self)
-        operators.refuse(self.forbidden, lambda: self._asks(through=self._is_trusted))
+        operators.refuse(self.forbidden, lambda: self._untrusted(skip=self._is_trusted))
         for owner, attribute, refusing in refusals(self.forbidden)[0]:
             setattr(owner, attribute, refusing)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Refuse to import a forbidden module, if the solution asks for it."""
-        if any(f"{name}.".startswith(f"{other}.") for other in self.forbidden) and self._asks(through=self._is_passed):
+        if any(f"{name}.".startswith(f"{other}.") for other in self.forbidden) and self._untrusted(skip=self._is_relay):
             raise _refusal(name)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """After a probe, raise ForbiddenCall if a call was refused, or if the solution holds a forbidden object."""
         if ForbiddenCall.first is not None:
             raise ForbiddenCall.first
         _, forbidden = refusals(self.forbidden)
-        for name in [*itertools.takewhile(lambda name: name != self.last, reversed(sys.modules))]:
+        for name in [*itertools.takewhile(lambda name: name != self.last_module, reversed(sys.modules))]:
             if (getattr(sys.modules[name], "__file__", None) or "").startswith(self.impl):
                 for key, value in vars(sys.modules[name]).items():
                     if id(value) in forbidden:
                         raise ForbiddenCall(f"{name}.{key} is the forbidden {forbidden[id(value)]}")
 
-    def _asks(self, through: Any) -> bool:
-        """Whether the solution made this call. through(file): whether to skip callers in this file."""
+    def _untrusted(self, skip: Any) -> bool:
+        """Whether the solution made this call. skip(file): whether to skip callers in this file."""
         frame = sys._getframe(2)
-        while frame.f_back and through(frame.f_code.co_filename):
+        while frame.f_back and skip(frame.f_code.co_filename):
             frame = frame.f_back
         return not self._is_trusted(frame.f_code.co_filename)
 
-    def _is_passed(self, file: str) -> bool:
+    def _is_relay(self, file: str) -> bool:
         """Whether this file only passes on what its caller asks for."""
         return _is_standard(file) or (file.startswith(_LAB) and not (self.stand_ins and file.startswith(_STAND_INS)))
 
@@ -86,16 +86,16 @@ def refusals(names: tuple[str, ...]) -> tuple[list[tuple[Any, str, Any]], dict[i
     The zygote calls this before it forks. In each fork it would take tens of milliseconds, because reading all modules
     copies their memory pages.
     """
-    made, forbidden = dict[tuple[int, str], tuple[Any, str, Any]](), dict[int, str]()
+    replacements, forbidden = dict[tuple[int, str], tuple[Any, str, Any]](), dict[int, str]()
 
     def refuse(owner: Any, attribute: str, value: Any, name: str, is_named: bool = False) -> None:
         if isinstance(value, type) and inspect.isfunction(init := vars(value).get("__init__")):
             forbidden[id(value)] = name
-            made.setdefault((id(value), "__init__"), (value, "__init__", _refusing(init, name, is_named=False)))
-        elif inspect.isroutine(value) and (is_named or (id(owner), attribute) not in made):
+            replacements.setdefault((id(value), "__init__"), (value, "__init__", _refusing(init, name, is_named=False)))
+        elif inspect.isroutine(value) and (is_named or (id(owner), attribute) not in replacements):
             refusing = _refusing(value, name, is_named)
             forbidden[id(refusing)] = name
-            made[id(owner), attribute] = owner, attribute, refusing
+            replacements[id(owner), attribute] = owner, attribute, refusing
 
     for name in names:
         for module in [m for n, m in [*sys.modules.items()] if f"{n}.".startswith(f"{name}.")]:
@@ -109,20 +109,20 @@ def refusals(names: tuple[str, ...]) -> tuple[list[tuple[Any, str, Any]], dict[i
             defining = sys.modules.get(getattr(value, "__module__", None) or "")
             if getattr(defining, attribute, None) is value:  # torch.distributed re-exports
                 refuse(defining, attribute, value, name)
-    return [*made.values()], forbidden
+    return [*replacements.values()], forbidden
 
 
 def _refusing(function: Any, name: str, is_named: bool) -> Any:
     """Wrap a function. is_named: refuse it also if torch calls it for the solution."""
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if _watch._asks(_watch._is_trusted if is_named else _watch._is_passed):
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if _watch._untrusted(_watch._is_trusted if is_named else _watch._is_relay):
             raise _refusal(name)
         return function(*args, **kwargs)
 
-    del called.__wrapped__  # it would give access to the original
-    return called
+    del wrapper.__wrapped__  # it would give access to the original
+    return wrapper
 
 
 def _is_standard(file: str) -> bool:

@@ -4,8 +4,8 @@ It imports torch once and never computes with it, because torch's threads do not
 children, one per rank, so nothing leaks from probe to probe, and a crash in one probe harms no other. The zygote is
 started as a new program, never forked from pytest.
 
-Some of torch's modules are slow to import, and many probes never use them (child.LATE). The zygote imports such a
-module when a rank first needs it, and then forks that probe's ranks again.
+Some of torch's modules are slow to import, and many probes never use them (child.LATE_MODULES). The zygote imports such
+a module when a rank first needs it, and then forks that probe's ranks again.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from ..solution import framing
 from ..solution.framing import GIVE_UP
 from . import alone, operators, processes, seccomp, watch
 from .child import Job
-from .launch import Walls, World
+from .launch import Isolation, World
 
-MOST_RANKS = 250  # one message can carry this many descriptors
-_PAYS = 64  # after so many forks we use huge pages: that takes 0.4 s, and saves a few milliseconds per fork
+MAX_RANKS = 250  # one message can carry this many descriptors
+_HUGE_PAGES_AFTER = 64  # after so many forks we use huge pages: that takes 0.4 s, and saves a few milliseconds per fork
 # Modules that probes import: import them once here instead of in each child. The first launch with a tensor descriptor
 # imports the last one.
 _PROBES = (
@@ -38,65 +38,65 @@ _PROBES = (
 def main() -> None:
     """Serve until stdin closes."""
     requests, answers = os.dup(0), os.dup(1)
-    asked = socket.socket(fileno=requests)
+    request_socket = socket.socket(fileno=requests)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)
     gc.disable()  # it would scan all imported objects repeatedly, a quarter of the start-up time
     # In a sandbox with a user of its own, all visible processes are ours to kill. That never holds for root.
-    box = os.environ.get("SHARDLINGS_BOX", "")
-    boxed = box in ("bubblewrap", "uid") and os.geteuid() != 0
+    sandbox = os.environ.get("SHARDLINGS_BOX", "")
+    sandboxed = sandbox in ("bubblewrap", "uid") and os.geteuid() != 0
     _warm()
     gc.freeze()  # children must not copy these pages just to count references
     gc.enable()
-    if boxed:
+    if sandboxed:
         processes.dumpable(False)  # otherwise a child could open this process's pipes through /proc
-        processes.in_huge_pages()  # now: later it would disturb a probe's memory measurement
-    forks = _PAYS if boxed else 0
-    lacking = alone.lacking() if box == "bubblewrap" else ""
+        processes.use_huge_pages()  # now: later it would disturb a probe's memory measurement
+    forks = _HUGE_PAGES_AFTER if sandboxed else 0
+    lacking = alone.isolation_error() if sandbox == "bubblewrap" else ""
     compiles = not os.environ.get("TRITON_INTERPRET")  # ptxas is a process
-    walls = Walls(seccomp.program(rank=True, forks=compiles), not lacking) if box == "bubblewrap" else None
+    isolation = Isolation(seccomp.program(rank=True, forks=compiles), not lacking) if sandbox == "bubblewrap" else None
     known = processes.processes()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # an exception, so that `finally` ends the ranks
     framing.send(answers, {"ready": True, "lacking": lacking})
     while True:
         try:
-            word, ports, *_ = socket.recv_fds(asked, 1, MOST_RANKS)
-            if not word:
+            byte, ports, *_ = socket.recv_fds(request_socket, 1, MAX_RANKS)
+            if not byte:
                 return
-            if word == GIVE_UP:  # too late: the probe was answered already
+            if byte == GIVE_UP:  # too late: the probe was answered already
                 continue
             header, blobs = framing.receive(requests)
         except framing.Closed:
             return
         job = Job(**header)
         _prepare(job)
-        world = World(job, blobs, list(ports), requests, walls, known=known if boxed else None)
+        world = World(job, blobs, list(ports), requests, isolation, known=known if sandboxed else None)
         ranks = world.run()
-        left = False
-        if boxed:
+        leftover = False
+        if sandboxed:
             if strays := world.strays | (processes.processes() - known):
                 for rank in ranks:
                     rank.fail("error", "forbidden", f"a solution must not start processes: {len(strays)} still ran")
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)  # everything that a probe left running, daemons too
-            left = processes.left_behind()
-        if world.late:
-            _import_late(world.late)
+            leftover = processes.left_behind()
+        if world.late_module:
+            _import_late(world.late_module)
             framing.send(answers, {"again": True})
             continue
         summary = [
             {"outcome": r.outcome, "output": r.output.decode(errors="replace"), "peak_bytes": r.peak_bytes, **r.extra}
             for r in ranks
         ]
-        told = {"busy": world.busy, "seconds": world.seconds, "waited_s": world.waited_s, "files": [*world.files]}
+        extra = {"busy": world.busy_text, "seconds": world.seconds, "waited_s": world.waited_s, "files": [*world.files]}
         blobs = [*(r.blob for r in ranks), *world.files.values()]
-        framing.send(answers, {"ranks": summary, "spent": left, **told}, blobs)
-        if left:
+        framing.send(answers, {"ranks": summary, "spent": leftover, **extra}, blobs)
+        if leftover:
             return
         forks += len(ranks)
-        if forks >= _PAYS > forks - len(ranks):
-            processes.in_huge_pages()
+        if forks >= _HUGE_PAGES_AFTER > forks - len(ranks):
+            processes.use_huge_pages()
 
 
 def _warm() -> None:
@@ -110,7 +110,7 @@ def _warm() -> None:
     from . import group
 
     torch.set_num_threads(1)
-    warnings.formatwarning = _in_a_line
+    warnings.formatwarning = _in_one_line
     for name in _PROBES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -120,7 +120,7 @@ def _warm() -> None:
     group.install()
 
 
-def _in_a_line(
+def _in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Format a warning as one line, so that lab/harness/summary.py can tell it from printed output."""
@@ -128,7 +128,7 @@ def _in_a_line(
 
 
 def _import_late(name: str) -> None:
-    """Import a module of LATE in the zygote, so that no child must."""
+    """Import a module of LATE_MODULES in the zygote, so that no child must."""
     gc.disable()
     module = importlib.import_module(name)
     if name == "torch._dynamo":

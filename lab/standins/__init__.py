@@ -10,7 +10,7 @@ import importlib.util
 
 
 def source(id: str) -> str:
-    """The place of an exercise's stand-in: "lab.standins.ddp:naive". Raises LookupError if there is none."""
+    """The name of an exercise's stand-in: "lab.standins.ddp:naive". Raises LookupError if there is none."""
     stage, _, name = id.partition(".")
     module = f"{__name__}.{stage}"
     if importlib.util.find_spec(module) is None or not hasattr(importlib.import_module(module), name):

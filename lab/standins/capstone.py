@@ -40,10 +40,10 @@ def mesh_global_norm(module: ModuleType) -> Any:
     """Gathers all parts of the gradient on every rank: many more bytes than one number."""
 
     def clip_global_norm(parallel: Any, max_norm: float) -> torch.Tensor:
-        here, copies = parallel.mesh.coordinate(), parallel.placements()
-        own = [p.grad.flatten() for p, at in copies.items() if not any(here[a] for a in at.copies)]
+        coordinate, copies = parallel.mesh.coordinate(), parallel.placements()
+        grads = [p.grad.flatten() for p, spec in copies.items() if not any(coordinate[a] for a in spec.copies)]
         gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, torch.cat([torch.zeros(1), *(g.detach().cpu() for g in own)]))
+        dist.all_gather_object(gathered, torch.cat([torch.zeros(1), *(g.detach().cpu() for g in grads)]))
         norm = torch.linalg.vector_norm(torch.cat(gathered))
         for p in copies:
             p.grad.mul_(min(1.0, max_norm / max(norm.item(), 1e-12)))

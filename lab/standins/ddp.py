@@ -16,7 +16,7 @@ def naive(module: ModuleType) -> type[nn.Module]:
             super().__init__()
             self.module, self.group = module, group
             for tensor in (*module.parameters(), *module.buffers()):
-                tensor.detach().copy_(everyones(tensor.detach(), group)[0])
+                tensor.detach().copy_(gather_all(tensor.detach(), group)[0])
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return self.module(*args, **kwargs)
@@ -24,12 +24,12 @@ def naive(module: ModuleType) -> type[nn.Module]:
         def finish_gradient_synchronization(self) -> None:
             for p in self.module.parameters():
                 if p.grad is not None:
-                    p.grad.copy_(everyones(p.grad / dist.get_world_size(self.group), self.group).sum(0))
+                    p.grad.copy_(gather_all(p.grad / dist.get_world_size(self.group), self.group).sum(0))
 
     return NaiveDDP
 
 
-def everyones(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+def gather_all(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     """Gather a tensor from all ranks; shape (ranks, ...)."""
     gathered = [
         torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))

@@ -25,14 +25,14 @@ def loss_scaler(module: ModuleType) -> type:
             return loss.float() * self.tensor
 
         def unscale(self, gradients: Iterable[torch.Tensor | None]) -> bool:
-            found = torch.zeros(())
+            found_inf = torch.zeros(())
             present = [g for g in gradients if g is not None]
-            torch._amp_foreach_non_finite_check_and_unscale_(present, found, self.tensor.reciprocal())
-            return not found.item()
+            torch._amp_foreach_non_finite_check_and_unscale_(present, found_inf, self.tensor.reciprocal())
+            return not found_inf.item()
 
         def update(self, finite: bool) -> None:
-            found = torch.tensor(0.0 if finite else 1.0)
-            torch._amp_update_scale_(self.tensor, self.tracker, found, self.growth, self.backoff, self.interval)
+            found_inf = torch.tensor(0.0 if finite else 1.0)
+            torch._amp_update_scale_(self.tensor, self.tracker, found_inf, self.growth, self.backoff, self.interval)
 
         def state_dict(self) -> dict[str, float]:
             return {"scale": self.scale, "finite_steps": self.tracker.item()}

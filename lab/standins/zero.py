@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from .ddp import everyones
+from .ddp import gather_all
 
 # Names of torch 2.13; torch 2.11 has only the older ones.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -24,13 +24,13 @@ def zero1(module: ModuleType) -> type[torch.optim.Optimizer]:
         def __init__(self, params: Any, optimizer_cls: type[torch.optim.Optimizer], group: Any = None, **kwargs: Any):
             self.group, self.inner = group, None
             super().__init__(params, optimizer_cls([{"params": []}], **kwargs).defaults)
-            self.inner = optimizer_cls([self._mine(g) for g in self.param_groups], **kwargs)
+            self.inner = optimizer_cls([self._owned(g) for g in self.param_groups], **kwargs)
             self.state = self.inner.state
 
         def add_param_group(self, param_group: dict[str, Any]) -> None:
             super().add_param_group(param_group)
             if self.inner is not None:
-                self.inner.add_param_group(self._mine(self.param_groups[-1]))
+                self.inner.add_param_group(self._owned(self.param_groups[-1]))
 
         @torch.no_grad()
         def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -46,15 +46,15 @@ def zero1(module: ModuleType) -> type[torch.optim.Optimizer]:
                 for i, p in enumerate(group["params"]):
                     if not p.requires_grad:
                         continue
-                    whole = p.detach().contiguous()
-                    dist.broadcast(whole, group_src=self._owner(i), group=self.group)
-                    p.copy_(whole)
+                    full = p.detach().contiguous()
+                    dist.broadcast(full, group_src=self._owner(i), group=self.group)
+                    p.copy_(full)
             return loss
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             super().load_state_dict(state_dict)
-            mine = {p for g in self.param_groups for p in self._mine(g)["params"]}
-            for p in [p for p in self.state if p not in mine]:
+            owned = {p for g in self.param_groups for p in self._owned(g)["params"]}
+            for p in [p for p in self.state if p not in owned]:
                 del self.state[p]
             assert self.inner is not None
             self.inner.state = self.state
@@ -62,7 +62,7 @@ def zero1(module: ModuleType) -> type[torch.optim.Optimizer]:
         def _owner(self, i: int) -> int:
             return i % dist.get_world_size(self.group)
 
-        def _mine(self, group: dict[str, Any]) -> dict[str, Any]:
+        def _owned(self, group: dict[str, Any]) -> dict[str, Any]:
             rank = dist.get_rank(self.group)
             return {**group, "params": [p for i, p in enumerate(group["params"]) if self._owner(i) == rank]}
 
@@ -79,10 +79,10 @@ def fsdp_gather(module: ModuleType) -> type[nn.Module]:
             known: dict[Any, tuple[Any, int]] = {}
             self.units_of: dict[nn.Module, list[Any]] = {}
             for layer in module.default_layers(model) if layers is None else list(layers):
-                own = [p for p in layer.parameters() if p not in known]
-                if sum(p.numel() for p in own) >= small:
-                    for key in {(p.dtype, p.requires_grad): None for p in own}:
-                        alike = [p for p in own if (p.dtype, p.requires_grad) == key]
+                parameters = [p for p in layer.parameters() if p not in known]
+                if sum(p.numel() for p in parameters) >= small:
+                    for key in {(p.dtype, p.requires_grad): None for p in parameters}:
+                        alike = [p for p in parameters if (p.dtype, p.requires_grad) == key]
                         unit = module.Unit(alike, group)
                         known.update({p: (unit, i) for i, p in enumerate(alike)})
                 self.units_of[layer] = list({known[p][0]: None for p in layer.parameters() if p in known})
@@ -116,7 +116,7 @@ def fsdp_gather(module: ModuleType) -> type[nn.Module]:
         def full_state(self) -> dict[str, torch.Tensor]:
             state = {name: t.clone() for name, t in self.module.state_dict().items()}
             for unit in self.units:
-                full = everyones(unit.shard.detach(), self.group).flatten()
+                full = gather_all(unit.shard.detach(), self.group).flatten()
                 for names, piece in zip(unit.names, unit.pieces(full), strict=True):
                     state.update((name, piece) for name in names)
             return state

@@ -34,8 +34,8 @@ from ..solution.impl import folder_of
 from .stack import DataStack, MeshStack, attend, load
 
 FLOOR = 0.1  # the last learning rate, relative to the peak
-TOLD = (ValueError, OSError, SafetensorError, NotImplementedError, SyntaxError, ImportError, LookupError)  # in one line
-SAME = ("seed", "sequences", "context")  # options that determine the batches: a resumed run must not change them
+ERRORS = (ValueError, OSError, SafetensorError, NotImplementedError, SyntaxError, ImportError, LookupError)  # one line
+BATCH_OPTIONS = ("seed", "sequences", "context")  # they determine the batches: a resumed run must not change them
 
 
 def learning_rate(step: int, steps: int, warm_up: int, peak: float) -> float:
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     with process_group() as store:
         try:
             train(options)
-        except TOLD as error:
+        except ERRORS as error:
             if store.add("complaints", 1) == 1 and first_attempt():  # one rank reports for all
                 complain(str(error))
             sys.exit(2)
@@ -125,12 +125,12 @@ def make_parser(name: str = "lab.train", description: str = "") -> Parser:
 
 def parse(arguments: list[str] | None = None, parser: Parser | None = None) -> argparse.Namespace:
     """Parse and check the command line. parser: that of `lab train`, which has more options and starts the ranks."""
-    alone, parser = parser is None, parser or make_parser()
+    standalone, parser = parser is None, parser or make_parser()
     options = parser.parse_args(arguments)
     for name, value in vars(options).items():
-        least = {"experts": 0, "warm_up": 0, "seed": 0}.get(name, 1)
-        if type(value) is int and value < least:
-            parser.error(f"expected --{name.replace('_', '-')} of at least {least}, got {value}")
+        minimum = {"experts": 0, "warm_up": 0, "seed": 0}.get(name, 1)
+        if type(value) is int and value < minimum:
+            parser.error(f"expected --{name.replace('_', '-')} of at least {minimum}, got {value}")
     if not (0 <= options.dropout < 1 and options.lr > 0 and options.clip > 0):
         parser.error(
             f"expected 0 <= --dropout < 1, --lr > 0 and --clip > 0, got {options.dropout}, {options.lr}, {options.clip}"
@@ -144,15 +144,15 @@ def parse(arguments: list[str] | None = None, parser: Parser | None = None) -> a
     known = math.prod(n for n in options.mesh.values() if n)
     options.mesh = {axis: n or max(world // known, 1) for axis, n in options.mesh.items()}
     ranks = math.prod(options.mesh.values())
-    beyond = [a for a in options.mesh if a != "data"]
-    asked = [n for n in ("experts", "fsdp", "sequence", "dropout") if getattr(options, n)]
-    if options.stack == "data" and (beyond or asked or options.micro_batches > 1):
-        more = ", ".join([*(f"--mesh {a}=" for a in beyond), *(f"--{n}" for n in asked)]) or "--micro-batches"
-        parser.error(f"expected --mesh data=… alone with --stack data, got {more}; --stack mesh has the rest")
+    axes = [a for a in options.mesh if a != "data"]
+    flags = [n for n in ("experts", "fsdp", "sequence", "dropout") if getattr(options, n)]
+    if options.stack == "data" and (axes or flags or options.micro_batches > 1):
+        rejected = ", ".join([*(f"--mesh {a}=" for a in axes), *(f"--{n}" for n in flags)]) or "--micro-batches"
+        parser.error(f"expected --mesh data=… alone with --stack data, got {rejected}; --stack mesh has the rest")
     shares = max(ranks, world)  # without --mesh, torchrun's ranks are those of the data axis
     if options.stack == "data" and options.sequences % shares:
         parser.error(f"expected a multiple of {shares} --sequences, one share a rank, got {options.sequences}")
-    if alone and ranks > world == 1:
+    if standalone and ranks > world == 1:
         parser.error(f"--mesh has {ranks} ranks, and this is one: torchrun --nproc-per-node {ranks} -m lab.train …")
     return options
 
@@ -175,17 +175,17 @@ def degrees(text: str) -> dict[str, int]:
 def exercises(text: str) -> list[str]:
     """Parse ids, such as "ddp.naive,zero.zero1"."""
     ids = [*filter(None, text.split(","))]
-    if strangers := [id for id in ids if id not in default().exercises]:
-        raise argparse.ArgumentTypeError(f"expected ids of exercises, got {strangers[0]!r}")
+    if unknown := [id for id in ids if id not in default().exercises]:
+        raise argparse.ArgumentTypeError(f"expected ids of exercises, got {unknown[0]!r}")
     return ids
 
 
 @contextlib.contextmanager
 def process_group() -> Iterator[dist.Store]:
     """Join torchrun's process group, or a group of one rank without torchrun. Yields the store that all ranks share."""
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    single_rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     if "RANK" not in os.environ:
-        os.environ |= alone
+        os.environ |= single_rank
     if device() == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store, rank, world = next(dist.rendezvous("env://"))
@@ -214,18 +214,18 @@ def train(options: argparse.Namespace) -> list[float]:
     losses, start = run.resume(), time.perf_counter()
     first = len(losses)
     if first >= options.steps and (options.folder / "run.json").exists():
-        run.say(
+        run.log(
             f"nothing to train: {options.folder} holds a run of {first} steps, and --steps asks for {options.steps}; "
             f"--steps {2 * first} goes on, --fresh begins anew"
         )
         return losses
-    with run.progress(first) as told:
+    with run.progress(first) as report:
         for step in range(first, options.steps):
-            whole = batch(corpus, options.sequences, options.context, seed=options.seed, step=step)
-            losses.append(run.step(step, *whole))
+            full_batch = batch(corpus, options.sequences, options.context, seed=options.seed, step=step)
+            losses.append(run.step(step, *full_batch))
             if (step + 1) % options.save_every == 0 or step + 1 == options.steps:
                 run.save(losses)
-            told(step + 1, losses[-1], (step + 1 - first) * whole[0].numel() / (time.perf_counter() - start))
+            report(step + 1, losses[-1], (step + 1 - first) * full_batch[0].numel() / (time.perf_counter() - start))
     run.finish(losses)
     return losses
 
@@ -268,27 +268,27 @@ class Run:
                 f"leaves it as it is"
             ) from error
         if len(losses) < options.steps:
-            self.say(f"resumed behind step {len(losses)} of {options.steps}")
+            self.log(f"resumed behind step {len(losses)} of {options.steps}")
         return losses
 
     def _same_data(self, extra: dict[str, Any]) -> None:
         """Raise ValueError if the options differ that determine the batches: training would silently change."""
-        now = {name: getattr(self.options, name) for name in SAME}
-        for name, then in extra.get("data", now).items():
-            if now[name] != then:
-                raise ValueError(f"it was trained with --{name} {then}, not {now[name]}")
+        current = {name: getattr(self.options, name) for name in BATCH_OPTIONS}
+        for name, recorded in extra.get("data", current).items():
+            if current[name] != recorded:
+                raise ValueError(f"it was trained with --{name} {recorded}, not {current[name]}")
 
     def step(self, step: int, tokens: torch.Tensor, targets: torch.Tensor) -> float:
         """Train one step on a whole batch. Return its loss."""
         options = self.options
         for group in self.stack.optimizer.param_groups:
             group["lr"] = learning_rate(step, options.steps, options.warm_up, options.lr)
-        own = [self.stack.share(t).to(self.device) for t in (tokens, targets)]
+        local = [self.stack.share(t).to(self.device) for t in (tokens, targets)]
         with self.meter:
-            return self.stack.step(*own)
+            return self.stack.step(*local)
 
     def save(self, losses: list[float]) -> None:
-        extra = {"losses": losses, "data": {name: getattr(self.options, name) for name in SAME}}
+        extra = {"losses": losses, "data": {name: getattr(self.options, name) for name in BATCH_OPTIONS}}
         try:
             self.stack.checkpoint.save(self.stack.model, self.stack.optimizer, extra=extra)
         except (OSError, SafetensorError) as error:
@@ -307,24 +307,24 @@ class Run:
         with Progress(*columns, console=Console(stderr=True), disable=not self.lead) as bar:
             task = bar.add_task("training", total=self.options.steps, completed=first, told="")
 
-            def told(done: int, loss: float, rate: float) -> None:
+            def report(done: int, loss: float, rate: float) -> None:
                 bar.update(task, completed=done, told=f"loss {loss:.3f}, {rate:,.0f} tokens/s")
 
-            yield told
+            yield report
 
     def finish(self, losses: list[float]) -> None:
         """Write the losses as JSON and as a plot to the folder, and the run's throughput and memory."""
-        held = [*self.stack.model.parameters(), *(v for s in self.stack.optimizer.state.values() for v in s.values())]
-        state_bytes = sum(t.numel() * t.element_size() for t in held if isinstance(t, torch.Tensor))
-        told = self.meter.told(self.flops, self.options.sequences * self.options.context, state_bytes)
+        state = [*self.stack.model.parameters(), *(v for s in self.stack.optimizer.state.values() for v in s.values())]
+        state_bytes = sum(t.numel() * t.element_size() for t in state if isinstance(t, torch.Tensor))
+        summary = self.meter.summary(self.flops, self.options.sequences * self.options.context, state_bytes)
         if not self.lead:
             return
         folder = self.options.folder
         (folder / "losses.json").write_text(json.dumps(losses))
-        (folder / "run.json").write_text(json.dumps(told))
+        (folder / "run.json").write_text(json.dumps(summary))
         save(folder / "loss.png", {str(self.options.mesh or "one rank"): losses})
-        self.say(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps: {folder / 'loss.png'}")
+        self.log(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps: {folder / 'loss.png'}")
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         if self.lead:
             Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)

@@ -74,14 +74,14 @@ class MeshStack:
     def __init__(self, impl: Any, options: argparse.Namespace, config: Config, attend: Attend, device: torch.device):
         self.impl, self.options = impl, options
         self.mesh = impl.mesh.mesh.Mesh(**options.mesh)
-        whole = Transformer(config, attend)
+        model = Transformer(config, attend)
         if options.experts:
-            impl.mesh.parallel.to_moe(whole, options.experts, options.k)
+            impl.mesh.parallel.to_moe(model, options.experts, options.k)
         plan = impl.mesh.parallel.Plan(
             micro_batches=options.micro_batches, schedule=options.schedule, chunks=options.chunks,
             sequence=options.sequence, fsdp=options.fsdp, dropout=options.dropout, seed=options.seed,
         )  # fmt: skip
-        self.model = impl.mesh.compose.parallelize(whole.to(device), self.mesh, plan)
+        self.model = impl.mesh.compose.parallelize(model.to(device), self.mesh, plan)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr, **ADAM)
         self.checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(options.folder / "checkpoint")
 

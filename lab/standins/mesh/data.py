@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from ..ddp import everyones
+from ..ddp import gather_all
 
 
 def fsdp_axis(module: ModuleType) -> type[nn.Module]:
@@ -45,6 +45,6 @@ def reduce_gradients(module: ModuleType) -> Callable[..., None]:
         for parameters, group in ((dense, replicas), (experts, data)):
             for p in dict.fromkeys(parameters):
                 if p.grad is not None:
-                    p.grad.copy_(everyones(p.grad / dist.get_world_size(replicas), group).sum(0))
+                    p.grad.copy_(gather_all(p.grad / dist.get_world_size(replicas), group).sum(0))
 
     return reduce_gradients

@@ -24,13 +24,13 @@ def route(module: ModuleType) -> Callable[..., Any]:
             parts[dist.get_rank(group)] = logits
         wide = torch.promote_types(logits.dtype, torch.float32)
         chosen = [part.detach().sort(dim=-1, descending=True, stable=True).indices[:, :k] for part in parts]
-        p, everyones = torch.cat([part.softmax(dim=-1, dtype=wide) for part in parts]), torch.cat(chosen)
-        share = torch.bincount(everyones.flatten(), minlength=n).to(wide) / max(1, everyones.numel())
+        p, all_chosen = torch.cat([part.softmax(dim=-1, dtype=wide) for part in parts]), torch.cat(chosen)
+        share = torch.bincount(all_chosen.flatten(), minlength=n).to(wide) / max(1, all_chosen.numel())
         balance = n * (share * p.sum(0)).sum() / max(1, len(p))
         scaled = balance * (averaged_over or len(parts))
-        own = chosen[0 if group is None else dist.get_rank(group)]
-        gates = logits.softmax(dim=-1, dtype=wide).gather(1, own)
-        return module.Routing(own, gates, balance.detach() + scaled - scaled.detach())
+        local = chosen[0 if group is None else dist.get_rank(group)]
+        gates = logits.softmax(dim=-1, dtype=wide).gather(1, local)
+        return module.Routing(local, gates, balance.detach() + scaled - scaled.detach())
 
     return route
 
@@ -65,8 +65,8 @@ def combine(module: ModuleType) -> Callable[..., Tensor]:
 
     def combine(y: Tensor, gates: Tensor, dispatched: Any, *, group: Any = None) -> Tensor:
         leaving = torch.empty_like(y).index_copy(0, dispatched.regroup, y).double()
-        home = _exchange(leaving, dispatched.received, dispatched.sent, group)
-        rows = home.new_zeros(gates.numel(), y.shape[1]).index_copy(0, dispatched.order, home)
+        returned = _exchange(leaving, dispatched.received, dispatched.sent, group)
+        rows = returned.new_zeros(gates.numel(), y.shape[1]).index_copy(0, dispatched.order, returned)
         return (rows.view(*gates.shape, y.shape[1]) * gates[..., None]).sum(1).to(y.dtype)
 
     return combine
@@ -79,14 +79,14 @@ def capacity(module: ModuleType) -> Callable[..., Any]:
         if not factor > 0:
             raise ValueError(f"expected factor > 0, got {factor}")
         tokens, k = experts.shape
-        limit, taken, dropped, kept = -int(-factor * tokens * k // n), [0] * n, [0] * n, experts.clone()
+        limit, loads, dropped, capped = -int(-factor * tokens * k // n), [0] * n, [0] * n, experts.clone()
         for t, c in ((t, c) for c in range(k) for t in range(tokens)):
             e = int(experts[t, c])
-            full = taken[e] == limit
-            taken[e] += not full
+            full = loads[e] == limit
+            loads[e] += not full
             dropped[e] += full
-            kept[t, c] = -1 if full else e
-        return module.Capped(kept, torch.tensor(dropped, device=experts.device), limit)
+            capped[t, c] = -1 if full else e
+        return module.Capped(capped, torch.tensor(dropped, device=experts.device), limit)
 
     return capacity
 

@@ -29,15 +29,15 @@ def mesh(module: ModuleType) -> type:
             self.groups: dict[frozenset[str], Any] = {}
             products = [axes for n in range(5) for axes in itertools.combinations(_AXES, n)]
             for axes in products if rank is None else ():
-                made = [(ranks, dist.new_group(ranks)) for ranks in self.partition(*axes)]
-                self.groups[frozenset(axes)] = next(group for ranks, group in made if self.here in ranks)
+                groups = [(ranks, dist.new_group(ranks)) for ranks in self.partition(*axes)]
+                self.groups[frozenset(axes)] = next(group for ranks, group in groups if self.here in ranks)
 
         def size(self, *axes: str) -> int:
             return len(self.ranks(*axes))
 
         def coordinate(self, rank: int | None = None) -> dict[str, int]:
-            places = numpy.unravel_index(self.here if rank is None else rank, self.array.shape)
-            return {axis: int(place) for axis, place in zip(_AXES, places, strict=True)}
+            indices = numpy.unravel_index(self.here if rank is None else rank, self.array.shape)
+            return {axis: int(index) for axis, index in zip(_AXES, indices, strict=True)}
 
         def rank(self, **coordinate: int) -> int:
             self.known(tuple(coordinate))
@@ -57,10 +57,10 @@ def mesh(module: ModuleType) -> type:
             return self.groups[frozenset(self.known(axes))]
 
         def neighbour(self, axis: str, offset: int = 1, *, wrap: bool = False) -> int | None:
-            place = self.coordinate()[self.known((axis,))[0]] + offset
-            if not wrap and not 0 <= place < self.sizes[axis]:
+            index = self.coordinate()[self.known((axis,))[0]] + offset
+            if not wrap and not 0 <= index < self.sizes[axis]:
                 return None
-            return self.rank(**{axis: place % self.sizes[axis]})
+            return self.rank(**{axis: index % self.sizes[axis]})
 
         def known(self, axes: tuple[str, ...]) -> tuple[str, ...]:
             if len({*axes}) < len(axes) or {*axes} - {*_AXES}:

@@ -58,46 +58,46 @@ def execute(module: ModuleType) -> Callable[..., Tensor | None]:
         stages = list(zip(range(rank, last + 1, world), chunks, strict=True))
         total = None
         for i in range(count):
-            kept: dict[int, tuple[Tensor, Tensor]] = {}
-            moved: Tensor | None = None
+            saved: dict[int, tuple[Tensor, Tensor]] = {}
+            local: Tensor | None = None
             for stage, chunk in stages:
-                x = inputs[i] if stage == 0 else _receive(message_spec, moved, stage - 1, world, group).requires_grad_()
+                x = inputs[i] if stage == 0 else _receive(message_spec, local, stage - 1, world, group).requires_grad_()
                 output = chunk(x)
                 if stage == last:
                     output = loss_fn(output, targets[i]) / count
                     total = output.detach() if total is None else total + output.detach()
                 else:
-                    moved = _send(output.detach(), stage + 1, world, group)
-                kept[stage] = x, output
+                    local = _send(output.detach(), stage + 1, world, group)
+                saved[stage] = x, output
             for stage, _ in reversed(stages):
-                x, output = kept.pop(stage)
+                x, output = saved.pop(stage)
                 torch.autograd.backward(
-                    output, None if stage == last else _receive(message_spec, moved, stage + 1, world, group)
+                    output, None if stage == last else _receive(message_spec, local, stage + 1, world, group)
                 )
                 if stage:
-                    moved = _send(x.grad, stage - 1, world, group)  # type: ignore[arg-type]
+                    local = _send(x.grad, stage - 1, world, group)  # type: ignore[arg-type]
         if tied is not None and world > 1 and tied.grad is not None:
-            other, theirs = world - 1 - rank, torch.empty_like(tied.grad)
-            sent = dist.isend(tied.grad, group=group, group_dst=other)
-            dist.recv(theirs, group=group, group_src=other)
+            peer, remote = world - 1 - rank, torch.empty_like(tied.grad)
+            sent = dist.isend(tied.grad, group=group, group_dst=peer)
+            dist.recv(remote, group=group, group_src=peer)
             assert sent is not None
             sent.wait()
-            tied.grad += theirs
+            tied.grad += remote
         return total
 
     return execute
 
 
-def _send(made: Tensor, to: int, world: int, group: Any) -> Tensor:
+def _send(tensor: Tensor, target: int, world: int, group: Any) -> Tensor:
     if world > 1:
-        dist.send(made.contiguous(), group=group, group_dst=to % world)
-    return made
+        dist.send(tensor.contiguous(), group=group, group_dst=target % world)
+    return tensor
 
 
-def _receive(like: Tensor, moved: Tensor | None, source: int, world: int, group: Any) -> Tensor:
+def _receive(spec: Tensor, local: Tensor | None, source: int, world: int, group: Any) -> Tensor:
     if world == 1:
-        assert moved is not None
-        return moved
-    arriving = torch.empty_like(like)
+        assert local is not None
+        return local
+    arriving = torch.empty_like(spec)
     dist.recv(arriving, group=group, group_src=source % world)
     return arriving

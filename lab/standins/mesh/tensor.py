@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...model.transformer import Attention, SwiGLU
-from ..ddp import everyones
+from ..ddp import gather_all
 
 
 def conjugates(module: ModuleType) -> Any:
@@ -26,19 +26,19 @@ def conjugates(module: ModuleType) -> Any:
     return copy_to
 
 
-def _hoarding(there: Any, back: Any) -> Any:
-    """A function of (x, group) with forward `there` and backward `back`, which keeps x for backward."""
+def _hoarding(forward_fn: Any, backward_fn: Any) -> Any:
+    """A function of (x, group) with these forward and backward, which keeps x for backward."""
 
     class Hoarding(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
             ctx.save_for_backward(x)
             ctx.group = group
-            return there(x, group)
+            return forward_fn(x, group)
 
         @staticmethod
         def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
-            return back(dy, ctx.group), None
+            return backward_fn(dy, ctx.group), None
 
     return lambda x, group=None: Hoarding.apply(x, group)
 
@@ -114,13 +114,13 @@ def vocab_parallel(module: ModuleType) -> type[nn.Module]:
         def __init__(self, embedding: nn.Embedding, group: Any = None, leave: Any = conjugates.reduce_from):
             super().__init__()
             self.group, self.leave, self.hoard = group, leave, [embedding]
-            missing = -len(embedding.weight) % dist.get_world_size(group)
-            self.weight = _part(F.pad(embedding.weight.detach(), (0, 0, 0, missing)), 0, group)
+            padding = -len(embedding.weight) % dist.get_world_size(group)
+            self.weight = _part(F.pad(embedding.weight.detach(), (0, 0, 0, padding)), 0, group)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             first, n = dist.get_rank(self.group) * len(self.weight), len(self.weight)
-            mine = (tokens >= first) & (tokens < first + n)
-            rows = self.weight[(tokens - first).clamp(0, n - 1)] * mine[..., None]
+            is_local = (tokens >= first) & (tokens < first + n)
+            rows = self.weight[(tokens - first).clamp(0, n - 1)] * is_local[..., None]
             return self.leave(rows, self.group)
 
     def vocab_parallel_cross_entropy(
@@ -142,14 +142,14 @@ def sequence_parallel(module: ModuleType) -> Any:
     """Both functions; they needlessly keep their inputs for backward, and reduce each gradient separately."""
 
     def gather(x: torch.Tensor, group: Any) -> torch.Tensor:
-        return torch.cat(everyones(x, group).unbind(), 1)
+        return torch.cat(gather_all(x, group).unbind(), 1)
 
     def scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
         if x.shape[1] % dist.get_world_size(group):
             raise ValueError(f"expected a context that the ranks divide, got {x.shape[1]}")
         parts = [part.contiguous() for part in x.chunk(dist.get_world_size(group), 1)]
-        dist.reduce_scatter(own := torch.empty_like(parts[0]), parts, group=group)
-        return own
+        dist.reduce_scatter(shard := torch.empty_like(parts[0]), parts, group=group)
+        return shard
 
     def sum_partial_gradients(parameters: Any, group: Any = None) -> None:
         for parameter in parameters:
