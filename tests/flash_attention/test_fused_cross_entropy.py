@@ -38,19 +38,19 @@ def cross_entropy(x, weight, targets, dloss, dtype) -> dict:
     return {"loss": loss.detach(), "dx": dx, "dweight": dweight}
 
 
-def draw(rng, rows, vocabulary, chunk, dtype=torch.float32, width=None, scale=1.0, dloss=1.0, lie=layouts.draw) -> dict:
+def draw(rng, rows, vocabulary, chunk, dtype=torch.float32, width=None, scale=1.0, dloss=1.0, lay=layouts.draw) -> dict:
     width = width or rng.integers(10, 40)
     operands = {
         "x": rng.normal(rows, width, dtype=dtype) * (scale / width**0.5),
         "weight": rng.normal(vocabulary, width, dtype=dtype), "targets": rng.tokens(rows, vocabulary=vocabulary),
     }  # fmt: skip
-    operands, drawn = lie(rng, **operands)
+    operands, drawn = lay(rng, **operands)
     return {**operands, "layouts": drawn, "chunk": chunk, "dloss": dloss, "twice": True}
 
 
 def draw_large(rng, dtype: str = "float32", times: int = 1) -> dict:
     """All logits have 32 MiB and more, in 16 bits too."""
-    rows, vocabulary, chunk = (rng.integers(*of) for of in ((4200, 4300), (4100, 4200), (16, 32)))
+    rows, vocabulary, chunk = (rng.integers(*bounds) for bounds in ((4200, 4300), (4100, 4200), (16, 32)))
     return draw(rng, times * rows, vocabulary, chunk, DTYPES[dtype], width=8 * rng.integers(1, 2)) | ONCE
 
 
@@ -67,8 +67,8 @@ def judged(case: dict, got: dict, factor: float) -> None:
         f"of x {tuple(case['x'].shape)}, weight {tuple(case['weight'].shape)}, {dtype}, chunk {case['chunk']}, "
         f"incoming gradient {case['dloss']:.4g}, in memory: {layouts.told(case['layouts'])}"
     )
-    most = case["x"].nbytes + case["weight"].nbytes
-    assert got["saved"] <= most, f"{got['saved']:,} bytes saved for backward {what}: x and weight have {most:,}"
+    limit = case["x"].nbytes + case["weight"].nbytes
+    assert got["saved"] <= limit, f"{got['saved']:,} bytes saved for backward {what}: x and weight have {limit:,}"
     for name in (n for n in want if n in got):
         assert got[name] is not None, f"{name} {what}: none came"
         expected = torch.float32 if name == "loss" else dtype
@@ -88,7 +88,7 @@ def test_loss_and_gradients(run, rng, dtype):
 
 @exercise(FUSED, kind="numerics")
 def test_any_strides(run, rng):
-    check(run, [draw(rng, rng.integers(9, 40), rng.integers(30, 90), 8, lie=layouts.different) for _ in range(6)])
+    check(run, [draw(rng, rng.integers(9, 40), rng.integers(30, 90), 8, lay=layouts.different) for _ in range(6)])
 
 
 @exercise(FUSED, kind="numerics")
