@@ -50,14 +50,14 @@ def test_each_layer_forward_and_backward(run, rng, case):
         (name, i): want[name][i] / (2 if name in SQUARES else 1) for name in NAMES for i in (0, 1)
     }
     ratios = {(name, i): got[name][i] / count for (name, i), count in expected.items()}
-    off = {key: ratio for key, ratio in ratios.items() if abs(ratio - 1) > WITHIN}
-    if off:
-        name, i = first = next(iter(off))
+    wrong = {key: ratio for key, ratio in ratios.items() if abs(ratio - 1) > WITHIN}
+    if wrong:
+        name, i = first = next(iter(wrong))
         raise Judged(
             f"{name}, {DIRECTIONS[i]}: got {got[name][i]:,}, a run counts {expected[first]:,.0f} "
-            f"({off[first] - 1:+.1%}); {len(off)} of {len(ratios)} counts are off (of {sizes}, batch {batch}, "
+            f"({wrong[first] - 1:+.1%}); {len(wrong)} of {len(ratios)} counts are off (of {sizes}, batch {batch}, "
             f"context {context})",
-            why(off),
+            why(wrong),
         )
 
 
@@ -73,10 +73,10 @@ CAUSES = [
 
 
 @harmless
-def why(off: dict[tuple[str, int], float]) -> str:
-    """One cause for all counts that are off. off: how many times as much was counted, by layer and direction."""
-    names, ratio = {name for name, _ in off}, next(iter(off.values()))
-    alike = max(off.values()) <= min(off.values()) * (1 + WITHIN)
+def why(wrong: dict[tuple[str, int], float]) -> str:
+    """One cause for all counts that are off. wrong: how many times as much was counted, by layer and direction."""
+    names, ratio = {name for name, _ in wrong}, next(iter(wrong.values()))
+    alike = max(wrong.values()) <= min(wrong.values()) * (1 + WITHIN)
     for layers, times, cause in CAUSES:
         if layers == names and (times is None or (alike and abs(ratio / times - 1) <= WITHIN)):
             return cause
