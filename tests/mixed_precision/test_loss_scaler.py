@@ -20,13 +20,13 @@ CLASS = "impl.mixed_precision.loss_scaler.LossScaler"
 
 
 def life(options: dict, finite: list[bool]) -> list[float]:
-    scale, row, scales = options["scale"], 0, [options["scale"]]
+    scale, streak, scales = options["scale"], 0, [options["scale"]]
     for ok in finite:
-        row = row + 1 if ok else 0
+        streak = streak + 1 if ok else 0
         if not ok:
             scale *= options["backoff"]
-        elif row == options["interval"]:
-            scale, row = scale * options["growth"], 0
+        elif streak == options["interval"]:
+            scale, streak = scale * options["growth"], 0
         scales.append(scale)
     return scales
 
@@ -101,16 +101,16 @@ def test_large_values_are_finite_too(run, rng):
 @exercise(SCALER, kind="numerics")
 @pytest.mark.parametrize("bad", ["inf", "-inf", "nan"])
 def test_one_value_that_is_not_finite_is_noticed_wherever_it_is(run, rng, bad):
-    for where in range(3):
+    for index in range(3):
         gradients = [rng.normal(4), None, rng.normal(3, 5), rng.normal(6)]
-        chosen = [gradients[0], gradients[2], gradients[3]][where].view(-1)
+        chosen = [gradients[0], gradients[2], gradients[3]][index].view(-1)
         chosen[rng.integers(0, len(chosen) - 1)] = float(bad)
         got = run(probes.unscaled, gradients, 1024.0)
-        for i, (mine, scaled) in enumerate(zip(got["gradients"], gradients, strict=True)):
-            assert scaled is None or torch.equal(mine.nan_to_num(), (scaled / 1024.0).nan_to_num()), (
+        for i, (actual, scaled) in enumerate(zip(got["gradients"], gradients, strict=True)):
+            assert scaled is None or torch.equal(actual.nan_to_num(), (scaled / 1024.0).nan_to_num()), (
                 f"gradient {i} of {len(gradients)} is not divided by the scale; there is {bad} in another, or in it"
             )
-        assert got["finite"] is False, f"{bad} in gradient {where} of three: unscale said {got['finite']!r}"
+        assert got["finite"] is False, f"{bad} in gradient {index} of three: unscale said {got['finite']!r}"
 
 
 @exercise(SCALER, kind="numerics")
