@@ -62,18 +62,18 @@ def block_effects(impl: Any, seed: int, enter: bool, broken: bool) -> dict:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
     torch.use_deterministic_algorithms(True, warn_only=True)
     drawn(5)
-    within = None
+    active = None
     if enter:
         try:
             with impl.benchmarking.determinism.reproducible(seed):
-                within = settings()
+                active = settings()
                 drawn(7)
                 if broken:
                     raise InterruptedError
         except InterruptedError:
             pass
     after = settings()
-    return {"within": within, "after": after, "drawn": drawn(6)}
+    return {"within": active, "after": after, "drawn": drawn(6)}
 
 
 def settings() -> dict:

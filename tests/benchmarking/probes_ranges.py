@@ -89,7 +89,7 @@ def _visit(annotate: Any, nodes: list) -> int:
     return caught
 
 
-def play(impl: Any, tree: list, backend: str) -> dict:
+def pushes_and_pops(impl: Any, tree: list, backend: str) -> dict:
     """The pushes and pops, and how many exceptions were passed on."""
     recorder = _install_nvtx(backend)
     caught = _visit(impl.benchmarking.annotate.annotate, tree)

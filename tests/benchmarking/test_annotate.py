@@ -46,7 +46,7 @@ def broken_off(tree: list) -> int:
 def test_ranges_nest_and_close_also_when_they_are_broken_off(run, rng, backend):
     tree = draw(rng, 3)
     tree[0][2] = tree[1][1][0][2] = True
-    got = run(probes.play, tree, backend, device=DEVICE[backend])
+    got = run(probes.pushes_and_pops, tree, backend, device=DEVICE[backend])
     raised = broken_off(tree)
     assert got["caught"] == raised, f"{raised} exceptions were raised within ranges, {got['caught']} came out"
     want = expected(tree) if backend != "neither" else []

@@ -94,10 +94,10 @@ def called(got: dict, drawn: dict, index: int) -> str:
         return ""
     first = order[steps[warmup - 1] + 1 if warmup else 0 : steps[warmup]]
     after = order[steps[-1] + 1 :]
-    between = [order[a + 1 : b] for a, b in itertools.pairwise(steps[warmup:])]
+    gaps = [order[a + 1 : b] for a, b in itertools.pairwise(steps[warmup:])]
     parts = {
         f"{'from the last of the warm-up to' if warmup else 'before'} the first measured step": first,
-        "between two measured steps": between[min(index, len(between) - 1)] if between else None,
+        "between two measured steps": gaps[min(index, len(gaps) - 1)] if gaps else None,
         "after the last": after,
     }
     if max(len(calls or ()) for calls in parts.values()) > 8:

@@ -12,7 +12,7 @@ from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_counting as probes
-from .test_flops import CASES, DIRECTIONS, NAMES, PATIENCE_S, SQUARES, WITHIN, draw
+from .test_flops import CASES, DIRECTIONS, NAMES, PATIENCE_S, SQUARES, TOLERANCE, draw
 
 ROOFLINE = "benchmarking.roofline"
 FLOPS = "benchmarking.flops"
@@ -29,7 +29,7 @@ def test_bytes_are_those_of_operands_and_results(run, rng, case, dtype):
     for name in NAMES:
         for direction, word in enumerate(DIRECTIONS):
             err = got[name][direction] / want[name][direction] - 1
-            assert abs(err) <= WITHIN, (
+            assert abs(err) <= TOLERANCE, (
                 f"{name}, {word}, of {sizes}, batch {batch}, context {context}, {dtype}: got "
                 f"{got[name][direction]:,} bytes, a run moves {want[name][direction]:,} ({err:+.1%}): both factors and "
                 "the result, each once; backward is two such products"
@@ -54,11 +54,11 @@ def test_the_bound_is_the_larger_of_two_times(run, rng, side):
             bound = got[f"{name} {word}"]
             wanted = {"flops": f, "bytes": b, "intensity": f / b, "seconds": max(compute, memory)}
             for field, number in wanted.items():
-                assert abs(bound[field] / number - 1) <= WITHIN, (
+                assert abs(bound[field] / number - 1) <= TOLERANCE, (
                     f"{name} {word}: {field} {bound[field]:.4g}, expected {number:.4g}; compute takes {compute:.4g} s, "
                     f"memory {memory:.4g} s, both go on at once, so the longer one counts"
                 )
-            tied = abs(compute / memory - 1) <= 2 * WITHIN
+            tied = abs(compute / memory - 1) <= 2 * TOLERANCE
             assert tied or bound["by"] == ("compute" if compute > memory else "memory"), (
                 f"{name} {word}: bound by {bound['by']!r}, compute takes {compute:.4g} s, memory {memory:.4g} s"
             )
@@ -93,7 +93,7 @@ def test_a_larger_batch_moves_products_towards_compute_and_attention_not_at_all(
         text = f"{name}: intensity {before:.4g} at batch 1, {after:.4g} at 64"
         if name in SQUARES:
             measured(f"{name}: intensity at batch 64 over batch 1", after / before, 1, "times")
-            assert abs(after / before - 1) <= WITHIN, f"{text}: each sequence brings its own keys"
+            assert abs(after / before - 1) <= TOLERANCE, f"{text}: each sequence brings its own keys"
         else:
             assert after > 1.05 * before, f"{text}: the weights are read once for all"
 

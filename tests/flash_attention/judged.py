@@ -99,7 +99,7 @@ def single_launch(got: dict) -> None:
     assert math.prod(grid) >= 2, f"a grid of {grid} for more than {MAX_ROWS} rows: one program per tile of rows"
 
 
-def twice_the_same(got: dict) -> None:
+def deterministic(got: dict) -> None:
     assert got["atomics"] == 0, f"{got['atomics']} atomic operations: their order, and so the last bit, is chance"
     assert got["same"], "two runs differ"
 

@@ -9,7 +9,7 @@ import torch
 from lab.harness import layouts
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-WHERE = ["interpret", *(["native"] if torch.cuda.is_available() else [])]
+MODES = ["interpret", *(["native"] if torch.cuda.is_available() else [])]
 # Triton's interpreter multiplies bit patterns of bfloat16, so this dtype is tested only on a GPU.
 PRECISIONS = ["float32", "float16", *(["bfloat16"] if torch.cuda.is_available() else [])]
 # In a call that launches kernels, torch may only allocate, make views, and cast.
@@ -109,12 +109,12 @@ def check_each(run, probe, cases: list[dict], judge):
     (trace,) = run.trace(probe, cases)
     for case, got in zip(cases, trace.values, strict=True):
 
-        def judged(layout: dict[str, str], case=case, got=got) -> None:
+        def judge_layout(layout: dict[str, str], case=case, got=got) -> None:
             if layout != case["layouts"]:
                 (got,) = run(probe, [case | {"layouts": layout}])
             judge(case | {"layouts": layout}, got)
 
-        layouts.blaming(case["layouts"], judged)
+        layouts.blaming(case["layouts"], judge_layout)
     return trace
 
 

@@ -15,7 +15,7 @@ from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_kernels as probes
-from .oracles import ALLOWED, WHERE, attention, draw, gradients, needs_triton
+from .oracles import ALLOWED, MODES, attention, draw, gradients, needs_triton
 
 COMPILES = "flash_attention.compiles_for_hopper"
 COMPILE_S = 240.0  # three kernels, one to three seconds each on an idle core
@@ -26,7 +26,7 @@ pytestmark = needs_triton
 
 
 @exercise(COMPILES, kind="property")
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", MODES)
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_gradients_through_autograd(run, rng, expect, is_causal, where):
     in_dtype = "float16" if is_causal else "float32"
@@ -45,7 +45,7 @@ def test_gradients_through_autograd(run, rng, expect, is_causal, where):
 
 
 @exercise(COMPILES, kind="property")
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", MODES)
 def test_three_kernels_do_the_work(run, rng, where):
     q, k, v, do = draw(rng, rng.integers(60, 120), rng.integers(60, 120), dim=16)
     got = run(probes.autograd, q, k, v, do, True, where, triton=where)

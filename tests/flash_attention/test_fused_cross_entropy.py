@@ -21,7 +21,7 @@ from .oracles import DTYPES, check_each
 
 FUSED = "flash_attention.fused_cross_entropy"
 APPLY = "impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply"
-ONCE = {"layouts": {}, "twice": False}  # where memory is measured
+ONE_BACKWARD = {"layouts": {}, "twice": False}  # where memory is measured
 CAUSE = {
     "loss": "the mean over all rows of lse − logit of the target, in float32",
     "dx": "(softmax − one-hot) / rows, times weight and the incoming gradient",
@@ -51,15 +51,15 @@ def draw(rng, rows, vocabulary, chunk, dtype=torch.float32, width=None, scale=1.
 def draw_large(rng, dtype: str = "float32", times: int = 1) -> dict:
     """All logits have 32 MiB and more, in 16 bits too."""
     rows, vocabulary, chunk = (rng.integers(*bounds) for bounds in ((4200, 4300), (4100, 4200), (16, 32)))
-    return draw(rng, times * rows, vocabulary, chunk, DTYPES[dtype], width=8 * rng.integers(1, 2)) | ONCE
+    return draw(rng, times * rows, vocabulary, chunk, DTYPES[dtype], width=8 * rng.integers(1, 2)) | ONE_BACKWARD
 
 
 def check(run, cases: list[dict], factor: float = 3.0) -> Trace:
     """The trace of a run whose numbers are right."""
-    return check_each(run, probes.fused_losses, cases, lambda case, got: judged(case, got, factor))
+    return check_each(run, probes.fused_losses, cases, lambda case, got: judge(case, got, factor))
 
 
-def judged(case: dict, got: dict, factor: float) -> None:
+def judge(case: dict, got: dict, factor: float) -> None:
     inputs = (case["x"], case["weight"], case["targets"], case["dloss"] * case.get("times", 1))
     dtype = case["x"].dtype
     want, yardstick = cross_entropy(*inputs, torch.float64), cross_entropy(*inputs, dtype)
@@ -178,6 +178,6 @@ def test_no_matrix_of_rows_by_vocabulary_exists(run, rng):
 def test_what_is_kept_is_as_large_as_x_and_weight(run, rng, dtype):
     """Sixteen losses wait for backward: gradients in float32 would be twice as large as those in weight's dtype."""
     case = draw(rng, rng.integers(20, 30), 65_536 + rng.integers(0, 99), 8, DTYPES[dtype], width=16)
-    case |= {**ONCE, "times": 16}
+    case |= {**ONE_BACKWARD, "times": 16}
     weights = case["weight"].nbytes
     check_memory(run, rng, case, "as much again as weight, for each of 16 losses,", 16 * weights, (16 + 10) * weights)

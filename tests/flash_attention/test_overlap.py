@@ -18,10 +18,10 @@ from lab.harness.pytest_plugin import exercise
 
 from . import judged
 from . import probes_kernels as probes
-from .oracles import PRECISIONS, WHERE, draw, needs_triton
+from .oracles import MODES, PRECISIONS, draw, needs_triton
 
 OVERLAP = "flash_attention.overlap"
-LATE = "is each p multiplied by the v of its own keys, once, and acc rescaled by the alpha of the same step?"
+CAUSE = "is each p multiplied by the v of its own keys, once, and acc rescaled by the alpha of the same step?"
 SHARED = 227 << 10  # bytes that a program of sm_90 can have
 pytestmark = needs_triton
 
@@ -32,7 +32,7 @@ def check(run, rng, expect):
 
 
 @exercise(OVERLAP, kind="numerics")
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", MODES)
 @pytest.mark.parametrize("dtype", PRECISIONS[1:])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_output_is_that_of_attention(check, rng, is_causal, dtype, where):
@@ -41,7 +41,7 @@ def test_output_is_that_of_attention(check, rng, is_causal, dtype, where):
     for (queries, keys), dim in zip(sizes, [1, 64, 128, rng.choice([20, 33])], strict=True):
         count, scale = 2 if queries < 99 else 1, rng.choice([1.0, 20.0])
         drawn = draw(rng, queries, keys, batch=count, heads=count, group=2, dim=dim, dtype=dtype, scale=scale)
-        check(drawn, is_causal, LATE, where=where)
+        check(drawn, is_causal, CAUSE, where=where)
 
 
 @exercise(OVERLAP, kind="numerics")
@@ -57,7 +57,7 @@ def test_float32_and_wide_heads_are_refused(run):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_exponentials_of_the_one_kernel_run_beside_a_product(run, check, rng, is_causal):
     drawn = draw(rng, 257, 150, batch=1, heads=1, dim=128, dtype="float16")
-    interpreted = check(drawn, is_causal, LATE, keep=True, where="interpret")
+    interpreted = check(drawn, is_causal, CAUSE, keep=True, where="interpret")
     judged.single_launch(interpreted)
     got = run(probes.overlapped, is_causal, "bfloat16", triton="native", replace=[judged.CAUSAL])
     what = f"for sm_90, bfloat16, dim 128{', causal' * is_causal}, tiles of {got['tile']}, {got['warps']} warps"

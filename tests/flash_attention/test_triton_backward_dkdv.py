@@ -16,12 +16,12 @@ from lab.harness import layouts
 from lab.harness.pytest_plugin import exercise
 
 from . import judged
-from .oracles import PRECISIONS, WHERE, draw, lengths, needs_triton, rounding, tiles
+from .oracles import MODES, PRECISIONS, draw, lengths, needs_triton, rounding, tiles
 
 DKDV = "flash_attention.triton_backward_dkdv"
 LENGTHS = "queries that are not there have p = 0; with a mask query i sees keys 0 … i, and no others have a gradient"
 STRIDES = "are all strides used, and each for its own tensor, do too?"
-pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
+pytestmark = [needs_triton, pytest.mark.parametrize("where", MODES)]
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_one_kernel_does_the_work_and_twice_the_same(run, check, rng, is_causal,
     judged.single_launch(got)
     if where == "interpret" and is_causal:
         judged.compiles("dkdv", run, got, drawn, is_causal, layout)
-    judged.twice_the_same(got)
+    judged.deterministic(got)
 
 
 @exercise(DKDV, kind="property")

@@ -15,12 +15,12 @@ from lab.harness import layouts
 from lab.harness.pytest_plugin import exercise
 
 from . import judged
-from .oracles import PRECISIONS, WHERE, draw, lengths, needs_triton
+from .oracles import MODES, PRECISIONS, draw, lengths, needs_triton
 
 DQ = "flash_attention.triton_backward_dq"
 LENGTHS = "does the last tile stop where queries and keys do? With a mask query i sees keys 0 … i, in backward, too"
 STRIDES = "are all strides used, and each for its own tensor, do and o too?"
-pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
+pytestmark = [needs_triton, pytest.mark.parametrize("where", MODES)]
 
 
 def without_delta(given: dict) -> dict:
@@ -112,7 +112,7 @@ def test_one_kernel_does_the_work_and_twice_the_same(run, check, rng, is_causal,
     judged.single_launch(got)
     if where == "interpret" and is_causal:
         judged.compiles("dq", run, got, drawn, is_causal, layout)
-    judged.twice_the_same(got)
+    judged.deterministic(got)
 
 
 @exercise(DQ, kind="property")

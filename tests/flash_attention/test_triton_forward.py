@@ -20,12 +20,12 @@ from lab.harness.calls import refused
 from lab.harness.pytest_plugin import exercise
 
 from . import judged
-from .oracles import MAX_ROWS, PRECISIONS, WHERE, draw, needs_triton
+from .oracles import MAX_ROWS, MODES, PRECISIONS, draw, needs_triton
 
 FORWARD = "flash_attention.triton_forward"
 LENGTHS = "does the last tile stop where queries and keys do, and are all strides used?"
 STRIDES = "are all four strides used, and each for its own tensor?"
-pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
+pytestmark = [needs_triton, pytest.mark.parametrize("where", MODES)]
 
 
 @pytest.fixture

@@ -50,11 +50,11 @@ def _judge(case: dict, got: dict, strides: str, tiles: str) -> None:
         hint = "y in x's" if forward else "it in the input's"
         assert got[name].dtype == x.dtype, f"{name} {label} is {got[name].dtype}: return {hint} dtype"
     for name, value in want.items():
-        far = layouts.FAR in case["layouts"].values()
+        is_far = layouts.FAR in case["layouts"].values()
         cause = f"{UNWRITTEN}{tiles}?" if got[name].isnan().any() else strides
         close(
             got[name], value, plain[name].to(x.dtype), f"{name} {label}", dims=DIMS[name],
-            cause=layouts.FAR_CAUSE if far else cause, rounded_once=True,
+            cause=layouts.FAR_CAUSE if is_far else cause, rounded_once=True,
         )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def saved(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> dict
     return plain(impl.mixed_precision.saved_bytes.saved_bytes(output, parameters))
 
 
-def walked(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> list[dict]:
+def saved_rows(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> list[dict]:
     """Everything that autograd nodes save: a row per tensor, in the order of execution. Does not call impl."""
     output, parameters = graph(kinds, x, weights)
     owned = {p.untyped_storage().data_ptr() for p in parameters}
@@ -175,8 +175,8 @@ def _leaf(value: Any) -> Any:
 
 def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict:
     """One forward and backward through a checkpointed part, or a plain one (options["how"])."""
-    part, how = Part(weights, options.get("rate", 0.0)), options["how"]
-    call = (lambda f, *a, **k: f(*a, **k)) if how == "plain" else impl.mixed_precision.checkpoint.checkpoint
+    part, mode = Part(weights, options.get("rate", 0.0)), options["how"]
+    call = (lambda f, *a, **k: f(*a, **k)) if mode == "plain" else impl.mixed_precision.checkpoint.checkpoint
     x = x.clone().requires_grad_(options.get("x_needs", True))
     scale, shift = _leaf(options.get("scale", 1.0)), _leaf(options.get("shift"))
     caller = Theirs(x=x, scale=scale, shift=shift)

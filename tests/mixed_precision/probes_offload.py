@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lab.measure.device import current
 from lab.measure.memory import Held
 
-OUTSIDE = 64  # numbers per row that are saved between layers; no layer saves tensors of this size
+OTHER_SIZE = 64  # numbers per row that are saved between layers; no layer saves tensors of this size
 DEVICE = "cuda"  # the simulated GPU, or a real one
 
 
@@ -92,11 +92,13 @@ def _loaded(states: list[dict], sizes: list[int], x: Tensor, device: str) -> tup
     return layers.to(device), x.to(device).requires_grad_()
 
 
-def _offload(impl: Any, how: str, layers: nn.ModuleList, minimum: int) -> contextlib.AbstractContextManager:
-    return contextlib.nullcontext() if how == "plain" else impl.mixed_precision.offload.Offload(layers, minimum=minimum)
+def _offload(impl: Any, mode: str, layers: nn.ModuleList, minimum: int) -> contextlib.AbstractContextManager:
+    return (
+        contextlib.nullcontext() if mode == "plain" else impl.mixed_precision.offload.Offload(layers, minimum=minimum)
+    )
 
 
-def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimum: int, how: str) -> dict:
+def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimum: int, mode: str) -> dict:
     """Forward and backward; returns gradients, the log of copies, and bytes of saved tensors still on the device."""
     layers, x = _loaded(states, sizes, x, DEVICE)
     watch, others = Watch(layers), list[Tensor]()
@@ -106,7 +108,7 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
         y = x
         for i, layer in enumerate(layers):
             if i == 1:  # between layers, as large as their saved tensors
-                others.append(torch.tanh(y.repeat(1, OUTSIDE // y.shape[1] + 1)[:, :OUTSIDE]))
+                others.append(torch.tanh(y.repeat(1, OTHER_SIZE // y.shape[1] + 1)[:, :OTHER_SIZE]))
                 y = y + others[0].mean(dim=1, keepdim=True)
             y = layer(y)
             y.register_hook(lambda gradient, i=i: watch.log.append(["backward", i, ""]))
@@ -114,7 +116,7 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
 
     with watch:
         with Held() as memory:
-            with _offload(impl, how, layers, minimum):
+            with _offload(impl, mode, layers, minimum):
                 y = forward()
             torch.cuda.synchronize()
             left = sum(alive(memory, skip={t.untyped_storage()._cdata for t in (x, y, *others, *layers.parameters())}))
@@ -196,11 +198,11 @@ def timed(impl: Any, counts: list[int], seconds: list[float]) -> dict:
     }  # fmt: skip
 
 
-def called(impl: Any, states: list[dict], sizes: list[int], x: Tensor, how: str, device: str, kind: str) -> dict:
+def called(impl: Any, states: list[dict], sizes: list[int], x: Tensor, mode: str, device: str, kind: str) -> dict:
     """Result and gradients of layers with dropout; kind: "plain call", "twice" through one graph, or "no grad"."""
     layers, x = _loaded(states, sizes, x, device)
     torch.manual_seed(3)
-    with torch.set_grad_enabled(kind != "no grad"), _offload(impl, how, layers, 64):
+    with torch.set_grad_enabled(kind != "no grad"), _offload(impl, mode, layers, 64):
         y = x
         for layer in layers:
             y = nn.functional.dropout(layer(y), 0.3)

@@ -15,7 +15,7 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_precision as probes
 
 ACCOUNTING = "mixed_precision.accounting"
-WITHIN = 0.001
+TOLERANCE = 0.001
 PATIENCE_S = 8.0  # to count a million layers: a formula takes none of it, a model of so many a quarter of an hour
 CASES = {
     "long context": {"batch": (1, 2), "context": (150, 200), "width": 16, "hidden": (20, 40), "vocabulary": (20, 60)},
@@ -61,7 +61,7 @@ def check(run, names, *case) -> None:
     got, want = run(probes.accounted, *case), run(probes.measured, *case)
     for name in names:
         error = got[name] / want[name] - 1
-        assert abs(error) <= WITHIN, (
+        assert abs(error) <= TOLERANCE, (
             f"{name} of {sizes}, batch {batch}, context {context}, {precision}, segment {segment}: counted "
             f"{got[name]:,} bytes, measured {want[name]:,} ({error:+.2%}): "
             f"{MEANING[name]}{per_parameter(name, got, want, precision)}{short_last(name, sizes['layers'], segment)}"
@@ -142,7 +142,7 @@ def test_a_million_layers_are_counted_without_a_model(run, rng, precision):
     for name in MEANING:
         want = one[name] + (many - 1) * (two[name] - one[name])
         measured(f"{name} of {many:,} layers", got[name], want, "bytes")
-        assert abs(got[name] / want - 1) <= WITHIN, (
+        assert abs(got[name] / want - 1) <= TOLERANCE, (
             f"{name} of {many:,} layers, {precision}: counted {got[name]:,} bytes ({got[name] / want - 1:+.2%}); runs "
             f"of one layer and of two keep {one[name]:,} and {two[name]:,}, which makes {want:,}"
         )

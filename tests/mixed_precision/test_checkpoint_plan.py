@@ -118,13 +118,13 @@ def test_lists_that_do_not_fit_are_refused(run):
 
 @exercise(PLAN, kind="numerics")
 def test_the_recursive_bound(run, rng):
-    def walk(layers: int, kept: int) -> tuple[int, int]:
+    def walk(layers: int, stored: int) -> tuple[int, int]:
         """Go through the recursion, counting."""
         if layers == 1:
-            return kept, 1
+            return stored, 1
         half = layers // 2
-        second = walk(layers - half, kept + 1)
-        first = walk(half, kept)
+        second = walk(layers - half, stored + 1)
+        first = walk(half, stored)
         return max(first[0], second[0]), half + first[1] + second[1]
 
     lengths = [1, 2, 3, 7, 8, rng.integers(20, 90), 2 ** rng.integers(8, 11), rng.integers(300, 900)]

@@ -33,19 +33,19 @@ def draw(rng) -> tuple:
     return states, sizes, rng.normal(rows, width), 4 * rows * min(sizes)  # larger than x and than a number a row
 
 
-def same(got: dict, want: dict, how: str = "") -> None:
+def same(got: dict, want: dict, prefix: str = "") -> None:
     """Assert that results and gradients are those of the plain run, to the last bit."""
-    assert torch.equal(got["y"], want["y"]), f"{how}the result differs from the plain run's"
-    assert len(got["grads"]) == len(want["grads"]), f"{how}other tensors got gradients"
+    assert torch.equal(got["y"], want["y"]), f"{prefix}the result differs from the plain run's"
+    assert len(got["grads"]) == len(want["grads"]), f"{prefix}other tensors got gradients"
     for i, (g, w) in enumerate(zip(got["grads"], want["grads"], strict=True)):
-        assert torch.equal(g, w), f"{how}gradient {i} differs by up to {(g - w).abs().max():.3g}"
+        assert torch.equal(g, w), f"{prefix}gradient {i} differs by up to {(g - w).abs().max():.3g}"
 
 
 @exercise(OFFLOAD, kind="numerics")
 @pytest.mark.parametrize("case", range(2))
 def test_gradients_are_those_of_the_plain_run(run, rng, case):
     drawn = draw(rng)
-    same(*(run(probes.offloaded, *drawn, how, device="simulated") for how in ("offloaded", "plain")))
+    same(*(run(probes.offloaded, *drawn, mode, device="simulated") for mode in ("offloaded", "plain")))
 
 
 @exercise(OFFLOAD, kind="numerics")
@@ -53,7 +53,7 @@ def test_gradients_are_those_of_the_plain_run(run, rng, case):
 @pytest.mark.parametrize("kind", ["plain call", "twice", "no grad"])
 def test_every_way_of_calling(run, rng, kind, device):
     drawn, where = draw(rng)[:3], "simulated" if device == "cuda" else "real"
-    got, want = (run(probes.called, *drawn, how, device, kind, device=where) for how in ("offloaded", "plain"))
+    got, want = (run(probes.called, *drawn, mode, device, kind, device=where) for mode in ("offloaded", "plain"))
     same(got, want, f"{kind} on {device}: ")
     assert torch.equal(got["after"], want["after"]), f"{kind} on {device}: the random stream has moved"
 
@@ -61,7 +61,7 @@ def test_every_way_of_calling(run, rng, kind, device):
 @exercise(OFFLOAD, kind="property")
 def test_what_layers_saved_is_not_on_the_device(run, rng):
     states, sizes, x, minimum = draw(rng)
-    got, plain = (run(probes.offloaded, states, sizes, x, minimum, how, device="simulated") for how in ("o", "plain"))
+    got, plain = (run(probes.offloaded, states, sizes, x, minimum, mode, device="simulated") for mode in ("o", "plain"))
     large = sum(x.shape[0] * size * 4 for size in sizes)
     left = len(sizes) * x.shape[0] * (4 * x.shape[1] + 3) * 4  # inputs of layers and numbers a row: below the minimum
     assert plain["alive"] >= 2 * large, "the plain run saves less than it should: the kit is wrong"
@@ -124,9 +124,9 @@ def draw_timed(rng) -> tuple[list[int], list[float]]:
 def test_what_is_on_the_device_belongs_to_two_layers(run, rng):
     counts, seconds = draw_timed(rng)
     got = run(probes.timed, counts, seconds, device="simulated")
-    for when, bytes in zip(("forward", "a backward that keeps the graph"), got["after"], strict=False):
+    for moment, bytes in zip(("forward", "a backward that keeps the graph"), got["after"], strict=False):
         assert bytes <= SMALL, (
-            f"{bytes:,} bytes are on the device after {when}: the host's copy is kept for another backward, and the "
+            f"{bytes:,} bytes are on the device after {moment}: the host's copy is kept for another backward, and the "
             "device's is freed once it has been used"
         )
     order = [row[0] for row in got["rows"]]

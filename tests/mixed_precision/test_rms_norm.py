@@ -43,10 +43,10 @@ def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e
     weight = rng.normal(shape[-1]).add(1).to(DTYPES[weight_dtype or dtype])
     drawn = {"dy": dy, "x": x, "weight": weight}
     for given, layout in layouts.every(rng, **drawn) if strides else [layouts.draw(rng, **drawn)]:
-        layouts.blaming(layout, functools.partial(judged, run, *given.values(), eps, needs))
+        layouts.blaming(layout, functools.partial(judge, run, *given.values(), eps, needs))
 
 
-def judged(run, dy, x, weight, eps, needs, layout):
+def judge(run, dy, x, weight, eps, needs, layout):
     got = run(probes.norm, x, weight, eps, dy, needs, layout)
     eps = 1e-5 if eps is None else eps
     want, plain = (formula(x, weight, eps, dy, d) for d in (torch.float64, torch.float32))
