@@ -62,7 +62,7 @@ def watched(
     }  # fmt: skip
 
 
-def placed(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> list[list[bool]]:
+def placement(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> list[list[bool]]:
     """On the simulated GPU: whether tokens and targets were on it, at each loss."""
     on_gpu = []
 

@@ -46,7 +46,7 @@ def _event(id: int, name: str, start: float, end: float, device: Any = DeviceTyp
     return FunctionEvent(id, name, 1, start, end, device_type=device, use_device="cuda")
 
 
-def real(impl: Any, ranges: list[str]) -> dict:
+def real_profile(impl: Any, ranges: list[str]) -> dict:
     """A real profile on the CPU: [name, number of the parent or -1, self µs, is range] of each event, and its table."""
     model, tokens = Transformer(SIZES["tiny"]), torch.randint(256, (2, 32))
     with profile(activities=[ProfilerActivity.CPU]) as profiled:

@@ -22,12 +22,12 @@ SETUPS = {
 }  # fmt: skip
 
 
-def draw(rng, depth: int, breaks: float = 0.4) -> list:
+def draw(rng, depth: int, break_rate: float = 0.4) -> list:
     """Nested ranges: [name, [those inside], broken off]."""
     if depth == 0:
         return []
     names = [f"{rng.choice(['layer', 'step', 'naïve', '100% {of} it'])} {rng.integers(0, 99)}" for _ in range(2)]
-    return [[name, draw(rng, depth - 1, breaks), rng.uniform(0, 1) < breaks] for name in names]
+    return [[name, draw(rng, depth - 1, break_rate), rng.uniform(0, 1) < break_rate] for name in names]
 
 
 def expected(tree: list) -> list:

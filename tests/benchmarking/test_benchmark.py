@@ -73,11 +73,11 @@ def check(
     """Assert that the samples, or the `first` ones, are the durations of their steps."""
     got = measure(run, drawn)
     samples, expected = got["samples"][:first], expected_samples(drawn)[:first]
-    why = cause(got) or collects(got, drawn)
-    assert_samples(samples, expected, where, why, context=lambda index: called(got, drawn, index))
+    why = cause(got) or gc_hint(got, drawn)
+    assert_samples(samples, expected, where, why, context=lambda index: calls_hint(got, drawn, index))
 
 
-def collects(got: dict, drawn: dict) -> str:
+def gc_hint(got: dict, drawn: dict) -> str:
     """A line if garbage is collected during measurement; else ""."""
     steps = [i for i, what in enumerate(got["order"]) if what == "step"]
     measured_from = steps[min(drawn["warmup"], len(steps) - 1)]
@@ -86,7 +86,7 @@ def collects(got: dict, drawn: dict) -> str:
     )
 
 
-def called(got: dict, drawn: dict, index: int) -> str:
+def calls_hint(got: dict, drawn: dict, index: int) -> str:
     """The calls around the measured steps, in order; "" if unknown."""
     order, warmup = got["order"], drawn["warmup"]
     steps = [i for i, what in enumerate(order) if what == "step"]
@@ -304,5 +304,5 @@ def test_steps_follow_each_other_without_a_pause(run, rng):
     assert pauses[worst] < 1e-3, (
         f"the device sat idle for {show(pauses[worst])} between measured steps {worst} and {worst + 1}, "
         "expected less than 1 ms: "
-        + (collects(got, drawn) or "nothing slow belongs between steps, or caches and frequencies cool down")
+        + (gc_hint(got, drawn) or "nothing slow belongs between steps, or caches and frequencies cool down")
     )

@@ -47,7 +47,7 @@ def test_a_sample_is_what_the_mode_costs(run, rng, mode):
 @exercise(MODEL, kind="numerics")
 def test_tokens_are_where_the_model_is(run, rng):
     sizes, batch, context = draw(rng)
-    on_gpu = run(probes.placed, sizes, batch, context, rng.choice(MODES), device="simulated", replace=[BENCHMARK])
+    on_gpu = run(probes.placement, sizes, batch, context, rng.choice(MODES), device="simulated", replace=[BENCHMARK])
     assert on_gpu == [[True, True]] * 3, f"tokens and targets on the GPU, at each loss: {on_gpu}; copying is no step"
 
 

@@ -107,7 +107,7 @@ def test_a_profile_of_nothing_is_an_empty_table(run):
 
 @exercise(TABLE, kind="property")
 def test_a_real_profile(run, rng):
-    got = run(probes.real, rng.shuffled(["one", "two", "three"])[:2])
+    got = run(probes.real_profile, rng.shuffled(["one", "two", "three"])[:2])
     self_times = []
     for name, parent, microseconds, is_range in got["events"]:
         while parent >= 0 and not got["events"][parent][3]:

@@ -120,7 +120,7 @@ def _name(dtype: Any) -> str:
 # ---- loss scaling ----
 
 
-def scaler_life(impl: Any, options: dict, finite: list[bool], resume_at: int) -> list[float]:
+def scaler_scales(impl: Any, options: dict, finite: list[bool], resume_at: int) -> list[float]:
     """The scale before the first step and after each; saved and restored into a new scaler at `resume_at`."""
     scaler = impl.mixed_precision.loss_scaler.LossScaler(**options)
     scales = [float(scaler.scale)]

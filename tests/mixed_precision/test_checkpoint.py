@@ -69,10 +69,10 @@ def test_only_what_goes_in_is_kept(run, rng):
         f"after forward {got['alive']:,} bytes are alive; inputs and the shift are {inputs:,}, one hidden activation "
         f"{activation:,}"
     )
-    parts_of_it = {"all inputs": inputs, "what one part saves": 3 * activation, "kept at most": got["peak"]}
+    chart = {"all inputs": inputs, "what one part saves": 3 * activation, "kept at most": got["peak"]}
     assert got["peak"] <= inputs + 4 * activation, (
         f"at most {got['peak']:,} bytes were kept, the inputs and one part's are about {inputs + 3 * activation:,}: "
-        f"is one part recomputed at a time?{bars(parts_of_it, 'bytes')}"
+        f"is one part recomputed at a time?{bars(chart, 'bytes')}"
     )
 
 

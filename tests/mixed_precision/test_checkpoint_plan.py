@@ -41,7 +41,7 @@ def peak_of(segments: list[int], inputs: list[int], saved: list[int]) -> int:
     return max(by_segment(segments, inputs, saved).values())
 
 
-def by_trying(inputs: list[int], saved: list[int]) -> int:
+def brute_force(inputs: list[int], saved: list[int]) -> int:
     """The lowest peak of all ways of cutting."""
     peaks = []
     for cuts in itertools.product([False, True], repeat=len(saved) - 1):
@@ -85,7 +85,7 @@ def check(run, chains, lowest: Callable[[list[int], list[int]], int]) -> None:
 def test_no_way_of_cutting_has_a_lower_peak(run, rng, layers):
     # Several chains, since few of two layers show how they were cut.
     chains = [draw(rng, layers) for _ in range({9: 4, 12: 2}.get(layers, 8))]
-    check(run, chains, by_trying)
+    check(run, chains, brute_force)
 
 
 @exercise(PLAN, kind="numerics")
@@ -144,5 +144,5 @@ def test_the_measured_peak_is_the_plans(run, rng, case):
         f"a chain that keeps {got['saved']} run in segments {got['segments']}: autograd kept at most "
         f"{got['measured']:,} bytes, the plan says {got['peak']:,}"
     )
-    lowest = by_trying(got["inputs"], got["saved"])
+    lowest = brute_force(got["inputs"], got["saved"])
     assert got["peak"] == lowest, f"measured {got['measured']:,} bytes, {lowest:,} is possible"
