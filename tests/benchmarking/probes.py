@@ -23,38 +23,38 @@ def timed_steps(
     device_s[i] seconds go to the current stream, stream_s[i] seconds to another stream; 0 queues nothing.
     """
     gpu = current()
-    side = torch.cuda.Stream()
-    begins, ends, busy = [], [], []
+    side_stream = torch.cuda.Stream()
+    starts, ends, busy = [], [], []
     gpu.on_wait = functools.partial(gates.mark, "wait")
 
     def step() -> None:
         gates.mark("step")
-        call = min(len(begins), len(host_s) - 1)
+        call = min(len(starts), len(host_s) - 1)
         gpu.calls.append("step")
-        begins.append(gpu.now)
+        starts.append(gpu.now)
         busy.append(gpu.busy())
         gpu.sleep(host_s[call])
         if device_s[call]:
             gpu.launch(device_s[call])
         if stream_s[call]:
-            gpu.launch(stream_s[call], side)
+            gpu.launch(stream_s[call], side_stream)
         ends.append(max(gpu.now, *(s.tail for s in gpu.streams)))
 
-    def collected(phase: str, about: dict) -> None:
-        if phase == "start" and about["generation"] == 2:
+    def on_gc(phase: str, info: dict) -> None:
+        if phase == "start" and info["generation"] == 2:
             gpu.calls.append("gc.collect")
             gpu.sleep(COLLECT_S)
 
     gc.disable()  # from here on, collections are explicit
-    gc.callbacks.append(collected)
+    gc.callbacks.append(on_gc)
     timing = impl.benchmarking.benchmark.benchmark(step, warmup=warmup, steps=steps)
-    gc.callbacks.remove(collected)
+    gc.callbacks.remove(on_gc)
     return {
         **plain(timing),
-        "calls": len(begins),
+        "calls": len(starts),
         "order": [*gpu.calls],  # the last few thousand: steps, clock reads, collections, waits for the device
         "busy": busy,  # whether the device was still busy when call i began
-        "pauses": [begin - end for begin, end in zip(begins[1:], ends[:-1], strict=True)],
+        "pauses": [begin - end for begin, end in zip(starts[1:], ends[:-1], strict=True)],
         "busy_at_the_end": gpu.busy(),
     }
 

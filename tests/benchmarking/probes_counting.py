@@ -31,7 +31,7 @@ def _on_paper(count: Any, sizes: dict, batch: int, context: int, on_paper: bool,
     config = Config(**sizes)
     with without_models() if on_paper else contextlib.nullcontext():
         counted = count(config, batch=batch, context=context, **options)
-    return {name: [of["forward"], of["backward"]] for name, of in plain(counted).items()}
+    return {name: [counts["forward"], counts["backward"]] for name, counts in plain(counted).items()}
 
 
 def roofline(impl: Any, sizes: dict, batch: int, context: int, dtype: str, peaks: tuple[float, float]) -> dict:
@@ -40,7 +40,7 @@ def roofline(impl: Any, sizes: dict, batch: int, context: int, dtype: str, peaks
     bounds = module.roofline(
         Config(**sizes), batch=batch, context=context, dtype=DTYPES[dtype], device=module.Device("drawn", *peaks)
     )
-    return {f"{name} {way}": plain(b) for name, layer in bounds.items() for way, b in layer.items()}
+    return {f"{name} {direction}": plain(b) for name, layer in bounds.items() for direction, b in layer.items()}
 
 
 def mfu(impl: Any, step_flops: float, seconds: float, peaks: tuple[float, float]) -> float:
@@ -91,8 +91,8 @@ class Attend(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
         scores = self.scores(q, k.mT) / q.shape[-1] ** 0.5
-        after = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        return self.values(torch.softmax(scores.masked_fill(after, float("-inf")), dim=-1), v)
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return self.values(torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1), v)
 
 
 class Counter(TorchDispatchMode):

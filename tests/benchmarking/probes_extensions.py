@@ -40,18 +40,18 @@ def drawn(n: int) -> dict:
     }
 
 
-def runs(impl: Any, seed: int, other: int, n: int) -> dict:
+def runs(impl: Any, seed: int, other_seed: int, n: int) -> dict:
     """Two runs with the same seed, with random numbers drawn between them, and one run with another seed."""
     reproducible = impl.benchmarking.determinism.reproducible
     results = []
-    for s in (seed, seed, other):
+    for s in (seed, seed, other_seed):
         with reproducible(s):
             results.append(drawn(n))
         drawn(3)
     return {"first": results[0], "second": results[1], "other": results[2]}
 
 
-def around(impl: Any, seed: int, enter: bool, broken: bool) -> dict:
+def block_effects(impl: Any, seed: int, enter: bool, broken: bool) -> dict:
     """Random numbers drawn after the block, and settings before, inside and after it. enter: use the block."""
     random.seed(1)
     numpy.random.seed(2)
@@ -62,18 +62,18 @@ def around(impl: Any, seed: int, enter: bool, broken: bool) -> dict:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
     torch.use_deterministic_algorithms(True, warn_only=True)
     drawn(5)
-    within = None
+    active = None
     if enter:
         try:
             with impl.benchmarking.determinism.reproducible(seed):
-                within = settings()
+                active = settings()
                 drawn(7)
                 if broken:
                     raise InterruptedError
         except InterruptedError:
             pass
     after = settings()
-    return {"within": within, "after": after, "drawn": drawn(6)}
+    return {"within": active, "after": after, "drawn": drawn(6)}
 
 
 def settings() -> dict:
@@ -85,7 +85,7 @@ def settings() -> dict:
     }
 
 
-def graphed(impl: Any, x: Tensor, weight: Tensor, more: list[Tensor]) -> dict:
+def graphed(impl: Any, x: Tensor, weight: Tensor, batches: list[Tensor]) -> dict:
     """On CUDA: a chain of small products as a graph, called on several inputs; results, calls, errors."""
     calls = []
 
@@ -95,20 +95,20 @@ def graphed(impl: Any, x: Tensor, weight: Tensor, more: list[Tensor]) -> dict:
             x = torch.tanh(x @ weight)
         return x
 
-    x, weight, more = x.cuda(), weight.cuda(), [m.cuda() for m in more]
+    x, weight, batches = x.cuda(), weight.cuda(), [m.cuda() for m in batches]
     graph = impl.benchmarking.cuda_graph.GraphedStep(step, x, weight, warmup=2)
-    recorded, aside = len(calls), all(calls)
-    outputs = [graph(m, weight) for m in more]
-    later = len(calls)
+    recorded, on_side_stream = len(calls), all(calls)
+    outputs = [graph(m, weight) for m in batches]
+    replayed = len(calls)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        graph(more[0], weight)
+        graph(batches[0], weight)
         torch.cuda.synchronize()
     products = sum(e.name in ("aten::mm", "aten::matmul") for e in profile.events())
-    others = [(more[0][:1], weight), (more[0],), (more[0].half(), weight)]
-    refused = [raised(lambda o=other: graph(*o)) for other in others]
-    expected = [step(m, weight) for m in more]
+    invalid = [(batches[0][:1], weight), (batches[0],), (batches[0].half(), weight)]
+    refused = [raised(lambda o=other: graph(*o)) for other in invalid]
+    expected = [step(m, weight) for m in batches]
     refused.append(raised(lambda: impl.benchmarking.cuda_graph.GraphedStep(torch.neg, torch.ones(2))))
     return {
         "outputs": [o.cpu() for o in outputs], "expected": [e.cpu() for e in expected], "recorded": recorded,
-        "later": later, "products": products, "refused": refused, "aside": aside,
+        "later": replayed, "products": products, "refused": refused, "aside": on_side_stream,
     }  # fmt: skip

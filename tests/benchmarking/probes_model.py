@@ -55,24 +55,24 @@ def watched(
         optimizer.zero_grad()
         Transformer.loss(twin, *model.given).backward()
         optimizer.step()
-    both = zip(model.parameters(), twin.parameters(), strict=True)
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
     return {
         "calls": model.calls, "samples": len(timing.samples), "left": left, "training": model.training,
-        "apart": max(float((p - t).abs().max()) for p, t in both),
+        "apart": max(float((p - t).abs().max()) for p, t in pairs),
     }  # fmt: skip
 
 
-def placed(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> list[list[bool]]:
+def placement(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> list[list[bool]]:
     """On the simulated GPU: whether tokens and targets were on it, at each loss."""
-    places = []
+    on_gpu = []
 
     class Placed(Transformer):
         def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-            places.append([holds(tokens), holds(targets)])
+            on_gpu.append([holds(tokens), holds(targets)])
             return super().loss(tokens, targets)
 
     _benchmarked(impl, Placed(Config(**sizes)).cuda(), batch, context, mode, 1, 2)
-    return places
+    return on_gpu
 
 
 def timed(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> list[float]:

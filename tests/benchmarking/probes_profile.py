@@ -20,9 +20,9 @@ def table(impl: Any, tree: list, on_device: bool) -> dict:
             for kernel in node.kernels:  # like the profiler: once at the operator, once as separate events
                 events.append(_event(len(events), kernel.name, 5e6, 5e6 + kernel.duration, device=DeviceType.CUDA))
             if node.is_user_annotation:
-                again = _event(len(events), node.name, 5e6, 6e6, device=DeviceType.CUDA)
-                again.is_user_annotation = True
-                events.append(again)
+                annotation = _event(len(events), node.name, 5e6, 6e6, device=DeviceType.CUDA)
+                annotation.is_user_annotation = True
+                events.append(annotation)
     listed = EventList(events, use_device="cuda" if on_device else None)
     listed._build_tree()
     return plain(impl.benchmarking.kernel_table.kernel_table(listed))
@@ -30,13 +30,13 @@ def table(impl: Any, tree: list, on_device: bool) -> dict:
 
 def _lay_out(tree: list, start: float, events: list[FunctionEvent]) -> float:
     """Place nodes one after the other from `start` on; return the end of the last."""
-    for name, is_range, own, kernels, children in tree:
+    for name, is_range, self_us, kernels, children in tree:
         event = _event(len(events), name, start, start)
         event.is_user_annotation = is_range
         events.append(event)
         for kernel, microseconds in kernels:
             event.append_kernel(kernel, 0, microseconds)
-        end = _lay_out(children, start + own / 2, events) + own / 2
+        end = _lay_out(children, start + self_us / 2, events) + self_us / 2
         event.time_range.end = end
         start = end
     return start
@@ -46,7 +46,7 @@ def _event(id: int, name: str, start: float, end: float, device: Any = DeviceTyp
     return FunctionEvent(id, name, 1, start, end, device_type=device, use_device="cuda")
 
 
-def real(impl: Any, ranges: list[str]) -> dict:
+def real_profile(impl: Any, ranges: list[str]) -> dict:
     """A real profile on the CPU: [name, number of the parent or -1, self µs, is range] of each event, and its table."""
     model, tokens = Transformer(SIZES["tiny"]), torch.randint(256, (2, 32))
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
@@ -55,10 +55,10 @@ def real(impl: Any, ranges: list[str]) -> dict:
                 model.loss(tokens, tokens)
         model(tokens)
     events = [*profiled.events()]
-    number = {id(e): i for i, e in enumerate(events)}
-    raw = [
-        [e.name, -1 if e.cpu_parent is None else number[id(e.cpu_parent)], float(e.self_cpu_time_total),
+    index = {id(e): i for i, e in enumerate(events)}
+    rows = [
+        [e.name, -1 if e.cpu_parent is None else index[id(e.cpu_parent)], float(e.self_cpu_time_total),
          bool(e.is_user_annotation)]
         for e in events
     ]  # fmt: skip
-    return {"events": raw, **plain(impl.benchmarking.kernel_table.kernel_table(profiled.events()))}
+    return {"events": rows, **plain(impl.benchmarking.kernel_table.kernel_table(profiled.events()))}

@@ -54,7 +54,7 @@ class Nvtx(types.ModuleType):
         self.events.append(["pop", handle])
 
 
-def _told(backend: str) -> Any:
+def _install_nvtx(backend: str) -> Any:
     """Install the fake package, or make nvtx unavailable; call before importing the implementation."""
     sys.modules["nvtx"] = Nvtx() if backend in ("package", "both") else None  # type: ignore[assignment]
     return sys.modules["nvtx"]
@@ -89,16 +89,16 @@ def _visit(annotate: Any, nodes: list) -> int:
     return caught
 
 
-def play(impl: Any, tree: list, backend: str) -> dict:
+def pushes_and_pops(impl: Any, tree: list, backend: str) -> dict:
     """The pushes and pops, and how many exceptions were passed on."""
-    recorder = _told(backend)
+    recorder = _install_nvtx(backend)
     caught = _visit(impl.benchmarking.annotate.annotate, tree)
     return {"events": _events(backend, recorder), "caught": caught}
 
 
 def decorated(impl: Any, name: str, depth: int, backend: str) -> dict:
     """A decorated function that calls itself."""
-    recorder = _told(backend)
+    recorder = _install_nvtx(backend)
 
     @impl.benchmarking.annotate.annotate(name)
     def count_down(n: int) -> int:
@@ -109,7 +109,7 @@ def decorated(impl: Any, name: str, depth: int, backend: str) -> dict:
 
 def profiled(impl: Any, tree: list, names: list[str], backend: str) -> list:
     """[name, start, end] of every range of these names that torch's profiler saw, by start; exceptions end some."""
-    _told(backend)
+    _install_nvtx(backend)
     annotate = impl.benchmarking.annotate.annotate
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         _visit(annotate, tree)
@@ -119,22 +119,22 @@ def profiled(impl: Any, tree: list, names: list[str], backend: str) -> list:
 
 def attend(impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> dict:
     """o and its gradients; the ranges, and the range in which each product, scale, mask and softmax ran."""
-    recorder = _told("package")
+    recorder = _install_nvtx("package")
     module = impl.benchmarking.annotate
     q, k, v = (t.requires_grad_() for t in (q, k, v))
-    places: list[list[str]] = []
+    paths: list[list[str]] = []
 
-    class Places(TorchDispatchMode):
+    class Paths(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             operator = func.name().removeprefix("aten::").partition(".")[0]
             if operator in ("mul", "div") and not getattr(args[1], "ndim", 0):
                 operator = "scale"
             if operator in ("mm", "bmm", "scale", "masked_fill", "where", "_softmax"):
-                places.append([operator, " > ".join(recorder.open)])
+                paths.append([operator, " > ".join(recorder.open)])
             return func(*args, **(kwargs or {}))
 
-    with Places():
+    with Paths():
         o = module.annotated_attention(q, k, v, is_causal)
     events = [list(e) for e in recorder.events]
     o.backward(torch.ones_like(o))
-    return {"o": o, "gradients": [t.grad for t in (q, k, v)], "events": events, "places": places}
+    return {"o": o, "gradients": [t.grad for t in (q, k, v)], "events": events, "places": paths}

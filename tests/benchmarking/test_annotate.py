@@ -1,6 +1,6 @@
-"""Ranges: opened and closed in order, whoever is told of them, also when the block is left by an exception.
+"""Ranges: opened and closed in order, whoever records them, also when the block is left by an exception.
 
-What must be true: the nvtx package is told where it is installed, torch.cuda.nvtx where it is not and there is CUDA,
+What must be true: the nvtx package gets them where it is installed, torch.cuda.nvtx where it is not and there is CUDA,
 nobody where there is neither, and torch's profiler always. How it would be faked: for one of these alone; with a pop
 that an exception skips (blocks are broken off); with names for the parts of attention that hold other work (the range
 in which every product and softmax runs is noted).
@@ -16,18 +16,18 @@ from . import probes_ranges as probes
 
 ANNOTATE = "benchmarking.annotate"
 DEVICE = {"package": "real", "cuda": "simulated", "both": "simulated", "neither": "real"}
-TOLD = {
+SETUPS = {
     "package": "the nvtx package installed", "cuda": "CUDA and no nvtx package (torch.cuda.nvtx)",
     "both": "CUDA and the nvtx package, which goes first", "neither": "neither",
 }  # fmt: skip
 
 
-def draw(rng, depth: int, breaks: float = 0.4) -> list:
+def draw(rng, depth: int, break_rate: float = 0.4) -> list:
     """Nested ranges: [name, [those inside], broken off]."""
     if depth == 0:
         return []
     names = [f"{rng.choice(['layer', 'step', 'naïve', '100% {of} it'])} {rng.integers(0, 99)}" for _ in range(2)]
-    return [[name, draw(rng, depth - 1, breaks), rng.uniform(0, 1) < breaks] for name in names]
+    return [[name, draw(rng, depth - 1, break_rate), rng.uniform(0, 1) < break_rate] for name in names]
 
 
 def expected(tree: list) -> list:
@@ -46,17 +46,17 @@ def broken_off(tree: list) -> int:
 def test_ranges_nest_and_close_also_when_they_are_broken_off(run, rng, backend):
     tree = draw(rng, 3)
     tree[0][2] = tree[1][1][0][2] = True
-    got = run(probes.play, tree, backend, device=DEVICE[backend])
+    got = run(probes.pushes_and_pops, tree, backend, device=DEVICE[backend])
     raised = broken_off(tree)
     assert got["caught"] == raised, f"{raised} exceptions were raised within ranges, {got['caught']} came out"
     want = expected(tree) if backend != "neither" else []
     pops, due = ([kind for kind, *_ in events].count("pop") for events in (got["events"], want))
     unclosed = f": exceptions left {due - pops} ranges open" * (pops < due) if got["events"] else ": nothing reaches it"
     pairs = enumerate(zip(got["events"], want, strict=False))
-    same = next((i for i, (g, w) in pairs if g != w), min(len(got["events"]), len(want)))
+    first = next((i for i, (g, w) in pairs if g != w), min(len(got["events"]), len(want)))
     assert got["events"] == want, (
-        f"with {TOLD[backend]}: {len(got['events'])} pushes and pops, expected {len(want)}; they differ from number "
-        f"{same} on: got {got['events'][same : same + 2]}, expected {want[same : same + 2]}{unclosed}"
+        f"with {SETUPS[backend]}: {len(got['events'])} pushes and pops, expected {len(want)}; they differ from number "
+        f"{first} on: got {got['events'][first : first + 2]}, expected {want[first : first + 2]}{unclosed}"
     )
 
 
@@ -99,8 +99,8 @@ def test_annotated_attention_is_attention(run, rng, is_causal):
     empty = got["o"].isnan().all(-1).nonzero()[:, -1]
     what = f"of {queries} queries and {keys} keys"
     assert not len(empty), f"o of query {int(empty[0])} {what} is NaN: it sees no key, not even its own"
-    mask = "query i sees keys 0 to i, also where there are more of one than of the other" if is_causal else ""
-    close(got["o"], want.detach(), plain.detach(), f"o {what}", dims="batch, head, query, dim", cause=mask)
+    cause = "query i sees keys 0 to i, also where there are more of one than of the other" if is_causal else ""
+    close(got["o"], want.detach(), plain.detach(), f"o {what}", dims="batch, head, query, dim", cause=cause)
     want.sum().backward()
     plain.sum().backward()
     for name, gradient, w, n in zip("qkv", got["gradients"], wide, narrow, strict=True):
@@ -115,10 +115,10 @@ def test_each_part_of_attention_is_in_its_range(run, rng, is_causal):
     got = run(probes.attend, *(rng.normal(2, n, 8) for _ in range(3)), is_causal)
     names = [name for kind, name in got["events"] if kind == "push"]
     assert names == ["attention", "scores", "softmax", "values"], f"ranges, in order: {names}"
-    products = [place for operator, place in got["places"] if operator in ("mm", "bmm")]
+    products = [path for operator, path in got["places"] if operator in ("mm", "bmm")]
     assert products == ["attention > scores", "attention > values"], f"the two products ran in {products}"
     for operator, part in (
         ("scale", "scores"), ("masked_fill", "scores"), ("where", "scores"), ("_softmax", "softmax"),
     ):  # fmt: skip
-        places = {place for o, place in got["places"] if o == operator}
-        assert places <= {f"attention > {part}"}, f"{operator} ran in {sorted(places)}, it belongs to {part!r}"
+        paths = {path for o, path in got["places"] if o == operator}
+        assert paths <= {f"attention > {part}"}, f"{operator} ran in {sorted(paths)}, it belongs to {part!r}"

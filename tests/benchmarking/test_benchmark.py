@@ -48,16 +48,16 @@ def measure(run, drawn: dict) -> dict:
     """The probe's result, after asserting that step() ran as often as requested."""
     (trace,) = run.trace(probes.timed_steps, *drawn.values(), device="simulated", world=1)
     got, warmup, steps = trace.values, drawn["warmup"], drawn["steps"]
-    none = ": there was no warm-up" if got["calls"] == steps else ""
+    hint = ": there was no warm-up" if got["calls"] == steps else ""
     assert got["calls"] == warmup + steps, (
-        f"step() ran {got['calls']} times, expected {warmup} (warm-up) + {steps} (measured){none}"
+        f"step() ran {got['calls']} times, expected {warmup} (warm-up) + {steps} (measured){hint}"
     )
-    whole = f", {warmup} + {steps}: those of the warm-up are among them" if len(got["samples"]) > steps else ""
+    note = f", {warmup} + {steps}: those of the warm-up are among them" if len(got["samples"]) > steps else ""
     assert len(got["samples"]) == steps, (
-        f"{len(got['samples'])} samples of {steps} measured steps{whole}: one sample a measured step"
+        f"{len(got['samples'])} samples of {steps} measured steps{note}: one sample a measured step"
     )
     seen = " ".join(gate.name for gate in trace.gates).split("step")  # before the first step, and after each
-    waited = ["wait" in said for said in seen[warmup + 1 :]]
+    waited = ["wait" in names for names in seen[warmup + 1 :]]
     pairs = zip(got["samples"], expected_samples(drawn), strict=True)
     if all(abs(sample - expected) <= OVERHEAD_S for sample, expected in pairs):
         assert [True] * steps == waited, (
@@ -73,11 +73,11 @@ def check(
     """Assert that the samples, or the `first` ones, are the durations of their steps."""
     got = measure(run, drawn)
     samples, expected = got["samples"][:first], expected_samples(drawn)[:first]
-    why = cause(got) or collects(got, drawn)
-    assert_samples(samples, expected, where, why, around=lambda index: called(got, drawn, index))
+    why = cause(got) or gc_hint(got, drawn)
+    assert_samples(samples, expected, where, why, context=lambda index: calls_hint(got, drawn, index))
 
 
-def collects(got: dict, drawn: dict) -> str:
+def gc_hint(got: dict, drawn: dict) -> str:
     """A line if garbage is collected during measurement; else ""."""
     steps = [i for i, what in enumerate(got["order"]) if what == "step"]
     measured_from = steps[min(drawn["warmup"], len(steps) - 1)]
@@ -86,7 +86,7 @@ def collects(got: dict, drawn: dict) -> str:
     )
 
 
-def called(got: dict, drawn: dict, index: int) -> str:
+def calls_hint(got: dict, drawn: dict, index: int) -> str:
     """The calls around the measured steps, in order; "" if unknown."""
     order, warmup = got["order"], drawn["warmup"]
     steps = [i for i, what in enumerate(order) if what == "step"]
@@ -94,10 +94,10 @@ def called(got: dict, drawn: dict, index: int) -> str:
         return ""
     first = order[steps[warmup - 1] + 1 if warmup else 0 : steps[warmup]]
     after = order[steps[-1] + 1 :]
-    between = [order[a + 1 : b] for a, b in itertools.pairwise(steps[warmup:])]
+    gaps = [order[a + 1 : b] for a, b in itertools.pairwise(steps[warmup:])]
     parts = {
         f"{'from the last of the warm-up to' if warmup else 'before'} the first measured step": first,
-        "between two measured steps": between[min(index, len(between) - 1)] if between else None,
+        "between two measured steps": gaps[min(index, len(gaps) - 1)] if gaps else None,
         "after the last": after,
     }
     if max(len(calls or ()) for calls in parts.values()) > 8:
@@ -119,15 +119,15 @@ def assert_samples(
     where: str = "",
     cause: str = "",
     tolerance_s: float = OVERHEAD_S,
-    around: Callable[[int], str] = lambda index: "",
+    context: Callable[[int], str] = lambda index: "",
 ) -> None:
-    """around: what was called around the sample of an index."""
+    """context: what was called around the sample of an index."""
     assert all(map(math.isfinite, got)), f"sample {[*map(math.isfinite, got)].index(False)} of {got} is no time at all"
     errors = [g - e for g, e in zip(got, expected, strict=True)]
     worst = max(range(len(errors)), key=lambda i: abs(errors[i]))
     assert abs(errors[worst]) <= tolerance_s, (
         f"sample {worst} is {show(got[worst])}, the step took {show(expected[worst])}{where}: "
-        f"{cause or likely_cause(worst, got, expected)}{around(worst)}"
+        f"{cause or likely_cause(worst, got, expected)}{context(worst)}"
     )
 
 
@@ -180,8 +180,8 @@ def test_mean_median_and_standard_deviation_are_of_the_samples(run, rng, parity)
     drawn["device_s"][middle] = rng.uniform(1e-3, 1.5e-3)
     got = measure(run, drawn)
     assert_samples(got["samples"], expected_samples(drawn))
-    for name, (of, what) in STATISTICS.items():
-        value = of(got["samples"])
+    for name, (function, what) in STATISTICS.items():
+        value = function(got["samples"])
         assert abs(got[name] - value) <= 1e-9 + 1e-6 * value, (
             f"{name} is {show(got[name])}, of these {steps} samples it is {show(value)}: {what}"
         )
@@ -197,8 +197,8 @@ STATISTICS = {
 @exercise(BENCHMARK, kind="numerics")
 def test_one_step_without_a_warm_up(run, rng):
     drawn = draw_steps(rng, warmup=0, steps=1)
-    got, (only,) = measure(run, drawn), expected_samples(drawn)
-    assert_samples(got["samples"], [only])
+    got, (expected,) = measure(run, drawn), expected_samples(drawn)
+    assert_samples(got["samples"], [expected])
     (sample,) = got["samples"]
     for name, value in {"mean": sample, "median": sample, "standard_deviation": 0.0}.items():
         assert abs(got[name] - value) <= 1e-6 * value, f"{name} is {show(got[name])} of the one sample {show(sample)}"
@@ -252,16 +252,16 @@ def test_impossible_counts_are_refused(run, warmup, steps):
 @exercise(BENCHMARK, kind="numerics")
 def test_without_a_gpu_it_times_the_cpu(run, rng):
     warmup, host_s = 1, [rng.uniform(1e-3, 5e-3) for _ in range(4)]
-    called = run(probes.busy_host, host_s, warmup, len(host_s) - warmup, device="real")
-    got = called["samples"]
+    report = run(probes.busy_host, host_s, warmup, len(host_s) - warmup, device="real")
+    got = report["samples"]
     assert len(got) == len(host_s) - warmup, f"{len(got)} samples of {len(host_s) - warmup} measured steps"
-    for i, (sample, least) in enumerate(zip(got, host_s[warmup:], strict=True)):
-        assert sample >= least - 1e-6, (
-            f"sample {i} is {show(sample)}, the step kept the CPU busy for {show(least)}: "
+    for i, (sample, busy_s) in enumerate(zip(got, host_s[warmup:], strict=True)):
+        assert sample >= busy_s - 1e-6, (
+            f"sample {i} is {show(sample)}, the step kept the CPU busy for {show(busy_s)}: "
             "without a GPU the clock starts before step() and stops after it, in seconds"
         )
-    assert sum(got) <= called["seconds"], (
-        f"{len(got)} samples sum to {show(sum(got))}, all took {show(called['seconds'])}"
+    assert sum(got) <= report["seconds"], (
+        f"{len(got)} samples sum to {show(sum(got))}, all took {show(report['seconds'])}"
     )
 
 
@@ -304,5 +304,5 @@ def test_steps_follow_each_other_without_a_pause(run, rng):
     assert pauses[worst] < 1e-3, (
         f"the device sat idle for {show(pauses[worst])} between measured steps {worst} and {worst + 1}, "
         "expected less than 1 ms: "
-        + (collects(got, drawn) or "nothing slow belongs between steps, or caches and frequencies cool down")
+        + (gc_hint(got, drawn) or "nothing slow belongs between steps, or caches and frequencies cool down")
     )

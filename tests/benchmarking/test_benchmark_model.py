@@ -32,14 +32,14 @@ def draw(rng) -> tuple[dict, int, int]:
 def test_a_sample_is_what_the_mode_costs(run, rng, mode):
     sizes, batch, context = draw(rng)
     warmup, steps = 0, rng.integers(3, 4)
-    asked = (sizes, batch, context, mode, warmup, steps)
-    got = run(probes.timed, *asked, device="simulated", replace=[BENCHMARK])
-    want = run(probes.costs, *asked, device="simulated")
+    arguments = (sizes, batch, context, mode, warmup, steps)
+    got = run(probes.timed, *arguments, device="simulated", replace=[BENCHMARK])
+    want = run(probes.costs, *arguments, device="simulated")
     assert len(got) == steps, f"{len(got)} samples, expected {steps}"
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
-        off = g / w - 1
-        assert abs(off) <= 0.005, (
-            f"{mode}, sample {i}: {g * 1e6:.1f} µs, the step costs {w * 1e6:.1f} µs ({off:+.1%}): does a step make "
+        error = g / w - 1
+        assert abs(error) <= 0.005, (
+            f"{mode}, sample {i}: {g * 1e6:.1f} µs, the step costs {w * 1e6:.1f} µs ({error:+.1%}): does a step make "
             "tokens, an optimizer or gradients of zeros, keep older gradients, or leave out a part?"
         )
 
@@ -47,8 +47,8 @@ def test_a_sample_is_what_the_mode_costs(run, rng, mode):
 @exercise(MODEL, kind="numerics")
 def test_tokens_are_where_the_model_is(run, rng):
     sizes, batch, context = draw(rng)
-    places = run(probes.placed, sizes, batch, context, rng.choice(MODES), device="simulated", replace=[BENCHMARK])
-    assert places == [[True, True]] * 3, f"tokens and targets on the GPU, at each loss: {places}; copying is no step"
+    on_gpu = run(probes.placement, sizes, batch, context, rng.choice(MODES), device="simulated", replace=[BENCHMARK])
+    assert on_gpu == [[True, True]] * 3, f"tokens and targets on the GPU, at each loss: {on_gpu}; copying is no step"
 
 
 @exercise(MODEL, kind="numerics")

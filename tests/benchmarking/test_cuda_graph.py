@@ -31,8 +31,8 @@ def test_a_replay_gives_what_the_step_would(got):
 
 @exercise(GRAPH, kind="numerics")
 def test_other_inputs_are_refused(got):
-    told = dict(zip(("another shape", "another number", "another dtype", "on the CPU"), got["refused"], strict=True))
-    assert {*told.values()} == {"ValueError"}, f"expected a ValueError for each of these inputs, got {told}"
+    raised = dict(zip(("another shape", "another number", "another dtype", "on the CPU"), got["refused"], strict=True))
+    assert {*raised.values()} == {"ValueError"}, f"expected a ValueError for each of these inputs, got {raised}"
 
 
 @exercise(GRAPH, kind="property")

@@ -38,7 +38,7 @@ def test_any_seed_is_taken(run, rng):
 @pytest.mark.parametrize("broken", [False, True], ids=["left", "left by an exception"])
 def test_what_is_drawn_afterwards_is_as_if_nothing_had_happened(run, rng, broken):
     seed = rng.integers(1, 999)
-    got, want = (run(probes.around, seed, enter, broken) for enter in (True, False))
+    got, want = (run(probes.block_effects, seed, enter, broken) for enter in (True, False))
     other = [source for source in probes.SOURCES if not same(got["drawn"][source], want["drawn"][source])]
     assert not other, f"after the block other numbers than without it come from {', '.join(other)}: put each state back"
     for name, value in want["after"].items():
@@ -47,12 +47,12 @@ def test_what_is_drawn_afterwards_is_as_if_nothing_had_happened(run, rng, broken
 
 @exercise(DETERMINISM, kind="property")
 def test_only_deterministic_algorithms_run_within(run, rng):
-    within = run(probes.around, rng.integers(1, 999), True, False)["within"]
-    assert within["deterministic"], "torch.use_deterministic_algorithms is not on"
-    assert not within["warn only"], (
+    settings = run(probes.block_effects, rng.integers(1, 999), True, False)["within"]
+    assert settings["deterministic"], "torch.use_deterministic_algorithms is not on"
+    assert not settings["warn only"], (
         "operators that are not deterministic only warn within the block, as they did before it: switch it on there, "
         "torch.use_deterministic_algorithms(True) without warn_only"
     )
-    assert not within["cudnn.benchmark"], "cuDNN chooses algorithms by timing them: other runs, other algorithms"
-    cublas = within["CUBLAS_WORKSPACE_CONFIG"]
+    assert not settings["cudnn.benchmark"], "cuDNN chooses algorithms by timing them: other runs, other algorithms"
+    cublas = settings["CUBLAS_WORKSPACE_CONFIG"]
     assert cublas == ":4096:8", f"CUBLAS_WORKSPACE_CONFIG is {cublas!r} within the block, expected ':4096:8'"

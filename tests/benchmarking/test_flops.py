@@ -17,7 +17,7 @@ from . import probes_counting as probes
 FLOPS = "benchmarking.flops"
 NAMES = ("q_proj", "k_proj", "v_proj", "scores", "values", "o_proj", "gate_proj", "up_proj", "down_proj", "head")
 SQUARES, DIRECTIONS = ("scores", "values"), ("forward", "backward")
-WITHIN = 0.01
+TOLERANCE = 0.01
 PATIENCE_S = 8.0  # to count a million layers: a formula takes none of it, a model of so many a quarter of an hour
 CASES = {
     "long context": {"batch": (1, 2), "context": (120, 160), "width": 16, "hidden": (20, 40), "vocabulary": (20, 60)},
@@ -50,14 +50,14 @@ def test_each_layer_forward_and_backward(run, rng, case):
         (name, i): want[name][i] / (2 if name in SQUARES else 1) for name in NAMES for i in (0, 1)
     }
     ratios = {(name, i): got[name][i] / count for (name, i), count in expected.items()}
-    off = {key: ratio for key, ratio in ratios.items() if abs(ratio - 1) > WITHIN}
-    if off:
-        name, i = first = next(iter(off))
+    wrong = {key: ratio for key, ratio in ratios.items() if abs(ratio - 1) > TOLERANCE}
+    if wrong:
+        name, i = first = next(iter(wrong))
         raise Judged(
             f"{name}, {DIRECTIONS[i]}: got {got[name][i]:,}, a run counts {expected[first]:,.0f} "
-            f"({off[first] - 1:+.1%}); {len(off)} of {len(ratios)} counts are off (of {sizes}, batch {batch}, "
+            f"({wrong[first] - 1:+.1%}); {len(wrong)} of {len(ratios)} counts are off (of {sizes}, batch {batch}, "
             f"context {context})",
-            why(off),
+            why(wrong),
         )
 
 
@@ -73,12 +73,12 @@ CAUSES = [
 
 
 @harmless
-def why(off: dict[tuple[str, int], float]) -> str:
-    """One cause for all counts that are off. off: how many times as much was counted, by layer and direction."""
-    names, ratio = {name for name, _ in off}, next(iter(off.values()))
-    alike = max(off.values()) <= min(off.values()) * (1 + WITHIN)
+def why(wrong: dict[tuple[str, int], float]) -> str:
+    """One cause for all counts that are off. wrong: how many times as much was counted, by layer and direction."""
+    names, ratio = {name for name, _ in wrong}, next(iter(wrong.values()))
+    alike = max(wrong.values()) <= min(wrong.values()) * (1 + TOLERANCE)
     for layers, times, cause in CAUSES:
-        if layers == names and (times is None or (alike and abs(ratio / times - 1) <= WITHIN)):
+        if layers == names and (times is None or (alike and abs(ratio / times - 1) <= TOLERANCE)):
             return cause
     return "a product of (m, k) and (k, n) is 2·m·k·n, in every block; what are m, k and n here?"
 

@@ -24,13 +24,13 @@ RANGES = ("forward", "backward", "attention", "gemm")  # a range is no product, 
 KERNELS = ("sm90_xmma_gemm", "elementwise_kernel", "cutlass_tile", "reduce_kernel", "triton_fused")
 
 
-def draw(rng, depth: int, on_device: bool, inside: str = "") -> list:
+def draw(rng, depth: int, on_device: bool, parent: str = "") -> list:
     """Nodes [name, is range, own µs, [[kernel, µs]], children]; no node has its parent's name."""
     nodes = []
     for _ in range(rng.integers(2, 3)):
         is_range = depth > 1 and rng.uniform(0, 1) < 0.5
         names = RANGES if is_range else OPERATORS
-        name = rng.choice([n for n in names if n != inside])
+        name = rng.choice([n for n in names if n != parent])
         kernels = []
         if on_device and not is_range:
             kernels = [[rng.choice(KERNELS), float(rng.integers(5, 900))] for _ in range(rng.integers(0, 2))]
@@ -39,39 +39,39 @@ def draw(rng, depth: int, on_device: bool, inside: str = "") -> list:
     return nodes
 
 
-def pieces(nodes: list, on_device: bool, inside: str = "") -> Iterator[tuple[str, str, str, float]]:
+def pieces(nodes: list, on_device: bool, range_: str = "") -> Iterator[tuple[str, str, str, float]]:
     """(range, operator, what took time there, µs), each piece of time once."""
-    for name, is_range, own, kernels, children in nodes:
-        for what, microseconds in kernels if on_device else [] if is_range else [(name, own)]:
-            yield inside, name, what, microseconds
-        yield from pieces(children, on_device, name if is_range else inside)
+    for name, is_range, self_us, kernels, children in nodes:
+        for what, microseconds in kernels if on_device else [] if is_range else [(name, self_us)]:
+            yield range_, name, what, microseconds
+        yield from pieces(children, on_device, name if is_range else range_)
 
 
 def tabulate(pieces: Iterable[tuple[str, str, str, float]]) -> tuple[dict, dict, dict]:
     """{(range, name): [calls, seconds]}, {range: seconds}, {range: seconds of products}."""
     rows, total, products = defaultdict(lambda: [0, 0.0]), defaultdict(float), defaultdict(float)
-    for inside, operator, what, microseconds in pieces:
-        rows[inside, what][0] += 1
-        rows[inside, what][1] += microseconds / 1e6
-        total[inside] += microseconds / 1e6
-        products[inside] += microseconds / 1e6 * (operator in PRODUCTS)
+    for range_, operator, what, microseconds in pieces:
+        rows[range_, what][0] += 1
+        rows[range_, what][1] += microseconds / 1e6
+        total[range_] += microseconds / 1e6
+        products[range_] += microseconds / 1e6 * (operator in PRODUCTS)
     return rows, total, products
 
 
 def check(got: dict, rows: dict, total: dict, products: dict) -> None:
-    mine = {(row["range"], row["name"]): (row["calls"], row["seconds"]) for row in got["rows"]}
-    assert len(mine) == len(got["rows"]), "two rows of one range and name"
-    for inside, name in sorted(set(rows) - set(mine)):
-        others = ", ".join(repr(r) for r, n in sorted(mine) if n == name) or "none"
-        raise AssertionError(f"no row for {name!r} in range {inside!r}; ranges that have one: {others}")
-    for inside, name in sorted(set(mine) - set(rows)):
+    found = {(row["range"], row["name"]): (row["calls"], row["seconds"]) for row in got["rows"]}
+    assert len(found) == len(got["rows"]), "two rows of one range and name"
+    for range_, name in sorted(set(rows) - set(found)):
+        others = ", ".join(repr(r) for r, n in sorted(found) if n == name) or "none"
+        raise AssertionError(f"no row for {name!r} in range {range_!r}; ranges that have one: {others}")
+    for range_, name in sorted(set(found) - set(rows)):
         kernels = ", and rows are kernels" if name in OPERATORS and not {n for _, n in rows} & {*OPERATORS} else ""
-        raise AssertionError(f"a row for {name!r} in range {inside!r}: no such kernel or operator ran there{kernels}")
-    for (inside, name), (calls, seconds) in rows.items():
-        c, s = mine[inside, name]
-        assert c == calls, f"{name!r} in range {inside!r}: {c} calls, expected {calls}"
+        raise AssertionError(f"a row for {name!r} in range {range_!r}: no such kernel or operator ran there{kernels}")
+    for (range_, name), (calls, seconds) in rows.items():
+        c, s = found[range_, name]
+        assert c == calls, f"{name!r} in range {range_!r}: {c} calls, expected {calls}"
         assert abs(s - seconds) <= 1e-9 + 1e-6 * seconds, (
-            f"{name!r} in range {inside!r}: {s * 1e6:.1f} µs, expected {seconds * 1e6:.1f}: each piece of time once, "
+            f"{name!r} in range {range_!r}: {s * 1e6:.1f} µs, expected {seconds * 1e6:.1f}: each piece of time once, "
             "without what was called from there"
         )
     times = [row["seconds"] for row in got["rows"]]
@@ -80,8 +80,8 @@ def check(got: dict, rows: dict, total: dict, products: dict) -> None:
     assert set(by_range) == set(total), f"shares of ranges {sorted(by_range)}, expected {sorted(total)}"
     shares = {f"range {r!r}": (by_range[r], products[r], total[r]) for r in total}
     shares["everything"] = got["product_share"], sum(products.values()), sum(total.values())
-    for where, (share, of_products, of_all) in shares.items():
-        expected = of_products / of_all if of_all else 0.0
+    for where, (share, product_s, total_s) in shares.items():
+        expected = product_s / total_s if total_s else 0.0
         measured("share of matrix products in a profile", share, expected)
         assert abs(share - expected) <= 1e-6, f"matrix products take {expected:.4f} of {where}, got {share:.4f}"
 
@@ -107,11 +107,11 @@ def test_a_profile_of_nothing_is_an_empty_table(run):
 
 @exercise(TABLE, kind="property")
 def test_a_real_profile(run, rng):
-    got = run(probes.real, rng.shuffled(["one", "two", "three"])[:2])
-    taken = []
+    got = run(probes.real_profile, rng.shuffled(["one", "two", "three"])[:2])
+    self_times = []
     for name, parent, microseconds, is_range in got["events"]:
         while parent >= 0 and not got["events"][parent][3]:
             parent = got["events"][parent][1]
         if not is_range:
-            taken.append((got["events"][parent][0] if parent >= 0 else "", name, name, microseconds))
-    check(got, *tabulate(taken))
+            self_times.append((got["events"][parent][0] if parent >= 0 else "", name, name, microseconds))
+    check(got, *tabulate(self_times))

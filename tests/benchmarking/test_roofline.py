@@ -12,7 +12,7 @@ from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_counting as probes
-from .test_flops import CASES, DIRECTIONS, NAMES, PATIENCE_S, SQUARES, WITHIN, draw
+from .test_flops import CASES, DIRECTIONS, NAMES, PATIENCE_S, SQUARES, TOLERANCE, draw
 
 ROOFLINE = "benchmarking.roofline"
 FLOPS = "benchmarking.flops"
@@ -28,10 +28,10 @@ def test_bytes_are_those_of_operands_and_results(run, rng, case, dtype):
     assert set(got) == set(NAMES), f"expected the layers {', '.join(NAMES)}, got {', '.join(sorted(got))}"
     for name in NAMES:
         for direction, word in enumerate(DIRECTIONS):
-            off = got[name][direction] / want[name][direction] - 1
-            assert abs(off) <= WITHIN, (
+            err = got[name][direction] / want[name][direction] - 1
+            assert abs(err) <= TOLERANCE, (
                 f"{name}, {word}, of {sizes}, batch {batch}, context {context}, {dtype}: got "
-                f"{got[name][direction]:,} bytes, a run moves {want[name][direction]:,} ({off:+.1%}): both factors and "
+                f"{got[name][direction]:,} bytes, a run moves {want[name][direction]:,} ({err:+.1%}): both factors and "
                 "the result, each once; backward is two such products"
             )
 
@@ -54,12 +54,12 @@ def test_the_bound_is_the_larger_of_two_times(run, rng, side):
             bound = got[f"{name} {word}"]
             wanted = {"flops": f, "bytes": b, "intensity": f / b, "seconds": max(compute, memory)}
             for field, number in wanted.items():
-                assert abs(bound[field] / number - 1) <= WITHIN, (
+                assert abs(bound[field] / number - 1) <= TOLERANCE, (
                     f"{name} {word}: {field} {bound[field]:.4g}, expected {number:.4g}; compute takes {compute:.4g} s, "
                     f"memory {memory:.4g} s, both go on at once, so the longer one counts"
                 )
-            near = abs(compute / memory - 1) <= 2 * WITHIN
-            assert near or bound["by"] == ("compute" if compute > memory else "memory"), (
+            tied = abs(compute / memory - 1) <= 2 * TOLERANCE
+            assert tied or bound["by"] == ("compute" if compute > memory else "memory"), (
                 f"{name} {word}: bound by {bound['by']!r}, compute takes {compute:.4g} s, memory {memory:.4g} s"
             )
 
@@ -67,11 +67,11 @@ def test_the_bound_is_the_larger_of_two_times(run, rng, side):
 @exercise(ROOFLINE, kind="numerics")
 def test_on_the_ridge_arithmetic_binds(run, rng):
     sizes, batch, context = draw(rng, rng.choice(list(CASES)))
-    free = run(probes.roofline, sizes, batch, context, "bfloat16", (1.0, 1.0), replace=[FLOPS])
+    bounds = run(probes.roofline, sizes, batch, context, "bfloat16", (1.0, 1.0), replace=[FLOPS])
     name = f"{rng.choice(NAMES)} forward"
-    f, b = float(free[name]["flops"]), float(free[name]["bytes"])
-    by = run(probes.roofline, sizes, batch, context, "bfloat16", (f, b), replace=[FLOPS])[name]["by"]
-    assert by == "compute", f"{name}: its intensity is the device's ridge to the last bit, and it is bound by {by!r}"
+    f, b = float(bounds[name]["flops"]), float(bounds[name]["bytes"])
+    got = run(probes.roofline, sizes, batch, context, "bfloat16", (f, b), replace=[FLOPS])[name]["by"]
+    assert got == "compute", f"{name}: its intensity is the device's ridge to the last bit, and it is bound by {got!r}"
 
 
 @exercise(ROOFLINE, kind="numerics")
@@ -90,12 +90,12 @@ def test_a_larger_batch_moves_products_towards_compute_and_attention_not_at_all(
     )
     for name in NAMES:
         before, after = (bounds[f"{name} forward"]["intensity"] for bounds in (one, many))
-        said = f"{name}: intensity {before:.4g} at batch 1, {after:.4g} at 64"
+        text = f"{name}: intensity {before:.4g} at batch 1, {after:.4g} at 64"
         if name in SQUARES:
             measured(f"{name}: intensity at batch 64 over batch 1", after / before, 1, "times")
-            assert abs(after / before - 1) <= WITHIN, f"{said}: each sequence brings its own keys"
+            assert abs(after / before - 1) <= TOLERANCE, f"{text}: each sequence brings its own keys"
         else:
-            assert after > 1.05 * before, f"{said}: the weights are read once for all"
+            assert after > 1.05 * before, f"{text}: the weights are read once for all"
 
 
 @exercise(ROOFLINE, kind="property")
@@ -108,9 +108,9 @@ def test_bytes_of_a_million_layers_are_counted_without_a_model(run, rng, dtype):
         probes.bytes_moved, {**sizes, "layers": many}, batch, context, dtype, True, replace=[FLOPS], timeout=PATIENCE_S
     )
     for name in NAMES:
-        blocks, run_of = (1, 1) if name == "head" else (many, few)
+        blocks, run_layers = (1, 1) if name == "head" else (many, few)
         for direction, word in enumerate(DIRECTIONS):
-            expected = want[name][direction] * blocks // run_of
+            expected = want[name][direction] * blocks // run_layers
             assert got[name][direction] == expected, (
                 f"{name}, {word}, of {many:,} layers, {dtype}: got {got[name][direction]:,} bytes, a run of {few} "
                 f"moves {want[name][direction]:,}, which makes {expected:,}, exactly"

@@ -23,32 +23,32 @@ def draw(rng, world: int) -> list[list[float]]:
     samples = []
     for rank in range(world):
         base = 0.1 * (1.6 if rank == slow else 1.0)
-        mine = [base * rng.uniform(0.95, 1.05) for _ in range(rng.integers(5, 9))]
+        steps = [base * rng.uniform(0.95, 1.05) for _ in range(rng.integers(5, 9))]
         if rank == spiky:
-            mine[rng.integers(0, len(mine) - 1)] = 9.0
+            steps[rng.integers(0, len(steps) - 1)] = 9.0
         elif rank in third[:1]:  # a larger mean: two steps that were slow, of few
-            mine = [*mine[:3], 6.0, 6.0]
+            steps = [*steps[:3], 6.0, 6.0]
         elif rank in third:
-            mine = mine[:1]
-        samples.append(mine)
+            steps = steps[:1]
+        samples.append(steps)
     return samples
 
 
-def check(got: dict, samples: list[list[float]], who: str) -> None:
+def check(got: dict, samples: list[list[float]], label: str) -> None:
     typical = [statistics.median(s) for s in samples]
     slowest, median = max(typical), statistics.median(typical)
     steps = f"the ranks' typical steps, medians, are {', '.join(f'{t:.4f}' for t in typical)} s"
     assert got["rank"] == typical.index(slowest), (
-        f"{who} says rank {got['rank']}; the longest typical step is rank {typical.index(slowest)}'s: {steps}"
+        f"{label} says rank {got['rank']}; the longest typical step is rank {typical.index(slowest)}'s: {steps}"
     )
     assert abs(got["slowdown"] / (slowest / median) - 1) < 1e-6, (
-        f"{who}: slowdown {got['slowdown']:.4f}; expected {slowest / median:.4f}: {steps}, and their median "
+        f"{label}: slowdown {got['slowdown']:.4f}; expected {slowest / median:.4f}: {steps}, and their median "
         f"{median:.4f} s{', the mean of the middle two' if len(typical) % 2 == 0 else ''}"
     )
-    assert len(got["waiting_s"]) == len(typical), f"{who}: {len(got['waiting_s'])} waiting times"
+    assert len(got["waiting_s"]) == len(typical), f"{label}: {len(got['waiting_s'])} waiting times"
     for rank, (g, t) in enumerate(zip(got["waiting_s"], typical, strict=True)):
         assert abs(g - (slowest - t)) < 1e-9, (
-            f"{who}: rank {rank} waits {g:.6f} s a step, expected {slowest - t:.6f}: {steps}"
+            f"{label}: rank {rank} waits {g:.6f} s a step, expected {slowest - t:.6f}: {steps}"
         )
 
 

@@ -35,11 +35,11 @@ def attend(impl, kind: str, cases: list, is_causal: bool) -> list:
         with watching() as seen:
             o = apply(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), is_causal)
         grids = [list(launch.grid) for launch in seen.launches]
-        found.append({"o": o.detach(), "saved": kept(o), "operators": sorted(set(seen.operators)), "grids": grids})
+        found.append({"o": o.detach(), "saved": saved(o), "operators": sorted(set(seen.operators)), "grids": grids})
     return found
 
 
-def kept(o: Tensor) -> list[Tensor]:
+def saved(o: Tensor) -> list[Tensor]:
     """Tensors saved for backward, whatever views of o came after the function."""
     node = o.grad_fn
     while node is not None and not hasattr(node, "saved_tensors") and node.next_functions:
@@ -51,7 +51,7 @@ def gradients(impl, kind: str, cases: list, is_causal: bool, layout: str = "cont
     """Of each case (q, k, v, do): dq, dk and dv. layout: how do lies in memory."""
     apply, found = function(impl, kind).apply, []
     for q, k, v, do in cases:
-        with watching():  # a kernel that leaves its tensors is to be told of, and not to bring the process down
+        with watching():  # a kernel that leaves its tensors is to be reported, and not to bring the process down
             apply(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), is_causal).backward(lay(do, layout))
         found.append({"dq": q.grad, "dk": k.grad, "dv": v.grad})
     return found
@@ -118,8 +118,8 @@ def train(
     m = Toy(shares[rank][0][0].shape[1], tied)
     m.load_state_dict(states[rank])
     model = wrapped(impl, kind, m, megabytes)
-    ps = [*model.parameters()] or [*m.parameters()]
-    optimizer = torch.optim.SGD([p for p in ps if p.requires_grad], lr=lr)
+    parameters = [*model.parameters()] or [*m.parameters()]
+    optimizer = torch.optim.SGD([p for p in parameters if p.requires_grad], lr=lr)
     for (x, y), layers in zip(shares[rank], resting, strict=True):
         RESTING.clear()
         RESTING.update(layers)
@@ -132,7 +132,7 @@ def train(
         model.finish_gradient_synchronization()
         optimizer.step()
     names = [name for name, _ in m.named_parameters()]
-    return {"state": dict(zip(names, (p.detach() for p in ps), strict=True))}
+    return {"state": dict(zip(names, (p.detach() for p in parameters), strict=True))}
 
 
 def by_phase(trace: Trace, steps: int, end: Sequence[str] = ()) -> dict[str, list[dict]]:
@@ -185,16 +185,16 @@ def train_sharded(impl, sizes: list, state: dict, batches: PerRank, lr: float, d
     return {"state": {n: t.clone() for n, t in model.full_state().items()}, "dtypes": dtypes}
 
 
-def held(impl, sizes: list, tokens: Tensor) -> dict:
+def bytes_held(impl, sizes: list, tokens: Tensor) -> dict:
     """Bytes of a sharded model: at rest, between forward and backward, and with gradients."""
-    told = {}
+    usage = {}
     with Held() as memory:
         model = impl.zero.fsdp_gather.FSDP(Tokens(*sizes))
-        told["rest"] = at_rest(memory)
+        usage["rest"] = at_rest(memory)
         out = model(tokens).sum()
-        told["between"] = at_rest(memory)
+        usage["between"] = at_rest(memory)
         out.backward()
         del out
         model.finish_gradient_synchronization()
-        told["gradients"] = at_rest(memory)
-    return told
+        usage["gradients"] = at_rest(memory)
+    return usage

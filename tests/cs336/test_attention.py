@@ -123,8 +123,8 @@ def test_scores_are_computed_tile_by_tile(run, rng, expect):
     got = run(probes.computed, q, k, v, sorted(ARITHMETIC))
     want, plain = (expect(attention, q, k, v, False, d) for d in ("float64", "float32"))
     close(got["o"], want["o"], plain["o"], f"o of q {tuple(q.shape)}, k {tuple(k.shape)}", 20, "batch, query, dim")
-    whole = [shape for shape in got["shapes"] if max(shape, default=0) > keys // 2]
-    assert not whole, f"torch computed a tensor of shape {whole[0]}, of {keys} keys: scores exist tile by tile alone"
+    large = [shape for shape in got["shapes"] if max(shape, default=0) > keys // 2]
+    assert not large, f"torch computed a tensor of shape {large[0]}, of {keys} keys: scores exist tile by tile alone"
 
 
 @needs_triton

@@ -80,17 +80,17 @@ def test_buckets_train_as_one(run, rng, expect, tied):
 
 @exercise("ddp.overlapped", kind="numerics")
 def test_gradients_sent_as_they_come_when_a_layer_rests(run, rng, expect):
-    trains_as_one(run, rng, expect, "overlapped", resting=rests(rng))
+    trains_as_one(run, rng, expect, "overlapped", resting=draw_resting(rng))
 
 
 @exercise("ddp.bucketed", kind="property")
 def test_buckets_when_a_layer_rests(run, rng, expect):
     """In one bucket, which never fills up, and in many. A property, for that course's own tests have no such layer."""
     for megabytes in (1, 1e-4):
-        trains_as_one(run, rng, expect, "bucketed", resting=rests(rng), megabytes=megabytes)
+        trains_as_one(run, rng, expect, "bucketed", resting=draw_resting(rng), megabytes=megabytes)
 
 
-def rests(rng) -> list:
+def draw_resting(rng) -> list:
     """Of each step, the layers that rest in it: one in the second step, another in the third."""
     first, second = rng.shuffled(range(4))[:2]
     return [[], [first], [second]]
@@ -101,7 +101,7 @@ def sums(run, rng, expect, kind, megabytes) -> list:
     traces = trains_as_one(run, rng, expect, kind, megabytes=megabytes)
     found = [probes.by_phase(trace, STEPS) for trace in traces]
     ops = ("all_reduce", "reduce_scatter")
-    return [Counter({phase: sum(r["op"] in ops for r in rows) for phase, rows in of.items()}) for of in found]
+    return [Counter({phase: sum(r["op"] in ops for r in rows) for phase, rows in phases.items()}) for phases in found]
 
 
 @exercise("ddp.overlapped", kind="property")
@@ -115,10 +115,10 @@ def test_communication_begins_during_backward(run, rng, expect):
 @exercise("ddp.bucketed", kind="property")
 def test_buckets_hold_what_fits_and_leave_during_backward(run, rng, expect):
     """Of eight parameters: all in one bucket where it is large, one in each where it is tiny, few in 150 bytes."""
-    for megabytes, least, most in ((1, 1, 1), (1e-5, 8, 8), (150 / 2**20, 3, 8)):
+    for megabytes, low, high in ((1, 1, 1), (1e-5, 8, 8), (150 / 2**20, 3, 8)):
         for rank, phases in enumerate(sums(run, rng, expect, "bucketed", megabytes)):
-            assert STEPS * least <= phases.total() <= STEPS * most, (
+            assert STEPS * low <= phases.total() <= STEPS * high, (
                 f"rank {rank}: {phases.total()} messages in {STEPS} steps with buckets of {megabytes * 2**20:.0f} "
-                f"bytes, expected {least} to {most} in each step: eight parameters, four bytes an element"
+                f"bytes, expected {low} to {high} in each step: eight parameters, four bytes an element"
             )
             assert phases["backward"] == phases.total(), f"rank {rank}: {dict(phases)}: a full bucket leaves at once"

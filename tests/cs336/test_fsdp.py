@@ -55,9 +55,9 @@ def trains_as_one(run, rng, expect, dtype):
             f"rank {rank}: the gathered state has {sorted(got['state'])}, expected {sorted(want)}"
         )
         names = [*want]
-        mine, whole, yardstick = (torch.cat([x[n].flatten() for n in names]) for x in (got["state"], want, plain))
+        actual, expected, yardstick = (torch.cat([x[n].flatten() for n in names]) for x in (got["state"], want, plain))
         close(
-            mine, whole, yardstick, f"rank {rank} of {WORLD}, weights after 3 steps in {dtype}", factor=10,
+            actual, expected, yardstick, f"rank {rank} of {WORLD}, weights after 3 steps in {dtype}", factor=10,
             cause="gradients are means over ranks, of parts and of what is whole",
         )  # fmt: skip
         assert got["dtypes"] == ["torch.float32"], f"rank {rank}: gradients are {got['dtypes']}, masters float32"
@@ -81,9 +81,9 @@ def test_weights_are_gathered_for_each_use_and_gradients_scattered(run, rng, exp
         ops = {r["op"] for r in sent["forward"]}
         assert ops & {"all_gather", "broadcast"}, f"rank {rank}: nothing was gathered in forward"
         trained = [r for phase in probes.PHASES for r in sent[phase]]
-        whole = [r for r in trained if r["op"] == "all_reduce" and r["elements"] > sizes[1]]
-        assert not whole, (
-            f"rank {rank}: an all-reduce of {whole[0]['elements']} elements: a gradient of what is cut is "
+        large = [r for r in trained if r["op"] == "all_reduce" and r["elements"] > sizes[1]]
+        assert not large, (
+            f"rank {rank}: an all-reduce of {large[0]['elements']} elements: a gradient of what is cut is "
             "reduce-scattered"
         )
 
@@ -93,7 +93,7 @@ def test_a_rank_holds_its_part(run, rng):
     sizes = [128, 64, 4]
     total = 4 * sum(p.numel() for p in probes.Tokens(*sizes).parameters())
     layer = 4 * 128 * 64
-    for rank, got in enumerate(run(probes.held, sizes, rng.tokens(2, vocabulary=128), world=WORLD)):
+    for rank, got in enumerate(run(probes.bytes_held, sizes, rng.tokens(2, vocabulary=128), world=WORLD)):
         for moment, parts in (("rest", 1), ("between", 1), ("gradients", 2)):
             allowed = parts * total / WORLD + layer
             assert got[moment] <= allowed, (

@@ -50,9 +50,9 @@ def test_steps_are_those_of_adamw(run, rng, world):
 @exercise(ZERO1, kind="numerics")
 def test_a_group_that_is_added_in_training(run, rng):
     plan = draw(rng)
-    every = range(len(plan["values"]))
-    plan["groups"], plan["steps"][1]["add"] = [{"params": [*every][:3]}], [{"params": [*every][3:]}]
-    for i in [*every][3:]:
+    indices = range(len(plan["values"]))
+    plan["groups"], plan["steps"][1]["add"] = [{"params": [*indices][:3]}], [{"params": [*indices][3:]}]
+    for i in [*indices][3:]:
         plan["steps"][0]["gradients"][i] = None
     steps_as_the_whole(run, plan, 2)
 
@@ -60,8 +60,8 @@ def test_a_group_that_is_added_in_training(run, rng):
 @exercise(ZERO1, kind="numerics")
 def test_groups_have_learning_rates_of_their_own(run, rng):
     plan = draw(rng)
-    every = [*range(len(plan["values"]))]
-    plan["groups"] = [{"params": every[:2], "lr": 0.01}, {"params": every[2:], "weight_decay": 0.0}]
+    indices = [*range(len(plan["values"]))]
+    plan["groups"] = [{"params": indices[:2], "lr": 0.01}, {"params": indices[2:], "weight_decay": 0.0}]
     steps_as_the_whole(run, plan, 2)
 
 
@@ -82,10 +82,10 @@ def test_a_tensor_without_a_gradient_in_one_step(run, rng):
 @exercise(ZERO1, kind="numerics")
 def test_zero_grad_clears_the_gradient_of_every_tensor(run, rng):
     for rank, got in enumerate(steps_as_the_whole(run, draw(rng), 2)):
-        for step, left in enumerate(got["kept"]):
-            grown = [i for i, most in enumerate(left) if most > 0]
+        for step, grads in enumerate(got["kept"]):
+            grown = [i for i, largest in enumerate(grads) if largest > 0]
             assert not grown, (
-                f"rank {rank} of 2: after zero_grad() in step {step}, tensors {grown} of {len(left)} have a gradient: "
+                f"rank {rank} of 2: after zero_grad() in step {step}, tensors {grown} of {len(grads)} have a gradient: "
                 "clear those of tensors that other ranks own, too, or the next backward adds to them"
             )
 
@@ -95,10 +95,10 @@ def test_zero_grad_clears_the_gradient_of_every_tensor(run, rng):
 def test_a_rank_keeps_a_share_of_the_state(run, rng, world):
     plan = draw(rng, 1, [(rng.integers(30, 40),) * 2] * 8)
     total = run(probes.held, "plain", plan)["live"]
-    most = 1.5 * total / world + 64 * 8  # AdamW has two numbers an element; a rank may copy its own parameters, too
+    limit = 1.5 * total / world + 64 * 8  # AdamW has two numbers an element; a rank may copy its own parameters, too
     elements = sum(v.numel() for v in plan["values"])
-    for rank, got in enumerate(run(probes.held, "zero1", plan, most, world=world)):
-        assert got["live"] <= most, (
+    for rank, got in enumerate(run(probes.held, "zero1", plan, limit, world=world)):
+        assert got["live"] <= limit, (
             f"rank {rank} of {world}: two steps of AdamW left {got['live']:,} bytes behind, the whole state has "
             f"{total:,}: a rank keeps the state of its own share only, and perhaps a copy of that share"
         )

@@ -9,7 +9,7 @@ from lab.harness.diagnose import harmless
 
 from .oracles import repeated
 
-MOST_SCORES = 1 << 18  # per head: larger cases would be slow, and tell no more
+MAX_SCORES = 1 << 18  # per head: larger cases would be slow, and show no more
 TILES = (16, 32, 64, 128)
 FORGOTTEN = {
     "acc": "the accumulated output is not rescaled",
@@ -23,13 +23,13 @@ ROUNDED = "the error is as large as one of 16 bits: keep products and sums in fl
 @harmless
 def wrong_output(got: Tensor, want: Tensor, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> str:
     """The known mistake that gives this output; "" if none does."""
-    if q.shape[-2] * k.shape[-2] > MOST_SCORES:
+    if q.shape[-2] * k.shape[-2] > MAX_SCORES:
         return ""
     error = (got.double() - want.double()).abs().mean()
     for tile in TILES:
         for name, what in FORGOTTEN.items():
-            made = _without_rescaling(q.double(), k.double(), v.double(), is_causal, tile, name)
-            if (got.double() - made).abs().mean() < 0.02 * error:
+            wrong = _without_rescaling(q.double(), k.double(), v.double(), is_causal, tile, name)
+            if (got.double() - wrong).abs().mean() < 0.02 * error:
                 return f"{what}: {RESCALE} (tiles of {tile} keys give these values)"
     eps = torch.finfo(torch.bfloat16).eps
     small = error < eps * want.double().abs().mean()

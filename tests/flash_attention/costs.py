@@ -21,9 +21,9 @@ DEFAULTS = {"is_causal": False, "itemsize": 2, "block_m": 128, "block_n": 128}
 def cost(case: dict) -> dict:
     """FLOPs and bytes of all heads, and FLOPs per byte."""
     case = DEFAULTS | case
-    which, heads = (case["algorithm"], case["direction"]), case["batch"] * case["heads"]
+    kind, heads = (case["algorithm"], case["direction"]), case["batch"] * case["heads"]
     queries, keys, dim, itemsize = (case[n] for n in ("queries", "keys", "dim", "itemsize"))
-    half = Fraction(1, 2) if case["is_causal"] else Fraction(1)  # of the products, and of what is read again
+    share = Fraction(1, 2) if case["is_causal"] else Fraction(1)  # of the products, and of what is read again
     size = {  # bytes of each tensor, of one head
         **dict.fromkeys(("q", "o", "do", "dq"), queries * dim * itemsize),
         **dict.fromkeys(("k", "v", "dk", "dv"), keys * dim * itemsize),
@@ -32,9 +32,9 @@ def cost(case: dict) -> dict:
     }
     tiles = {"queries": math.ceil(queries / case["block_m"]), "keys": math.ceil(keys / case["block_n"])}
     moved = Fraction(0)
-    for kernel in KERNELS[which]:
-        once, _, again = kernel.partition(" | for each tile of ")
-        over, _, names = again.partition(": ")
-        moved += sum(size[n] for n in once.split()) + sum(half * tiles[over] * size[n] for n in names.split())
-    flops, moved = int(heads * half * 2 * PRODUCTS[which] * queries * keys * dim), int(heads * moved)
+    for kernel in KERNELS[kind]:
+        once, _, reread = kernel.partition(" | for each tile of ")
+        tiled, _, names = reread.partition(": ")
+        moved += sum(size[n] for n in once.split()) + sum(share * tiles[tiled] * size[n] for n in names.split())
+    flops, moved = int(heads * share * 2 * PRODUCTS[kind] * queries * keys * dim), int(heads * moved)
     return {"flops": flops, "bytes": moved, "intensity": flops / moved}

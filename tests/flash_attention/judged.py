@@ -10,7 +10,7 @@ from lab.harness.judge import close
 
 from . import probes_kernels as probes
 from .causes import wrong_output
-from .oracles import ALLOWED, LARGEST, attention, given_to_backward, recomputed, tiles
+from .oracles import ALLOWED, MAX_ROWS, attention, backward_inputs, recomputed, tiles
 
 CAUSAL = "flash_attention.causal"
 FORWARD = ("forward", "overlapped")
@@ -27,29 +27,29 @@ RESULTS = {
 
 
 def check(
-    kernel, run, rng, expect, drawn, is_causal, cause="", lie=None, keep=False, change=dict, *, where: str
+    kernel, run, rng, expect, drawn, is_causal, cause="", layout=None, keep=False, change=dict, *, where: str
 ) -> dict:
     """Run a kernel, assert right numbers, return the record of the run. keep: record loads and stores, and check tiles.
 
-    drawn: q, k, v and do. lie: how operands lie in memory; otherwise it is drawn. change: edits what it is given.
+    drawn: q, k, v and do. layout: of each operand; otherwise it is drawn. change: edits what it is given.
     """
     given = dict(zip(("q", "k", "v", "do"), drawn, strict=True))
-    given = given if kernel in FORWARD else change(given_to_backward(expect, *drawn, is_causal))
+    given = given if kernel in FORWARD else change(backward_inputs(expect, *drawn, is_causal))
     oracle = (attention, *(given[n] for n in "qkv")) if kernel in FORWARD else (recomputed, given)
     want, yardstick = (expect(*oracle, is_causal, dtype) for dtype in ("float64", str(given["q"].dtype)[6:]))
     where = "native" if given["q"].dtype is torch.bfloat16 else where
     keep &= where == "interpret"
-    if lie is None:
-        lie = layouts.draw(rng, **{n: given[n] for n in OPERANDS[kernel].split()})[1]
+    if layout is None:
+        layout = layouts.draw(rng, **{n: given[n] for n in OPERANDS[kernel].split()})[1]
     return layouts.blaming(
-        lie, functools.partial(_check, kernel, run, given, want, yardstick, is_causal, cause, keep, where)
+        layout, functools.partial(_check, kernel, run, given, want, yardstick, is_causal, cause, keep, where)
     )
 
 
-def _check(kernel, run, given, want, yardstick, is_causal, cause, keep, where, lie) -> dict:
-    got = run(probes.launched, kernel, given, is_causal, lie, where, keep, triton=where, replace=NEEDS[kernel])
+def _check(kernel, run, given, want, yardstick, is_causal, cause, keep, where, layout) -> dict:
+    got = run(probes.launched, kernel, given, is_causal, layout, where, keep, triton=where, replace=NEEDS[kernel])
     q, k = (tuple(given[n].shape) for n in "qk")
-    what = f"{q} queries, {k} keys{', causal' * is_causal}{lie and ', '}{layouts.told(lie)}"
+    what = f"{q} queries, {k} keys{', causal' * is_causal}{layout and ', '}{layouts.told(layout)}"
     causes = {
         "o": lambda: wrong_output(got["o"], want["o"], *(given[n] for n in "qkv"), is_causal) or cause,
         "lse": f"{LSE}{cause and '; '}{cause}", "delta": DELTA,
@@ -66,26 +66,26 @@ def _check(kernel, run, given, want, yardstick, is_causal, cause, keep, where, l
     assert got["contiguous"], f"{results} of {what}: expected both contiguous, whatever the strides of the inputs"
     if keep:
         tiles(got)
-        least = sum(got[n].numel() for n, *_ in RESULTS[kernel])
-        assert got["elsewhere"] <= 4 * least, (
-            f"kernels store {got['elsewhere']:,} elements beside {results}, which have {least:,}; all scores are "
+        size = sum(got[n].numel() for n, *_ in RESULTS[kernel])
+        assert got["elsewhere"] <= 4 * size, (
+            f"kernels store {got['elsewhere']:,} elements beside {results}, which have {size:,}; all scores are "
             f"{given['q'][..., 0].numel() * given['k'].shape[2]:,}: they stay on the chip"
         )
     return got | {"want": want}
 
 
-def compiles(kernel, run, ran: dict, drawn, is_causal, lie: dict) -> None:
+def compiles(kernel, run, interpreted: dict, drawn, is_causal, layout: dict) -> None:
     """Assert that the kernel that the interpreter ran, with the same flags and tiles, compiles for a GPU."""
     given = dict(zip(("q", "k", "v", "do"), drawn, strict=True))
     given |= {"o": given["q"], "lse": given["q"][..., 0].contiguous(), "delta": given["q"][..., 0].contiguous()}
-    sources = run(probes.compiles, kernel, given, is_causal, lie, triton="native", replace=NEEDS[kernel])
-    assert sources == ran["sources"], (
+    sources = run(probes.compiles, kernel, given, is_causal, layout, triton="native", replace=NEEDS[kernel])
+    assert sources == interpreted["sources"], (
         "the interpreter ran another kernel than the one that compiles for a GPU, or with other flags and tiles: "
-        f"(source, arguments) {ran['sources']}, compiled {sources}"
+        f"(source, arguments) {interpreted['sources']}, compiled {sources}"
     )
 
 
-def alone(got: dict) -> None:
+def single_launch(got: dict) -> None:
     """Assert that one kernel did the work, in independent programs: torch's operators only allocate, view and cast."""
     other = sorted({*got["operators"]} - ALLOWED)
     assert not other, f"torch ran {', '.join(other)} inside the call: allocation, views and casts are its part"
@@ -96,10 +96,10 @@ def alone(got: dict) -> None:
         f"{got['raced']} addresses are stored by one program and touched by another: on a GPU that is chance"
     )
     grid = got["launches"][0][1]
-    assert math.prod(grid) >= 2, f"a grid of {grid} for more than {LARGEST} rows: one program per tile of rows"
+    assert math.prod(grid) >= 2, f"a grid of {grid} for more than {MAX_ROWS} rows: one program per tile of rows"
 
 
-def twice_the_same(got: dict) -> None:
+def deterministic(got: dict) -> None:
     assert got["atomics"] == 0, f"{got['atomics']} atomic operations: their order, and so the last bit, is chance"
     assert got["same"], "two runs differ"
 
@@ -112,21 +112,21 @@ def rounded_once(got, want, what: str, cause: str) -> None:
     )
 
 
-def reads_no_more(got: dict, rows_that_see, what: str) -> None:
-    """Assert that no program reads more rows than rows_that_see(rows that it stores)."""
+def reads_no_more(got: dict, rows_needed, what: str) -> None:
+    """Assert that no program reads more rows than rows_needed(rows that it stores)."""
     for program in sorted({tuple(p) for p, *_ in got["stores"]}):
         stores, loads = ([rows for p, _, rows in got[kind] if tuple(p) == program] for kind in ("stores", "loads"))
-        read, most = sum(map(len, loads)), sum(map(rows_that_see, stores))
-        assert read <= most, (
-            f"program {program}, from row {stores[0][0]} on, reads {read} {what}; {most} hold all it needs"
+        read, limit = sum(map(len, loads)), sum(map(rows_needed, stores))
+        assert read <= limit, (
+            f"program {program}, from row {stores[0][0]} on, reads {read} {what}; {limit} hold all it needs"
         )
 
 
 def visits_no_tile_above_the_diagonal(got: dict, queries: int, keys: int) -> None:
     block_m, block_n = tiles(got)
 
-    def seen(rows: list[int]) -> int:
+    def rows_needed(rows: list[int]) -> int:
         end = min((rows[0] // block_m + 1) * block_m, queries, keys) if got["own"] else keys
         return -(-end // block_n) * block_n
 
-    reads_no_more(got, seen, "rows of k")
+    reads_no_more(got, rows_needed, "rows of k")

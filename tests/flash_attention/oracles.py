@@ -9,7 +9,7 @@ import torch
 from lab.harness import layouts
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-WHERE = ["interpret", *(["native"] if torch.cuda.is_available() else [])]
+MODES = ["interpret", *(["native"] if torch.cuda.is_available() else [])]
 # Triton's interpreter multiplies bit patterns of bfloat16, so this dtype is tested only on a GPU.
 PRECISIONS = ["float32", "float16", *(["bfloat16"] if torch.cuda.is_available() else [])]
 # In a call that launches kernels, torch may only allocate, make views, and cast.
@@ -19,7 +19,7 @@ ALLOWED = {
     "full", "view", "reshape", "expand", "transpose", "t", "permute", "slice", "select", "unsqueeze", "squeeze",
     "as_strided", "detach", "alias", "_unsafe_view", "lift_fresh", "_to_copy", "fill_", "zero_", "unflatten", "unbind",
 }  # fmt: skip
-LARGEST = 256  # rows of a tile
+MAX_ROWS = 256  # rows of a tile
 
 
 def by_rows(q, k, is_causal):
@@ -45,13 +45,13 @@ def attention(q, k, v, is_causal, dtype: str) -> dict:
 
 def gradients(q, k, v, do, is_causal, dtype: str) -> dict:
     """dq, dk and dv, by autograd."""
-    wanted = getattr(torch, dtype)
-    q, k, v = (x.to(wanted).requires_grad_() for x in (q, k, v))
+    torch_dtype = getattr(torch, dtype)
+    q, k, v = (x.to(torch_dtype).requires_grad_() for x in (q, k, v))
     o = attention(q, k, v, is_causal, dtype)["o"]
-    return dict(zip(("dq", "dk", "dv"), torch.autograd.grad(o, (q, k, v), do.to(wanted)), strict=True))
+    return dict(zip(("dq", "dk", "dv"), torch.autograd.grad(o, (q, k, v), do.to(torch_dtype)), strict=True))
 
 
-def given_to_backward(expect, q, k, v, do, is_causal) -> dict:
+def backward_inputs(expect, q, k, v, do, is_causal) -> dict:
     """Inputs of a backward kernel: o, lse and delta of attention, computed in float64 and then rounded."""
     out = expect(attention, q, k, v, is_causal, "float64")
     o = out["o"].to(q.dtype)
@@ -65,12 +65,12 @@ def tiles(got: dict) -> tuple[int, int]:
     A program may not hold whole rows or columns either: they grow with the length, and would not fit on a GPU.
     """
     block, tile = (max((len(rows) for *_, rows in got[n]), default=0) for n in ("stores", "loads"))
-    assert 0 < block <= LARGEST, f"a store covers {block} rows: a program's tile has 1 to {LARGEST}"
-    assert 0 < tile <= LARGEST, (
-        f"a load covers {tile} rows, expected tiles of 1 to {LARGEST}: whole rows or columns of scores are not tiles"
+    assert 0 < block <= MAX_ROWS, f"a store covers {block} rows: a program's tile has 1 to {MAX_ROWS}"
+    assert 0 < tile <= MAX_ROWS, (
+        f"a load covers {tile} rows, expected tiles of 1 to {MAX_ROWS}: whole rows or columns of scores are not tiles"
     )
-    most = 2 * max(block, tile, got["width"]) ** 2
-    assert got["largest"] <= most, (
+    limit = 2 * max(block, tile, got["width"]) ** 2
+    assert got["largest"] <= limit, (
         f"a program holds a tensor of {got['largest']:,} elements; it stores tiles of {block} rows and loads tiles of "
         f"{tile}, {got['width']} wide: what it holds may not grow with the length, so use each tile and let go of it"
     )
@@ -82,20 +82,20 @@ def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
 
     dtype: "float64", or the inputs' own: then in float32, with P and dS rounded as tensor cores want their factors.
     """
-    own, wide = getattr(torch, dtype), torch.float64 if dtype == "float64" else torch.float32
+    narrow, wide = getattr(torch, dtype), torch.float64 if dtype == "float64" else torch.float32
     q, k, v, do, o, lse, delta = (given[n].to(wide) for n in ("q", "k", "v", "do", "o", "lse", "delta"))
-    group, scale = heads_of_a_group(k, q), q.shape[-1] ** -0.5
+    group, scale = group_size(k, q), q.shape[-1] ** -0.5
     k, v = repeated(k, q), repeated(v, q)
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
     for i, s in by_rows(q, k, is_causal):
         p = torch.exp(s - lse[..., i, None])
-        ds = (p * (do[..., i, :] @ v.mT - delta[..., i, None])).to(own).to(wide)
+        ds = (p * (do[..., i, :] @ v.mT - delta[..., i, None])).to(narrow).to(wide)
         dq[..., i, :] = ds @ k * scale
         dk += ds.mT @ q[..., i, :] * scale
-        dv += p.to(own).to(wide).mT @ do[..., i, :]
+        dv += p.to(narrow).to(wide).mT @ do[..., i, :]
     if group > 1:
         dk, dv = (x.unflatten(-3, (-1, group)).sum(-3) for x in (dk, dv))
-    return {"dq": dq.to(own), "dk": dk.to(own), "dv": dv.to(own), "delta": (do * o).sum(-1)}
+    return {"dq": dq.to(narrow), "dk": dk.to(narrow), "dv": dv.to(narrow), "delta": (do * o).sum(-1)}
 
 
 def rounding(got, want, dtype: torch.dtype) -> tuple[float, float]:
@@ -109,37 +109,37 @@ def check_each(run, probe, cases: list[dict], judge):
     (trace,) = run.trace(probe, cases)
     for case, got in zip(cases, trace.values, strict=True):
 
-        def judged(lie: dict[str, str], case=case, got=got) -> None:
-            if lie != case["layouts"]:
-                (got,) = run(probe, [case | {"layouts": lie}])
-            judge(case | {"layouts": lie}, got)
+        def judge_layout(layout: dict[str, str], case=case, got=got) -> None:
+            if layout != case["layouts"]:
+                (got,) = run(probe, [case | {"layouts": layout}])
+            judge(case | {"layouts": layout}, got)
 
-        layouts.blaming(case["layouts"], judged)
+        layouts.blaming(case["layouts"], judge_layout)
     return trace
 
 
-def heads_of_a_group(x, q) -> int:
+def group_size(x, q) -> int:
     return q.shape[:-2].numel() // x.shape[:-2].numel()
 
 
 def repeated(x, q):
-    return x if (group := heads_of_a_group(x, q)) == 1 else x.repeat_interleave(group, dim=-3)
+    return x if (group := group_size(x, q)) == 1 else x.repeat_interleave(group, dim=-3)
 
 
 def draw(rng, queries, keys, *, batch=None, heads=None, group=1, dim=None, dtype="float32", scale=1.0):
     """q, k, v and do; q is `scale` times a normal one."""
     batch, kv_heads = batch or rng.integers(1, 2), heads or rng.integers(1, 2)
     dim = dim or rng.choice([16, 24, 32, 40, 64])
-    of = {"dtype": DTYPES[dtype]}
-    q, do = (rng.normal(batch, kv_heads * group, queries, dim, **of) for _ in range(2))
-    return q * scale, rng.normal(batch, kv_heads, keys, dim, **of), rng.normal(batch, kv_heads, keys, dim, **of), do
+    kw = {"dtype": DTYPES[dtype]}
+    q, do = (rng.normal(batch, kv_heads * group, queries, dim, **kw) for _ in range(2))
+    return q * scale, rng.normal(batch, kv_heads, keys, dim, **kw), rng.normal(batch, kv_heads, keys, dim, **kw), do
 
 
 def lengths(rng) -> list[tuple[int, int]]:
     """(queries, keys): shorter than a tile, about one, several; equal, more keys, more queries."""
-    drawn = [(rng.integers(*of), rng.integers(*of)) for of in ((1, 15), (33, 60), (130, 170))]
-    n, more = rng.integers(66, 140), rng.integers(5, 90)
-    return [*drawn, (n, n), (n, n + more), (n + more, n)]
+    drawn = [(rng.integers(*bounds), rng.integers(*bounds)) for bounds in ((1, 15), (33, 60), (130, 170))]
+    n, extra = rng.integers(66, 140), rng.integers(5, 90)
+    return [*drawn, (n, n), (n, n + extra), (n + extra, n)]
 
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton for this system")

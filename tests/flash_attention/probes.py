@@ -7,8 +7,8 @@ from lab.harness.layouts import all_laid
 def attend(impl, q, k, v, is_causal, layouts: dict) -> dict:
     """o, and the tensors saved for backward (inputs by name). layouts: memory layouts of q, k and v."""
     inputs = {n: t.detach().requires_grad_() for n, t in all_laid({"q": q, "k": k, "v": v}, layouts).items()}
-    theirs = Theirs(**inputs)
+    caller = Theirs(**inputs)
     o = impl.flash_attention.tiled_forward.TiledAttention.apply(*inputs.values(), is_causal)
     saved = getattr(o.grad_fn, "saved_tensors", ())
     saved = [next((n for n, x in inputs.items() if x is t), t) for t in saved]
-    return {"o": o, "saved": saved, "callers": theirs.seen()}
+    return {"o": o, "saved": saved, "callers": caller.seen()}

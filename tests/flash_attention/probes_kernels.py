@@ -18,7 +18,7 @@ with contextlib.suppress(ImportError):  # there is no Triton for macOS
     import triton.language as tl
 
 
-def place(where: str, *tensors: Tensor) -> list[Tensor]:
+def to_device(where: str, *tensors: Tensor) -> list[Tensor]:
     return [t.cuda() if where == "native" else t for t in tensors]
 
 
@@ -36,24 +36,24 @@ def launched(
 ) -> dict:
     """Results of one of KERNELS, and its launches; backward kernels run twice. keep: also record loads and stores."""
     function, names, returned, walked = KERNELS[kernel]
-    wanted = dict(zip(names.split(), place(where, *(given[n] for n in names.split())), strict=True))
-    laid = all_laid(wanted, layouts)
-    theirs = Theirs(**{n: x for n, x in laid.items() if not layouts.get(n, "").startswith(WALLED)})
+    operands = dict(zip(names.split(), to_device(where, *(given[n] for n in names.split())), strict=True))
+    inputs = all_laid(operands, layouts)
+    caller = Theirs(**{n: x for n, x in inputs.items() if not layouts.get(n, "").startswith(WALLED)})
     call = operator.attrgetter(function)(impl.flash_attention)
     with poisoned(), watching(keep=keep) as seen:
-        out = call(*laid.values(), is_causal)
-    again = call(*laid.values(), is_causal)
+        out = call(*inputs.values(), is_causal)
+    second = call(*inputs.values(), is_causal)
     found = {
-        **{n: x.cpu() for n, x in zip(returned.split(), out, strict=True)}, **seen_of(seen), "callers": theirs.seen(),
+        **{n: x.cpu() for n, x in zip(returned.split(), out, strict=True)}, **summary(seen), "callers": caller.seen(),
         "changed": [n for n, x in zip(returned.split(), out, strict=True) if keep and not seen.left(x)],
-        "same": all(torch.equal(a, b) for a, b in zip(out, again, strict=True)),
+        "same": all(torch.equal(a, b) for a, b in zip(out, second, strict=True)),
         "contiguous": all(x.is_contiguous() for x in out),
         "sources": [[launch.source, launch.settings] for launch in seen.launches],
     }  # fmt: skip
-    return found | (_touched(impl, seen, laid[walked], *out) if keep else {})
+    return found | (_touched(impl, seen, inputs[walked], *out) if keep else {})
 
 
-def seen_of(seen: Watch) -> dict:
+def summary(seen: Watch) -> dict:
     return {
         "launches": [[launch.kernel, list(launch.grid)] for launch in seen.launches],
         "operators": sorted(set(seen.operators)), "atomics": seen.atomics,
@@ -78,16 +78,16 @@ def ranges(impl: Any, cases: list) -> list:
     key_range = impl.flash_attention.causal.key_range
 
     @triton.jit
-    def ask(out, i, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_CAUSAL: tl.constexpr):
+    def store_range(out, i, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_CAUSAL: tl.constexpr):
         full, end = key_range(i, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
         tl.store(out, full)
         tl.store(out + 1, end)
 
-    ask.fn.__globals__["key_range"] = key_range
+    store_range.fn.__globals__["key_range"] = key_range
     found = []
     for i, queries, keys, block_m, block_n, is_causal in cases:
         out = torch.full((2,), -1, dtype=torch.int64)
-        ask[(1,)](out, i, queries, keys, BLOCK_M=block_m, BLOCK_N=block_n, IS_CAUSAL=is_causal)
+        store_range[(1,)](out, i, queries, keys, BLOCK_M=block_m, BLOCK_N=block_n, IS_CAUSAL=is_causal)
         found.append(out.tolist())
     return found
 
@@ -97,9 +97,9 @@ def compiles(impl: Any, kernel: str, given: dict, is_causal: bool, layouts: dict
     from lab.measure.compiled import compiling
 
     function, names, *_ = KERNELS[kernel]
-    laid = all_laid({n: given[n] for n in names.split()}, layouts)
+    inputs = all_laid({n: given[n] for n in names.split()}, layouts)
     with compiling(90) as kernels:
-        operator.attrgetter(function)(impl.flash_attention)(*laid.values(), is_causal)
+        operator.attrgetter(function)(impl.flash_attention)(*inputs.values(), is_causal)
     return [[each.source, each.settings] for each in kernels]
 
 
@@ -107,19 +107,19 @@ def autograd(
     impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, where: str, layouts: dict | None = None
 ) -> dict:
     """o and the gradients of the autograd function, what it keeps for backward, and the kernels it launched."""
-    given = dict(zip(("q", "k", "v", "do"), place(where, q, k, v, do), strict=True))
+    given = dict(zip(("q", "k", "v", "do"), to_device(where, q, k, v, do), strict=True))
     q, k, v, do = all_laid(given, layouts or {}).values()
     inputs = {n: x.detach().requires_grad_() for n, x in zip("qkv", (q, k, v), strict=True)}
-    theirs, wanted = Theirs(**inputs, do=do), {f"d{n}": x for n, x in inputs.items()}
-    with contextlib.ExitStack() as once:
-        seen = once.enter_context(watching())
+    caller, wanted = Theirs(**inputs, do=do), {f"d{n}": x for n, x in inputs.items()}
+    with contextlib.ExitStack() as stack:
+        seen = stack.enter_context(watching())
         o = impl.flash_attention.attention.FlashAttention.apply(*inputs.values(), is_causal)
-        forward = seen_of(seen)
-        kept = {t.data_ptr(): t.untyped_storage().nbytes() for t in o.grad_fn.saved_tensors}
-        grads = theirs.gradients([o], wanted, [do], again=once.close)
+        forward = summary(seen)
+        saved = {t.data_ptr(): t.untyped_storage().nbytes() for t in o.grad_fn.saved_tensors}
+        grads = caller.gradients([o], wanted, [do], again=stack.close)
     return {
-        "o": o.detach().cpu(), **{n: g.cpu() for n, g in grads.items()}, **seen_of(seen), "callers": theirs.seen(),
-        "forward": forward, "saved_bytes": sum(kept.values()), "sources": [launch.source for launch in seen.launches],
+        "o": o.detach().cpu(), **{n: g.cpu() for n, g in grads.items()}, **summary(seen), "callers": caller.seen(),
+        "forward": forward, "saved_bytes": sum(saved.values()), "sources": [launch.source for launch in seen.launches],
     }  # fmt: skip
 
 

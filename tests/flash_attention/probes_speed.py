@@ -27,52 +27,52 @@ def raced(
     """
     flash = device == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
     dtype = torch.bfloat16 if flash else torch.float16
-    draw = torch.Generator(device).manual_seed(seed)
-    sets: list[tuple[Tensor, ...]] = []
+    generator = torch.Generator(device).manual_seed(seed)
+    inputs: list[tuple[Tensor, ...]] = []
     graphs: dict[Any, list[Tensor]] = {}
-    came: list[Any] = []
+    outputs: list[Any] = []
     worst = [0.0]
 
-    def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def student(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return impl.flash_attention.speed.flash_attention(q, k, v, is_causal)
 
     def peer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION if flash else SDPBackend.MATH):
             return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
-    def ready() -> None:
-        sets[:] = [
-            tuple(torch.randn(shape, generator=draw, device=device, dtype=dtype) for _ in range(4))
+    def draw_inputs() -> None:
+        inputs[:] = [
+            tuple(torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4))
             for _ in range(passes)
         ]
-        for tensors in sets:
+        for tensors in inputs:
             for t in tensors[:3]:
                 t.requires_grad_()
         if direction == "backward":
-            graphs.update({call: [call(*x) for *x, _ in sets] for call in (own, peer)})
+            graphs.update({call: [call(*x) for *x, _ in inputs] for call in (student, peer)})
 
     def runner(call: Any) -> Any:
-        def go() -> None:
-            came.clear()
+        def run_passes() -> None:
+            outputs.clear()
             if direction == "backward":
-                for o, (*x, do) in zip(graphs.pop(call), sets, strict=True):
-                    came.append(torch.autograd.grad(o, x, do))
+                for o, (*x, do) in zip(graphs.pop(call), inputs, strict=True):
+                    outputs.append(torch.autograd.grad(o, x, do))
             else:
                 with torch.no_grad():
-                    came.extend((call(*x),) for *x, _ in sets)
+                    outputs.extend((call(*x),) for *x, _ in inputs)
 
-        return go
+        return run_passes
 
-    def check(which: int) -> None:
-        if which == 1:
-            place = int(torch.randint(passes, (), generator=draw, device=device))
-            *x, do = sets[place]
+    def check(side: int) -> None:
+        if side == 1:
+            index = int(torch.randint(passes, (), generator=generator, device=device))
+            *x, do = inputs[index]
             want = results(plain, [t.detach()[:1, :2].float().requires_grad_() for t in x], do[:1, :2].float())
-            off = [
+            errors = [
                 [float((part(t) - w).norm()) for t, w in zip(got, want, strict=True)]
-                for got in (came[place], results(peer, x, do))
+                for got in (outputs[index], results(peer, x, do))
             ]
-            worst.extend(mine / theirs for mine, theirs in zip(*off, strict=True))
+            worst.extend(error / peer_error for error, peer_error in zip(*errors, strict=True))
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         hidden = torch.ones(shape[2], shape[2], dtype=torch.bool, device=device).triu(1) & is_causal
@@ -82,8 +82,8 @@ def raced(
         o = call(*x)
         return torch.autograd.grad(o, x, do) if direction == "backward" else (o.detach(),)
 
-    ready()
-    times = interleaved(runner(peer), runner(own), pairs, seed, ready, check)
+    draw_inputs()
+    times = interleaved(runner(peer), runner(student), pairs, seed, draw_inputs, check)
     return (*times, float(torch.tensor(worst).max()))
 
 

@@ -19,11 +19,11 @@ def weighted_sums(impl, cases: list[dict]) -> list:
     results = []
     for case in cases:
         arguments = _arguments(case)
-        theirs = Theirs(**arguments)
+        caller = Theirs(**arguments)
         with poisoned(), watching():
             out = _weighted_sum(impl, *arguments.values())
         named = {"dx": out[0], "dweight": out[1]} if "dy" in case else {"y": out}
-        results.append({**named, "callers": theirs.seen()})
+        results.append({**named, "callers": caller.seen()})
     return results
 
 
@@ -33,21 +33,21 @@ def weighted_sum_kernels(impl, case: dict) -> dict:
     with poisoned():
         with watching(keep=True) as seen:
             out = _weighted_sum(impl, *arguments.values())
-        again = _weighted_sum(impl, *arguments.values())
-    out, again = (o if isinstance(o, tuple) else (o,) for o in (out, again))
+        second = _weighted_sum(impl, *arguments.values())
+    out, second = (o if isinstance(o, tuple) else (o,) for o in (out, second))
     read, written = seen.touched("load"), seen.touched("store", "atomic")
     tensors = {"in": arguments.values(), "out": out}
-    of = {name: [set(addresses(t).flatten().tolist()) for t in ts] for name, ts in tensors.items()}
+    elements = {name: [set(addresses(t).flatten().tolist()) for t in ts] for name, ts in tensors.items()}
     return {
         "launches": [launch.kernel for launch in seen.launches],
         "operators": seen.operators,
         "atomics": seen.atomics,
-        "unread": [len(each - read) for each in of["in"]],
-        "unwritten": [len(each - written) for each in of["out"]],
-        "written_inputs": sum(len(each & written) for each in of["in"]),
+        "unread": [len(each - read) for each in elements["in"]],
+        "unwritten": [len(each - written) for each in elements["out"]],
+        "written_inputs": sum(len(each & written) for each in elements["in"]),
         "raced": seen.races(),
         "contiguous": all(o.is_contiguous() for o in out),
-        "equal": all(torch.equal(a, b) for a, b in zip(out, again, strict=True)),
+        "equal": all(torch.equal(a, b) for a, b in zip(out, second, strict=True)),
     }
 
 
@@ -66,9 +66,9 @@ def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
     results = []
     for case in cases:
         tiles = case["tiles"]
-        given, theirs = (t for t in tiles) if case.get("generator", True) else tiles, Theirs(tiles=tiles)
+        given, caller = (t for t in tiles) if case.get("generator", True) else tiles, Theirs(tiles=tiles)
         got = _statistics(impl, given)
-        results.append({**got, "callers": theirs.seen()})
+        results.append({**got, "callers": caller.seen()})
     return results
 
 
@@ -97,10 +97,10 @@ def softmax_of_nothing(impl) -> list[str]:
 
 def attention_gradients(impl, given: dict, is_causal, layouts: dict) -> dict:
     """dq, dk, dv; layouts: memory layouts of the arguments."""
-    laid = all_laid({name: given[name] for name in ("q", "k", "v", "o", "lse", "do")}, layouts)
-    theirs = Theirs(**laid)
-    got = impl.flash_attention.tiled_backward.tiled_backward(*laid.values(), is_causal)
-    return {**dict(zip(("dq", "dk", "dv"), got, strict=True)), "callers": theirs.seen()}
+    inputs = all_laid({name: given[name] for name in ("q", "k", "v", "o", "lse", "do")}, layouts)
+    caller = Theirs(**inputs)
+    got = impl.flash_attention.tiled_backward.tiled_backward(*inputs.values(), is_causal)
+    return {**dict(zip(("dq", "dk", "dv"), got, strict=True)), "callers": caller.seen()}
 
 
 def occupancies(impl, cases: list[dict]) -> list:
@@ -119,19 +119,19 @@ def fused_losses(impl, cases: list[dict]) -> list[dict]:
     gradient. saved: bytes of what is saved beside the arguments."""
     found = []
     for case in cases:
-        laid = all_laid({n: case[n] for n in ("x", "weight", "targets")}, case["layouts"])
-        laid = {n: t.detach() for n, t in laid.items()}
+        inputs = all_laid({n: case[n] for n in ("x", "weight", "targets")}, case["layouts"])
+        inputs = {n: t.detach() for n, t in inputs.items()}
         for name, needs in zip(("x", "weight"), case.get("needs", (True, True)), strict=True):
-            laid[name].requires_grad_(needs)
-        theirs = Theirs(**laid)
+            inputs[name].requires_grad_(needs)
+        caller = Theirs(**inputs)
         chunk = () if case["chunk"] is None else (case["chunk"],)
-        losses = [_fused(impl, *laid.values(), *chunk) for _ in range(case.get("times", 1))]
-        kept = getattr(losses[-1].grad_fn, "saved_tensors", ())
-        saved = sum(t.nbytes for t in kept if all(t is not x for x in laid.values()))
-        loss, wanted = losses[-1], {f"d{n}": t for n, t in laid.items() if t.requires_grad}
-        given = [torch.full_like(loss, case["dloss"])] * len(losses)
-        grads = theirs.gradients(losses, wanted, given, case["twice"])
-        found.append({"loss": loss, **grads, "callers": theirs.seen(), "saved": saved})
+        losses = [_fused(impl, *inputs.values(), *chunk) for _ in range(case.get("times", 1))]
+        saved_tensors = getattr(losses[-1].grad_fn, "saved_tensors", ())
+        saved = sum(t.nbytes for t in saved_tensors if all(t is not x for x in inputs.values()))
+        loss, wanted = losses[-1], {f"d{n}": t for n, t in inputs.items() if t.requires_grad}
+        incoming = [torch.full_like(loss, case["dloss"])] * len(losses)
+        grads = caller.gradients(losses, wanted, incoming, case["twice"])
+        found.append({"loss": loss, **grads, "callers": caller.seen(), "saved": saved})
     return found
 
 

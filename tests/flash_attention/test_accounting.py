@@ -27,20 +27,20 @@ def draw(rng, algorithm: str, direction: str, is_causal: bool = False) -> dict:
     }  # fmt: skip
 
 
-def check(run, cases: list[dict], cause: str = "", wants: list[dict] | None = None) -> None:
-    """cause: what to say where a number is off; else what is counted. wants: numbers that no oracle gives."""
-    for case, want, got in zip(cases, wants or map(cost, cases), run(called, COUNT, cases), strict=True):
-        which = case["algorithm"], case["direction"]
+def check(run, cases: list[dict], cause: str = "", expected: list[dict] | None = None) -> None:
+    """cause: hint where a number is off; else what is counted. expected: numbers that no oracle gives."""
+    for case, want, got in zip(cases, expected or map(cost, cases), run(called, COUNT, cases), strict=True):
+        kind = case["algorithm"], case["direction"]
         counts = {
-            "flops": f"{PRODUCTS[which]} products of queries × keys × dim, 2 a multiply-add",
-            "bytes": "; ".join(KERNELS[which]), "intensity": "FLOPs divided by bytes",
+            "flops": f"{PRODUCTS[kind]} products of queries × keys × dim, 2 a multiply-add",
+            "bytes": "; ".join(KERNELS[kind]), "intensity": "FLOPs divided by bytes",
         }  # fmt: skip
         for name, value in want.items():
-            whole = name != "intensity"
-            assert isinstance(got[name], int) or not whole, f"{name} is a {type(got[name]).__name__}, expected int"
-            what = f"{name} of {' '.join(which)}"
+            exact = name != "intensity"
+            assert isinstance(got[name], int) or not exact, f"{name} is a {type(got[name]).__name__}, expected int"
+            what = f"{name} of {' '.join(kind)}"
             measured(what, got[name], value)
-            assert abs(got[name] - value) <= (0 if whole else 1e-9 * value), (
+            assert abs(got[name] - value) <= (0 if exact else 1e-9 * value), (
                 f"{what}: expected {value:,}, got {got[name]:,}: {cause or counts[name]}{inputs(case)}"
             )
 
@@ -63,10 +63,10 @@ def test_tiles_are_counted_upwards(run, rng, direction):
     """Lengths one below, at and one above a multiple of a tile, and shorter than one."""
     cases = []
     for is_causal in (False, True):
-        for more in (-1, 0, 1):
+        for offset in (-1, 0, 1):
             case = draw(rng, "flash", direction, is_causal)
-            case["queries"] = case["block_m"] * rng.integers(1, 9) + more
-            case["keys"] = case["block_n"] * rng.integers(1, 9) + more
+            case["queries"] = case["block_m"] * rng.integers(1, 9) + offset
+            case["keys"] = case["block_n"] * rng.integers(1, 9) + offset
             cases.append(case)
         cases.append(draw(rng, "flash", direction, is_causal) | {"queries": 1, "keys": rng.integers(1, 9)})
     check(run, cases, cause="a last tile that is not full is read as well: ⌈length / block⌉")
@@ -88,4 +88,4 @@ def test_an_example_by_hand(run):
         {"flops": 480, "bytes": (3 * 16 + 16 + 16 + 16 + 2 * 48) + (4 * 24 + 2 * (16 + 16 + 16 + 16))},
     ]
     sizes = {"batch": 1, "heads": 1, "queries": 4, "keys": 6, "dim": 2, "itemsize": 2, "block_m": 3, "block_n": 4}
-    check(run, [sizes | {"algorithm": a, "direction": d} for a, d in PASSES], wants=by_hand)
+    check(run, [sizes | {"algorithm": a, "direction": d} for a, d in PASSES], expected=by_hand)

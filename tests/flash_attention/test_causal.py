@@ -21,15 +21,15 @@ pytestmark = [needs_triton, pytest.mark.parametrize("kind", ["square", "more key
 def brute(i, queries, keys, block_m, block_n, is_causal) -> tuple[int, int]:
     """By looking at every row and key of the tile."""
     rows = range(i * block_m, min((i + 1) * block_m, queries))
-    sees = {row: set(range(min(row + 1, keys) if is_causal else keys)) for row in rows}
-    end = max(max(s) for s in sees.values()) + 1
+    visible = {row: set(range(min(row + 1, keys) if is_causal else keys)) for row in rows}
+    end = max(max(s) for s in visible.values()) + 1
     full = 0
-    while full + block_n <= keys and all({*range(full, full + block_n)} <= s for s in sees.values()):
+    while full + block_n <= keys and all({*range(full, full + block_n)} <= s for s in visible.values()):
         full += block_n
     return full, end
 
 
-def tiles(i, queries, keys, block_m, block_n, is_causal) -> str:
+def tile_map(i, queries, keys, block_m, block_n, is_causal) -> str:
     """Its tiles of keys in a line."""
     rows, line = range(i * block_m, min((i + 1) * block_m, queries)), ""
     for start in range(0, keys, block_n):
@@ -39,7 +39,7 @@ def tiles(i, queries, keys, block_m, block_n, is_causal) -> str:
 
 
 def check(run, rng, kind, is_causal, wrong) -> None:
-    """wrong(full, end, most, last, block_n): what is wrong with full and end, where most and last are right, or ""."""
+    """wrong(full, end, limit, stop, block_n): what is wrong with full and end, given limit and stop, or ""."""
     cases = []
     for _ in range(12):
         block_m, block_n = rng.choice([16, 32, 64]), rng.choice([16, 32, 64])
@@ -51,51 +51,51 @@ def check(run, rng, kind, is_causal, wrong) -> None:
         cases.append([i, queries, keys, block_m, block_n, is_causal])
     for case, got in zip(cases, run(probes.ranges, cases), strict=True):
         i, queries, keys, block_m, block_n, _ = case
-        told = wrong(*got, *brute(*case), block_n)
-        assert not told, (
-            f"{told}: tile {i} of {block_m} rows, {queries} queries, {keys} keys in tiles of {block_n}, "
-            f"{'causal' if is_causal else 'not causal'}\n{tiles(*case)}"
+        fault = wrong(*got, *brute(*case), block_n)
+        assert not fault, (
+            f"{fault}: tile {i} of {block_m} rows, {queries} queries, {keys} keys in tiles of {block_n}, "
+            f"{'causal' if is_causal else 'not causal'}\n{tile_map(*case)}"
         )
 
 
 @exercise(CAUSAL, kind="numerics")
 def test_every_key_that_a_row_sees_is_visited(run, rng, kind):
-    def wrong(full, end, most, last, block_n) -> str:
-        return f"end is {end}, but key {last - 1} is seen" if end < last else ""
+    def wrong(full, end, limit, stop, block_n) -> str:
+        return f"end is {end}, but key {stop - 1} is seen" if end < stop else ""
 
     check(run, rng, kind, True, wrong)
 
 
 @exercise(CAUSAL, kind="numerics")
 def test_tiles_without_a_mask_are_seen_whole(run, rng, kind):
-    def wrong(full, end, most, last, block_n) -> str:
+    def wrong(full, end, limit, stop, block_n) -> str:
         if full % block_n:
             return f"full is {full}, expected a multiple of {block_n}: the walk without a mask is of whole tiles"
-        return f"full is {full}, but all rows see only {most} keys in whole tiles" if full > most else ""
+        return f"full is {full}, but all rows see only {limit} keys in whole tiles" if full > limit else ""
 
     check(run, rng, kind, True, wrong)
 
 
 @exercise(CAUSAL, kind="numerics")
 def test_without_a_mask_all_keys_are_visited(run, rng, kind):
-    def wrong(full, end, most, last, block_n) -> str:
-        return f"full and end are {full}, {end}, expected {most}, {last}" if (full, end) != (most, last) else ""
+    def wrong(full, end, limit, stop, block_n) -> str:
+        return f"full and end are {full}, {end}, expected {limit}, {stop}" if (full, end) != (limit, stop) else ""
 
     check(run, rng, kind, False, wrong)
 
 
 @exercise(CAUSAL, kind="property")
 def test_no_tile_above_the_diagonal_is_visited(run, rng, kind):
-    def wrong(full, end, most, last, block_n) -> str:
-        measured("keys visited by a tile", end, last, at_most=True)
-        return f"end is {end}, but the last row sees only keys 0 to {last - 1}" if end > last else ""
+    def wrong(full, end, limit, stop, block_n) -> str:
+        measured("keys visited by a tile", end, stop, at_most=True)
+        return f"end is {end}, but the last row sees only keys 0 to {stop - 1}" if end > stop else ""
 
     check(run, rng, kind, True, wrong)
 
 
 @exercise(CAUSAL, kind="property")
 def test_only_tiles_on_the_diagonal_compare_indices(run, rng, kind):
-    def wrong(full, end, most, last, block_n) -> str:
-        return f"full is {full}, expected {most}: all rows see these keys, in whole tiles" if full != most else ""
+    def wrong(full, end, limit, stop, block_n) -> str:
+        return f"full is {full}, expected {limit}: all rows see these keys, in whole tiles" if full != limit else ""
 
     check(run, rng, kind, True, wrong)

@@ -15,7 +15,7 @@ from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_kernels as probes
-from .oracles import ALLOWED, WHERE, attention, draw, gradients, needs_triton
+from .oracles import ALLOWED, MODES, attention, draw, gradients, needs_triton
 
 COMPILES = "flash_attention.compiles_for_hopper"
 COMPILE_S = 240.0  # three kernels, one to three seconds each on an idle core
@@ -26,38 +26,38 @@ pytestmark = needs_triton
 
 
 @exercise(COMPILES, kind="property")
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", MODES)
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_gradients_through_autograd(run, rng, expect, is_causal, where):
-    given = "float16" if is_causal else "float32"
-    q, k, v, do = draw(rng, rng.integers(30, 90), rng.integers(30, 90), group=2, dim=16, dtype=given)
-    lie = {**layouts.draw(rng, q=q, k=k, v=v)[1], "do": "columns first"}
-    got, what = run(probes.autograd, q, k, v, do, is_causal, where, lie, triton=where), layouts.told(lie)
+    in_dtype = "float16" if is_causal else "float32"
+    q, k, v, do = draw(rng, rng.integers(30, 90), rng.integers(30, 90), group=2, dim=16, dtype=in_dtype)
+    layout = {**layouts.draw(rng, q=q, k=k, v=v)[1], "do": "columns first"}
+    got, what = run(probes.autograd, q, k, v, do, is_causal, where, layout, triton=where), layouts.told(layout)
     assert got["o"].dtype == q.dtype, f"o is {got['o'].dtype}, q is {q.dtype}"
-    o, plain = (expect(attention, q, k, v, is_causal, dtype)["o"] for dtype in ("float64", given))
-    close(got["o"], o, plain, f"o, {given}, in memory: {what}", factor=6, dims="batch, head, query, dim")
-    want, yardstick = (expect(gradients, q, k, v, do, is_causal, dtype) for dtype in ("float64", given))
+    o, plain = (expect(attention, q, k, v, is_causal, dtype)["o"] for dtype in ("float64", in_dtype))
+    close(got["o"], o, plain, f"o, {in_dtype}, in memory: {what}", factor=6, dims="batch, head, query, dim")
+    want, yardstick = (expect(gradients, q, k, v, do, is_causal, dtype) for dtype in ("float64", in_dtype))
     for name in ("dq", "dk", "dv"):
         close(
-            got[name], want[name], yardstick[name], f"{name} through autograd, {given}, in memory: {what}", factor=8,
+            got[name], want[name], yardstick[name], f"{name} through autograd, {in_dtype}, in memory: {what}", factor=8,
             dims=f"batch, head, {'query' if name == 'dq' else 'key'}, dim",
         )  # fmt: skip
 
 
 @exercise(COMPILES, kind="property")
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", MODES)
 def test_three_kernels_do_the_work(run, rng, where):
     q, k, v, do = draw(rng, rng.integers(60, 120), rng.integers(60, 120), dim=16)
     got = run(probes.autograd, q, k, v, do, True, where, triton=where)
-    for seen, which in ((got["forward"], "forward"), (got, "backward")):
-        other = sorted({*seen["operators"]} - ALLOWED)
+    for record, phase in ((got["forward"], "forward"), (got, "backward")):
+        other = sorted({*record["operators"]} - ALLOWED)
         assert not other, (
-            f"torch ran {', '.join(other)} in {which}, beside {len(got['launches'])} launches: allocation, views and "
+            f"torch ran {', '.join(other)} in {phase}, beside {len(got['launches'])} launches: allocation, views and "
             "casts are its part"
         )
-    names, first = [name for name, _ in got["launches"]], len(got["forward"]["launches"])
-    assert (first, len(names)) == (1, 3), (
-        f"{first} launches in forward, {len(names)} in all, expected 1 and 3: {', '.join(names)}"
+    names, forward = [name for name, _ in got["launches"]], len(got["forward"]["launches"])
+    assert (forward, len(names)) == (1, 3), (
+        f"{forward} launches in forward, {len(names)} in all, expected 1 and 3: {', '.join(names)}"
     )
 
 
@@ -65,9 +65,9 @@ def test_three_kernels_do_the_work(run, rng, where):
 def test_what_is_kept_for_backward_grows_with_the_length(run, rng):
     q, k, v, do = draw(rng, n := rng.integers(200, 260), n, batch=1, heads=1, dim=16)
     got = run(probes.autograd, q, k, v, do, False, "interpret")
-    most = sum(x.numel() * 4 for x in (q, k, v, q)) + q.numel() // q.shape[-1] * 4
-    assert got["saved_bytes"] <= most, (
-        f"{got['saved_bytes']:,} bytes are kept for backward; q, k, v, o and lse have {most:,}"
+    limit = sum(x.numel() * 4 for x in (q, k, v, q)) + q.numel() // q.shape[-1] * 4
+    assert got["saved_bytes"] <= limit, (
+        f"{got['saved_bytes']:,} bytes are kept for backward; q, k, v, o and lse have {limit:,}"
     )
 
 
@@ -76,8 +76,8 @@ def check(run, *wanted):
     ranks = {"world": len(wanted)} if len(wanted) > 1 else {}
     compiled = run(probes.compiled, *wanted, triton="native", timeout=COMPILE_S, **ranks)
     compiled = compiled if ranks else [compiled]
-    for kernels, asked in zip(compiled, wanted, strict=True):
-        judge(kernels, *asked)
+    for kernels, request in zip(compiled, wanted, strict=True):
+        judge(kernels, *request)
     return compiled
 
 
@@ -85,8 +85,8 @@ def judge(kernels, arch: int, dim: int, is_causal: bool, queries: int, dtype: st
     where = f"for sm_{arch}, {dtype}, dim {dim}, {queries:,} queries{', causal' * is_causal}"
     assert len(kernels) == 3, f"{len(kernels)} kernels {where}, expected one forward and two backward"
     target = f"sm_{arch}, dim {dim}"  # causal or not: the nearer to the bound is shown
-    most = max(k["spilled"] for k in kernels)
-    measured(f"bytes that a kernel spills, {target}", most, SPILLED, "bytes", at_most=True)
+    spilled = max(k["spilled"] for k in kernels)
+    measured(f"bytes that a kernel spills, {target}", spilled, SPILLED, "bytes", at_most=True)
     for kernel in kernels:
         measured(f"registers of {kernel['name']}, {target}", kernel["registers"], REGISTERS, at_most=True)
         what = f"{kernel['name']} {where} ({kernel['registers']} registers, {kernel['warps']} warps)"
@@ -120,11 +120,11 @@ def test_on_the_generations_before_and_after(run, rng):
 @exercise(COMPILES, kind="property", triton="native")
 def test_the_kernels_that_compute_are_those_that_compile(run, rng):
     q, k, v, do = draw(rng, 70, 80, dim=64, dtype="float16")
-    ran = sorted(run(probes.autograd, q, k, v, do, True, "interpret")["sources"])
+    interpreted = sorted(run(probes.autograd, q, k, v, do, True, "interpret")["sources"])
     in_float16, in_bfloat16 = check(run, *((90, 64, True, 8192, dtype) for dtype in ("float16", "bfloat16")))
     for kernels in (in_float16, in_bfloat16):
         compiled = sorted(kernel["source"] for kernel in kernels)
-        assert ran == compiled, "the interpreter ran other kernels than those that compile for a GPU"
+        assert interpreted == compiled, "the interpreter ran other kernels than those that compile for a GPU"
     other = {kernel["program"] for kernel in in_bfloat16} - {kernel["program"] for kernel in in_float16}
     names = [kernel["name"] for kernel in in_bfloat16 if kernel["program"] in other]
     assert not names, (

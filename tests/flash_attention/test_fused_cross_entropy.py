@@ -21,7 +21,7 @@ from .oracles import DTYPES, check_each
 
 FUSED = "flash_attention.fused_cross_entropy"
 APPLY = "impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply"
-ONCE = {"layouts": {}, "twice": False}  # where memory is measured
+ONE_BACKWARD = {"layouts": {}, "twice": False}  # where memory is measured
 CAUSE = {
     "loss": "the mean over all rows of lse − logit of the target, in float32",
     "dx": "(softmax − one-hot) / rows, times weight and the incoming gradient",
@@ -38,28 +38,28 @@ def cross_entropy(x, weight, targets, dloss, dtype) -> dict:
     return {"loss": loss.detach(), "dx": dx, "dweight": dweight}
 
 
-def draw(rng, rows, vocabulary, chunk, dtype=torch.float32, width=None, scale=1.0, dloss=1.0, lie=layouts.draw) -> dict:
+def draw(rng, rows, vocabulary, chunk, dtype=torch.float32, width=None, scale=1.0, dloss=1.0, lay=layouts.draw) -> dict:
     width = width or rng.integers(10, 40)
     operands = {
         "x": rng.normal(rows, width, dtype=dtype) * (scale / width**0.5),
         "weight": rng.normal(vocabulary, width, dtype=dtype), "targets": rng.tokens(rows, vocabulary=vocabulary),
     }  # fmt: skip
-    operands, drawn = lie(rng, **operands)
+    operands, drawn = lay(rng, **operands)
     return {**operands, "layouts": drawn, "chunk": chunk, "dloss": dloss, "twice": True}
 
 
 def draw_large(rng, dtype: str = "float32", times: int = 1) -> dict:
     """All logits have 32 MiB and more, in 16 bits too."""
-    rows, vocabulary, chunk = (rng.integers(*of) for of in ((4200, 4300), (4100, 4200), (16, 32)))
-    return draw(rng, times * rows, vocabulary, chunk, DTYPES[dtype], width=8 * rng.integers(1, 2)) | ONCE
+    rows, vocabulary, chunk = (rng.integers(*bounds) for bounds in ((4200, 4300), (4100, 4200), (16, 32)))
+    return draw(rng, times * rows, vocabulary, chunk, DTYPES[dtype], width=8 * rng.integers(1, 2)) | ONE_BACKWARD
 
 
 def check(run, cases: list[dict], factor: float = 3.0) -> Trace:
     """The trace of a run whose numbers are right."""
-    return check_each(run, probes.fused_losses, cases, lambda case, got: judged(case, got, factor))
+    return check_each(run, probes.fused_losses, cases, lambda case, got: judge(case, got, factor))
 
 
-def judged(case: dict, got: dict, factor: float) -> None:
+def judge(case: dict, got: dict, factor: float) -> None:
     inputs = (case["x"], case["weight"], case["targets"], case["dloss"] * case.get("times", 1))
     dtype = case["x"].dtype
     want, yardstick = cross_entropy(*inputs, torch.float64), cross_entropy(*inputs, dtype)
@@ -67,8 +67,8 @@ def judged(case: dict, got: dict, factor: float) -> None:
         f"of x {tuple(case['x'].shape)}, weight {tuple(case['weight'].shape)}, {dtype}, chunk {case['chunk']}, "
         f"incoming gradient {case['dloss']:.4g}, in memory: {layouts.told(case['layouts'])}"
     )
-    most = case["x"].nbytes + case["weight"].nbytes
-    assert got["saved"] <= most, f"{got['saved']:,} bytes saved for backward {what}: x and weight have {most:,}"
+    limit = case["x"].nbytes + case["weight"].nbytes
+    assert got["saved"] <= limit, f"{got['saved']:,} bytes saved for backward {what}: x and weight have {limit:,}"
     for name in (n for n in want if n in got):
         assert got[name] is not None, f"{name} {what}: none came"
         expected = torch.float32 if name == "loss" else dtype
@@ -88,7 +88,7 @@ def test_loss_and_gradients(run, rng, dtype):
 
 @exercise(FUSED, kind="numerics")
 def test_any_strides(run, rng):
-    check(run, [draw(rng, rng.integers(9, 40), rng.integers(30, 90), 8, lie=layouts.different) for _ in range(6)])
+    check(run, [draw(rng, rng.integers(9, 40), rng.integers(30, 90), 8, lay=layouts.different) for _ in range(6)])
 
 
 @exercise(FUSED, kind="numerics")
@@ -178,6 +178,6 @@ def test_no_matrix_of_rows_by_vocabulary_exists(run, rng):
 def test_what_is_kept_is_as_large_as_x_and_weight(run, rng, dtype):
     """Sixteen losses wait for backward: gradients in float32 would be twice as large as those in weight's dtype."""
     case = draw(rng, rng.integers(20, 30), 65_536 + rng.integers(0, 99), 8, DTYPES[dtype], width=16)
-    case |= {**ONCE, "times": 16}
+    case |= {**ONE_BACKWARD, "times": 16}
     weights = case["weight"].nbytes
     check_memory(run, rng, case, "as much again as weight, for each of 16 losses,", 16 * weights, (16 + 10) * weights)

@@ -37,17 +37,17 @@ def counted(case: dict) -> dict:
     """One more program as long as one more fits."""
     m, warps = case.get("limits", H100), case["warps"]
 
-    def up(amount: int, unit: str) -> int:
+    def round_up(amount: int, unit: str) -> int:
         return math.ceil(amount / m[unit]) * m[unit]
 
-    each = {
-        "warps": warps, "programs": 1, "registers": warps * up(32 * case["registers"], "register_unit"),
-        "shared memory": up(case["shared_bytes"] + m["shared_reserved"], "shared_unit"),
+    demand = {
+        "warps": warps, "programs": 1, "registers": warps * round_up(32 * case["registers"], "register_unit"),
+        "shared memory": round_up(case["shared_bytes"] + m["shared_reserved"], "shared_unit"),
     }  # fmt: skip
-    left, programs = {n: m["shared_bytes" if n == "shared memory" else n] for n in ORDER}, 0
-    while all(left[n] >= each[n] for n in ORDER):
-        left, programs = {n: left[n] - each[n] for n in ORDER}, programs + 1
-    first = next(n for n in ORDER if left[n] < each[n])
+    free, programs = {n: m["shared_bytes" if n == "shared memory" else n] for n in ORDER}, 0
+    while all(free[n] >= demand[n] for n in ORDER):
+        free, programs = {n: free[n] - demand[n] for n in ORDER}, programs + 1
+    first = next(n for n in ORDER if free[n] < demand[n])
     return {
         "programs": programs, "warps": programs * warps, "share": programs * warps / m["warps"], "limited_by": first,
     }  # fmt: skip
@@ -68,9 +68,9 @@ def multiprocessor(rng) -> dict:
     }  # fmt: skip
 
 
-def sought(draw, wanted, count: int) -> list[dict]:
-    """`count` drawn cases of which `wanted` holds."""
-    return [*itertools.islice(filter(wanted, (draw() for _ in range(100_000))), count)]
+def select(draw, condition, count: int) -> list[dict]:
+    """`count` drawn cases of which `condition` holds."""
+    return [*itertools.islice(filter(condition, (draw() for _ in range(100_000))), count)]
 
 
 def check(run, cases: list[dict]) -> None:
@@ -86,8 +86,8 @@ def check(run, cases: list[dict]) -> None:
 @pytest.mark.parametrize("limit", ORDER)
 def test_each_limit_on_an_h100(run, rng, limit):
     light = {"registers": rng.integers(1, 24), "shared_bytes": rng.integers(0, 300)}  # so that no other limit binds
-    few = {"warps": light, "programs": light | {"warps": 1}}.get(limit, {})
-    check(run, sought(lambda: kernel(rng) | few, lambda case: counted(case)["limited_by"] == limit, 20))
+    overrides = {"warps": light, "programs": light | {"warps": 1}}.get(limit, {})
+    check(run, select(lambda: kernel(rng) | overrides, lambda case: counted(case)["limited_by"] == limit, 20))
 
 
 @exercise(OCCUPANCY, kind="numerics")
@@ -105,18 +105,18 @@ def test_registers_and_shared_memory_come_in_units(run, rng, unit):
         return counted(case | {"limits": case["limits"] | finer})["programs"] != counted(case)["programs"]
 
     for limits in (lambda: H100, lambda: multiprocessor(rng)):
-        check(run, sought(lambda limits=limits: kernel(rng) | {"limits": limits()}, matters, 10))
+        check(run, select(lambda limits=limits: kernel(rng) | {"limits": limits()}, matters, 10))
 
 
 @exercise(OCCUPANCY, kind="numerics")
 def test_a_program_that_fits_to_the_last_byte_and_one_that_does_not(run, rng):
     """Shared memory and registers that fill the multiprocessor exactly, or exceed it by the least; and by far."""
     programs, warps = rng.integers(2, 7), rng.choice([2, 4, 8])
-    each = H100["shared_bytes"] // programs // 128 * 128 - 1024
-    full = H100["registers"] // (programs * warps) // 256 * 8
+    smem = H100["shared_bytes"] // programs // 128 * 128 - 1024
+    regs = H100["registers"] // (programs * warps) // 256 * 8
     sizes = [
-        *((32, 1, each + more) for more in (-1, 0, 1)), *((min(full + more, 255), warps, 0) for more in (-1, 0, 1)),
-        *((rng.integers(10, 60), 4, 227 * 1024 + more) for more in (0, rng.integers(1, 9000))),
+        *((32, 1, smem + extra) for extra in (-1, 0, 1)), *((min(regs + extra, 255), warps, 0) for extra in (-1, 0, 1)),
+        *((rng.integers(10, 60), 4, 227 * 1024 + extra) for extra in (0, rng.integers(1, 9000))),
         (rng.integers(10, 30), rng.integers(65, 90), 0), (rng.integers(200, 255), rng.integers(12, 40), 0),
         (255, rng.integers(65, 90), 300_000),
     ]  # fmt: skip
@@ -131,11 +131,11 @@ def test_the_first_of_several_limits_is_named(run, rng):
         tied = rng.shuffled(ORDER)[: rng.integers(2, 4)]
         programs, warps, registers = rng.integers(1, 9), rng.integers(1, 8), 8 * rng.integers(1, 30)
         shared = 1024 * rng.integers(1, 20)
-        more = {n: 1 if n in tied else 2 for n in ORDER}
+        factor = {n: 1 if n in tied else 2 for n in ORDER}
         limits = H100 | {
-            "warps": programs * warps * more["warps"], "programs": programs * more["programs"],
-            "registers": programs * warps * 32 * registers * more["registers"],
-            "shared_bytes": programs * (shared + 1024) * more["shared memory"],
+            "warps": programs * warps * factor["warps"], "programs": programs * factor["programs"],
+            "registers": programs * warps * 32 * registers * factor["registers"],
+            "shared_bytes": programs * (shared + 1024) * factor["shared memory"],
         }  # fmt: skip
         cases.append({"registers": registers, "warps": warps, "shared_bytes": shared, "limits": limits})
     check(run, cases)

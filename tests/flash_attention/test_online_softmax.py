@@ -32,8 +32,8 @@ def statistics(x, in_base_2: bool) -> dict:
     return {"maximum": m / factor, "normaliser": normaliser, "lse": (m + log(normaliser)) / factor}
 
 
-def widths(rng, count: int, most: int) -> list[int]:
-    return [rng.integers(1, most) for _ in range(count)]
+def widths(rng, count: int, maximum: int) -> list[int]:
+    return [rng.integers(1, maximum) for _ in range(count)]
 
 
 def draw_many(rng, dtype: str) -> tuple:
@@ -61,14 +61,14 @@ def judge(x: torch.Tensor, split: list[int], got: dict) -> None:
     what = f"of {tuple(x.shape)} {x.dtype} in {in_tiles}"
     masked = x.amax(-1) == -math.inf
     want, yardstick = statistics(x.double(), False), statistics(x.float(), True)
-    for name, nothing in (("maximum", -math.inf), ("normaliser", 0.0), ("lse", -math.inf)):
+    for name, empty in (("maximum", -math.inf), ("normaliser", 0.0), ("lse", -math.inf)):
         assert got[name].dtype == torch.float32, f"{name} {what} is {got[name].dtype}, expected float32"
         assert got[name].shape == masked.shape, (
             f"{name} {what}: expected shape {tuple(masked.shape)}, got {tuple(got[name].shape)}"
         )
-        wrong = got[name][masked][got[name][masked] != nothing]
+        wrong = got[name][masked][got[name][masked] != empty]
         assert not wrong.numel(), (
-            f"{name} {what}: a row of −inf alone gives {wrong[0].item()}, expected {nothing}: "
+            f"{name} {what}: a row of −inf alone gives {wrong[0].item()}, expected {empty}: "
             "the maximum starts at −inf, and where it is still −inf nothing may be subtracted: −inf − (−inf) is NaN"
         )
         close(
@@ -117,11 +117,11 @@ def test_large_logits_in_any_order(run, rng):
 def test_masked_scores(run, rng, dtype):
     """−inf in the first tiles, between, in the last, here and there, and in all of a row."""
     split = widths(rng, 5, 20)
-    ends = torch.tensor([0, *split]).cumsum(0).tolist()
+    bounds = torch.tensor([0, *split]).cumsum(0).tolist()
     x = rng.normal(7, sum(split), dtype=DTYPES[dtype])
-    x[0, : ends[rng.integers(1, 3)]] = -math.inf
-    x[1, ends[2] : ends[rng.integers(3, 4)]] = -math.inf
-    x[2, ends[4] :] = -math.inf
+    x[0, : bounds[rng.integers(1, 3)]] = -math.inf
+    x[1, bounds[2] : bounds[rng.integers(3, 4)]] = -math.inf
+    x[2, bounds[4] :] = -math.inf
     x[3, rng.normal(sum(split)) > 0] = -math.inf
     x[4] = -math.inf
     x[5, :-1] = -math.inf

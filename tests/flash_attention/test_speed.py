@@ -24,14 +24,14 @@ pytestmark = [
 
 
 def race(run, rng, direction: str, is_causal: bool, bar: float) -> None:
-    def more():
+    def more_pairs():
         traces = run.trace(
             probes.raced, direction, is_causal, 12, rng.integers(0, 10**6), triton="native", timeout=120.0
         )
         return timed(traces, least_s=0.0, allowed=2.0)  # twice as far off as the peer is
 
     decide(
-        compare(more, bar, pairs=(12, 96)),
+        compare(more_pairs, bar, pairs=(12, 96)),
         f"{direction}{', causal' * is_causal}, 4096 queries, dim 128, beside PyTorch's FlashAttention-2",
     )
 

@@ -19,7 +19,7 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import Trace
 
 from . import probes_steps as probes
-from .oracles import DTYPES, attention, draw, given_to_backward, lengths, recomputed, rounding
+from .oracles import DTYPES, attention, backward_inputs, draw, lengths, recomputed, rounding
 from .test_tiled_forward import LEADING, LONG, LONG_FACTOR, causal, draw_long, small_tiles
 
 BACKWARD = "flash_attention.tiled_backward"
@@ -30,16 +30,16 @@ def arguments(given: dict, is_causal: bool) -> list:
     return [*(given[name] for name in ("q", "k", "v", "o", "lse", "do")), is_causal]
 
 
-def check(run, rng, expect, q, k, v, do, is_causal, lie=None, factor=3.0) -> Trace:
-    """The trace of a run whose numbers are right. lie: how arguments lie in memory; otherwise it is drawn."""
-    given = given_to_backward(expect, q, k, v, do, is_causal)
-    lie = layouts.draw(rng, **{n: given[n] for n in ("q", "k", "v", "o", "do")})[1] if lie is None else lie
-    return layouts.blaming(lie, functools.partial(_check, run, expect, given, is_causal, factor))
+def check(run, rng, expect, q, k, v, do, is_causal, layout=None, factor=3.0) -> Trace:
+    """The trace of a run whose numbers are right. layout: of each argument; otherwise it is drawn."""
+    given = backward_inputs(expect, q, k, v, do, is_causal)
+    layout = layouts.draw(rng, **{n: given[n] for n in ("q", "k", "v", "o", "do")})[1] if layout is None else layout
+    return layouts.blaming(layout, functools.partial(_check, run, expect, given, is_causal, factor))
 
 
-def _check(run, expect, given, is_causal, factor, lie) -> Trace:
+def _check(run, expect, given, is_causal, factor, layout) -> Trace:
     q, k = given["q"], given["k"]
-    (trace,) = run.trace(probes.attention_gradients, given, is_causal, lie)
+    (trace,) = run.trace(probes.attention_gradients, given, is_causal, layout)
     got = trace.values
     exact = expect(attention, q, k, given["v"], is_causal, "float64")  # o and lse that are given are rounded
     exact = {**given, **exact, "delta": (given["do"].double() * exact["o"]).sum(-1)}
@@ -47,7 +47,9 @@ def _check(run, expect, given, is_causal, factor, lie) -> Trace:
         expect(recomputed, exact, is_causal, "float64"),
         expect(recomputed, given, is_causal, str(q.dtype)[6:]),
     )
-    what = f"q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, is_causal={is_causal}, in memory: {layouts.told(lie)}"
+    what = (
+        f"q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, is_causal={is_causal}, in memory: {layouts.told(layout)}"
+    )
     for name, rows in (("dq", "query"), ("dk", "key"), ("dv", "key")):
         assert got[name].dtype == q.dtype, f"{name} is {got[name].dtype}, the inputs are {q.dtype}"
         close(got[name], want[name], plain[name], f"{name} of {what}", factor, dims=f"batch, head, {rows}, dim")
@@ -67,7 +69,7 @@ def test_gradients_are_those_of_attention(run, rng, expect, dtype, is_causal):
 def test_lengths_need_not_be_multiples_of_a_tile(run, rng, expect, is_causal):
     for sizes in lengths(rng):
         check(run, rng, expect, *draw(rng, *sizes), is_causal)
-    given = given_to_backward(expect, *draw(rng, 600, 600, batch=1, heads=1, dim=16), is_causal)
+    given = backward_inputs(expect, *draw(rng, 600, 600, batch=1, heads=1, dim=16), is_causal)
     small_tiles(run, CALL, arguments(given, is_causal))
 
 
@@ -82,8 +84,8 @@ def test_any_leading_dimensions(run, rng, expect, dims):
 @pytest.mark.parametrize("case", range(4))
 def test_strides_do_not_matter(run, rng, expect, case):
     q, k, v, do = draw(rng, 90, 75, batch=2, heads=2)
-    given, lie = layouts.different(rng, q=q, k=k, v=v, do=do)
-    check(run, rng, expect, *given.values(), True, {**lie, "o": rng.choice(layouts.ALIGNED)})
+    given, layout = layouts.different(rng, q=q, k=k, v=v, do=do)
+    check(run, rng, expect, *given.values(), True, {**layout, "o": rng.choice(layouts.ALIGNED)})
 
 
 @exercise(BACKWARD, kind="numerics")
@@ -98,7 +100,7 @@ def test_sums_are_accumulated_in_float32(run, rng, expect, dtype):
     """Long sums over keys for dq, over queries for dk and dv: in 16 bits they drift away from one rounding."""
     for names, queries, keys in ((("dq",), 16, 2000), (("dk", "dv"), 2000, 16)):
         q, k, v, do = draw(rng, queries, keys, batch=1, heads=1, dim=16, dtype=dtype)
-        given = given_to_backward(expect, q, k, v, do * 16, False)
+        given = backward_inputs(expect, q, k, v, do * 16, False)
         got, want = run(probes.attention_gradients, given, False, {}), expect(recomputed, given, False, "float64")
         for name in names:
             error, unavoidable = rounding(got[name], want[name], q.dtype)
@@ -119,7 +121,7 @@ def test_scores_exist_tile_by_tile_alone(run, rng, expect, shape):
     """Memory does not grow with queries × keys, nor, for a few queries, with keys, nor for a few keys with queries."""
     *tensors, is_causal = draw_long(rng, shape)
     trace = check(run, rng, expect, *tensors, is_causal, {}, factor=LONG_FACTOR)
-    given = given_to_backward(expect, *tensors, is_causal)
+    given = backward_inputs(expect, *tensors, is_causal)
     q, k, v, _ = tensors
     tiny = {name: x[:, :, :64] for name, x in given.items()}
     (small,) = run.trace(probes.attention_gradients, tiny, is_causal, {})

@@ -68,17 +68,19 @@ def small_tiles(run, function: str, arguments: list) -> None:
     )
 
 
-def check(run, rng, expect, q, k, v, _, is_causal, lie=None, factor=3.0) -> Trace:
-    """The trace of a run whose numbers are right. lie: how q, k and v lie in memory; otherwise it is drawn."""
-    lie = layouts.draw(rng, q=q, k=k, v=v)[1] if lie is None else lie
-    return layouts.blaming(lie, functools.partial(_check, run, expect, q, k, v, is_causal, factor))
+def check(run, rng, expect, q, k, v, _, is_causal, layout=None, factor=3.0) -> Trace:
+    """The trace of a run whose numbers are right. layout: of q, k and v; otherwise it is drawn."""
+    layout = layouts.draw(rng, q=q, k=k, v=v)[1] if layout is None else layout
+    return layouts.blaming(layout, functools.partial(_check, run, expect, q, k, v, is_causal, factor))
 
 
-def _check(run, expect, q, k, v, is_causal, factor, lie) -> Trace:
-    (trace,) = run.trace(probes.attend, q, k, v, is_causal, lie)
+def _check(run, expect, q, k, v, is_causal, factor, layout) -> Trace:
+    (trace,) = run.trace(probes.attend, q, k, v, is_causal, layout)
     got = trace.values
     want, plain = (expect(attention, q, k, v, is_causal, dtype) for dtype in ("float64", str(q.dtype)[6:]))
-    what = f"q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, is_causal={is_causal}, in memory: {layouts.told(lie)}"
+    what = (
+        f"q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, is_causal={is_causal}, in memory: {layouts.told(layout)}"
+    )
     assert got["o"].dtype == q.dtype, f"o is {got['o'].dtype}, q is {q.dtype}: return o in q's dtype"
     for name, tensor, dims in (
         ("o", got["o"], "batch, head, query, dim"),
@@ -126,8 +128,8 @@ def test_any_leading_dimensions(run, rng, expect, dims):
 @pytest.mark.parametrize("case", range(4))
 def test_strides_do_not_matter(run, rng, expect, case):
     q, k, v, do = draw(rng, 90, 75, batch=2, heads=2)
-    given, lie = layouts.different(rng, q=q, k=k, v=v)
-    check(run, rng, expect, *given.values(), do, True, lie)
+    given, layout = layouts.different(rng, q=q, k=k, v=v)
+    check(run, rng, expect, *given.values(), do, True, layout)
 
 
 @exercise(TILED, kind="numerics")

@@ -16,12 +16,12 @@ from lab.harness import layouts
 from lab.harness.pytest_plugin import exercise
 
 from . import judged
-from .oracles import PRECISIONS, WHERE, draw, lengths, needs_triton, rounding, tiles
+from .oracles import MODES, PRECISIONS, draw, lengths, needs_triton, rounding, tiles
 
 DKDV = "flash_attention.triton_backward_dkdv"
 LENGTHS = "queries that are not there have p = 0; with a mask query i sees keys 0 … i, and no others have a gradient"
 STRIDES = "are all strides used, and each for its own tensor, do too?"
-pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
+pytestmark = [needs_triton, pytest.mark.parametrize("where", MODES)]
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def test_lengths_that_fit_no_tile(check, rng, dtype, is_causal):
 @pytest.mark.parametrize("case", range(5))
 def test_any_strides(check, rng, case):
     drawn = draw(rng, rng.integers(40, 80), rng.integers(40, 80), batch=2, heads=2, dim=16, dtype="float16")
-    given, lie = layouts.different(rng, **dict(zip(("q", "k", "v", "do"), drawn, strict=True)))
-    check(given.values(), rng.choice([False, True]), STRIDES, lie)
+    given, layout = layouts.different(rng, **dict(zip(("q", "k", "v", "do"), drawn, strict=True)))
+    check(given.values(), rng.choice([False, True]), STRIDES, layout)
 
 
 @exercise(DKDV, kind="numerics")
@@ -86,31 +86,31 @@ def test_thousands_of_queries_are_summed_in_float32(check, rng):
     cause = "keep dk and dv in float32 until the last tile"
     got = check((q, k, v, do + 1), False, cause)
     judged.rounded_once(got["dv"], got["want"]["dv"], "dv of 2,500 queries", cause)
-    error, once = rounding(got["dk"], got["want"]["dk"], torch.float16)
-    assert error <= 3 * once, f"mean error of dk is {error / once:.1f} times that of rounding once to float16: {cause}"
+    error, unit = rounding(got["dk"], got["want"]["dk"], torch.float16)
+    assert error <= 3 * unit, f"mean error of dk is {error / unit:.1f} times that of rounding once to float16: {cause}"
 
 
 @exercise(DKDV, kind="numerics")
 def test_delta_and_lse_are_those_that_are_given(check, rng):
     """Every probability is smaller than it was in forward."""
 
-    def others(given: dict) -> dict:
+    def shifted(given: dict) -> dict:
         shift, delta = rng.uniform(0.5, 1.5), rng.normal(*given["delta"].shape)
         return given | {"lse": given["lse"] + shift, "delta": delta}
 
-    check(draw(rng, rng.integers(20, 70), rng.integers(20, 70), dim=16), False, "use them", {}, change=others)
+    check(draw(rng, rng.integers(20, 70), rng.integers(20, 70), dim=16), False, "use them", {}, change=shifted)
 
 
 @exercise(DKDV, kind="property")
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_kernel_does_the_work_and_twice_the_same(run, check, rng, is_causal, where):
     drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, group=2, dim=24)
-    lie = dict.fromkeys("qkv", "columns first")
-    got = check(drawn, is_causal, lie=lie, keep=True)
-    judged.alone(got)
+    layout = dict.fromkeys("qkv", "columns first")
+    got = check(drawn, is_causal, layout=layout, keep=True)
+    judged.single_launch(got)
     if where == "interpret" and is_causal:
-        judged.compiles("dkdv", run, got, drawn, is_causal, lie)
-    judged.twice_the_same(got)
+        judged.compiles("dkdv", run, got, drawn, is_causal, layout)
+    judged.deterministic(got)
 
 
 @exercise(DKDV, kind="property")

@@ -15,12 +15,12 @@ from lab.harness import layouts
 from lab.harness.pytest_plugin import exercise
 
 from . import judged
-from .oracles import PRECISIONS, WHERE, draw, lengths, needs_triton
+from .oracles import MODES, PRECISIONS, draw, lengths, needs_triton
 
 DQ = "flash_attention.triton_backward_dq"
 LENGTHS = "does the last tile stop where queries and keys do? With a mask query i sees keys 0 … i, in backward, too"
 STRIDES = "are all strides used, and each for its own tensor, do and o too?"
-pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
+pytestmark = [needs_triton, pytest.mark.parametrize("where", MODES)]
 
 
 def without_delta(given: dict) -> dict:
@@ -45,9 +45,9 @@ def test_lengths_that_fit_no_tile(check, rng, dtype, is_causal):
 @pytest.mark.parametrize("case", range(5))
 def test_any_strides(check, rng, case):
     drawn = draw(rng, rng.integers(40, 80), rng.integers(40, 80), batch=2, heads=2, dim=16, dtype="float16")
-    given, lie = layouts.different(rng, **dict(zip(("q", "k", "v", "do"), drawn, strict=True)))
-    lie["o"] = rng.choice(sorted({*layouts.DIFFERENT[:5]} - {*lie.values()}))  # no two alike
-    check(given.values(), rng.choice([False, True]), STRIDES, lie)
+    given, layout = layouts.different(rng, **dict(zip(("q", "k", "v", "do"), drawn, strict=True)))
+    layout["o"] = rng.choice(sorted({*layouts.DIFFERENT[:5]} - {*layout.values()}))  # no two alike
+    check(given.values(), rng.choice([False, True]), STRIDES, layout)
 
 
 @exercise(DQ, kind="numerics")
@@ -97,22 +97,22 @@ def test_keys_that_are_not_there_add_nothing(check, rng):
 def test_probabilities_come_from_the_lse_that_is_given(check, rng):
     """Every probability is smaller than it was in forward."""
 
-    def larger(given: dict) -> dict:
+    def shifted(given: dict) -> dict:
         return without_delta(given) | {"lse": given["lse"] + rng.uniform(0.5, 1.5)}
 
-    check(draw(rng, rng.integers(20, 70), rng.integers(20, 70), dim=16), False, "P is exp(S − lse)", {}, change=larger)
+    check(draw(rng, rng.integers(20, 70), rng.integers(20, 70), dim=16), False, "P is exp(S − lse)", {}, change=shifted)
 
 
 @exercise(DQ, kind="property")
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_kernel_does_the_work_and_twice_the_same(run, check, rng, is_causal, where):
     drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, dim=24)
-    lie = dict.fromkeys("qkv", "columns first")
-    got = check(drawn, is_causal, lie=lie, keep=True)
-    judged.alone(got)
+    layout = dict.fromkeys("qkv", "columns first")
+    got = check(drawn, is_causal, layout=layout, keep=True)
+    judged.single_launch(got)
     if where == "interpret" and is_causal:
-        judged.compiles("dq", run, got, drawn, is_causal, lie)
-    judged.twice_the_same(got)
+        judged.compiles("dq", run, got, drawn, is_causal, layout)
+    judged.deterministic(got)
 
 
 @exercise(DQ, kind="property")

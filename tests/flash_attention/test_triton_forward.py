@@ -20,12 +20,12 @@ from lab.harness.calls import refused
 from lab.harness.pytest_plugin import exercise
 
 from . import judged
-from .oracles import LARGEST, PRECISIONS, WHERE, draw, needs_triton
+from .oracles import MAX_ROWS, MODES, PRECISIONS, draw, needs_triton
 
 FORWARD = "flash_attention.triton_forward"
 LENGTHS = "does the last tile stop where queries and keys do, and are all strides used?"
 STRIDES = "are all four strides used, and each for its own tensor?"
-pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
+pytestmark = [needs_triton, pytest.mark.parametrize("where", MODES)]
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_several_tiles_of_a_wide_head(check, rng, is_causal):
 @pytest.mark.parametrize("case", range(4))
 def test_any_strides(check, rng, dtype, case):
     q, k, v, do = draw(rng, rng.integers(40, 90), rng.integers(40, 90), batch=2, heads=2, dtype=dtype)
-    given, lie = layouts.different(rng, q=q, k=k, v=v)
-    check((*given.values(), do), rng.choice([False, True]), STRIDES, lie)
+    given, layout = layouts.different(rng, q=q, k=k, v=v)
+    check((*given.values(), do), rng.choice([False, True]), STRIDES, layout)
 
 
 @exercise(FORWARD, kind="numerics")
@@ -120,7 +120,7 @@ def test_wrong_shapes_and_dtypes_are_refused(run, rng, where):
         ([good, *[[1, 0, 8, 16]] * 2], f32), ([good] * 3, ["float32", "float16", "float16"]),
         ([good] * 3, ["float64"] * 3),
     ):  # fmt: skip
-        tensors = [torch.zeros(shape, dtype=getattr(torch, of)) for shape, of in zip(shapes, dtypes, strict=True)]
+        tensors = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
         (raised,) = run(refused, "impl.flash_attention.triton_forward.attention_forward", [tensors])
         assert raised == "ValueError", f"{raised} was raised for {shapes} of {dtypes}, expected ValueError"
 
@@ -129,11 +129,11 @@ def test_wrong_shapes_and_dtypes_are_refused(run, rng, where):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_kernel_does_the_work(run, check, rng, is_causal, where):
     drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, group=2, dim=24)
-    lie = dict.fromkeys("qkv", "columns first")
-    got = check(drawn, is_causal, lie=lie, keep=True)
-    judged.alone(got)
+    layout = dict.fromkeys("qkv", "columns first")
+    got = check(drawn, is_causal, layout=layout, keep=True)
+    judged.single_launch(got)
     if where == "interpret" and is_causal:
-        judged.compiles("forward", run, got, drawn, is_causal, lie)
+        judged.compiles("forward", run, got, drawn, is_causal, layout)
 
 
 @exercise(FORWARD, kind="property")
@@ -154,6 +154,6 @@ def test_tiles_above_the_diagonal_are_never_read(check, rng, kind):
     got = check(drawn, True, keep=True, where="interpret")
     judged.visits_no_tile_above_the_diagonal(got, queries, keys)
     if got["own"]:  # what the kernel may not read, it cannot: a stand-in for key_range reads all
-        seen = n + LARGEST
+        seen = n + MAX_ROWS
         drawn = draw(rng, n, seen + 300, batch=1, heads=1, dim=16, dtype="float16")
-        check(drawn, True, lie=dict.fromkeys("kv", f"{layouts.WALLED}{seen}"), where="interpret")
+        check(drawn, True, layout=dict.fromkeys("kv", f"{layouts.WALLED}{seen}"), where="interpret")

@@ -58,7 +58,7 @@ def test_long_sums_are_accumulated_in_float32(run, rng):
 def test_products_may_be_larger_than_float16(run, rng):
     pairs, columns = rng.integers(20, 40), rng.integers(9, 30)
     x, dy = weighted.cancelling(rng, pairs, columns)
-    case = weighted.lying(rng, x=x.T.contiguous(), weight=rng.normal(columns).half(), dy=dy)
+    case = weighted.with_layouts(rng, x=x.T.contiguous(), weight=rng.normal(columns).half(), dy=dy)
     weighted.no_overflow(run(probes.weighted_sums, [case])[0]["dweight"], "dweight")
     check(run, [case])
 
@@ -69,7 +69,7 @@ def test_the_kernel_reads_its_inputs_and_writes_both_gradients(run, rng, layout)
     case = weighted.draw(rng, OPERANDS, rng.integers(20, 50), rng.integers(70, 150))
     case["layouts"]["x"] = layout
     got = run(probes.weighted_sum_kernels, case)
-    weighted.alone(got)
+    weighted.single_launch(got)
     weighted.touched(got, OPERANDS, "dx dweight")
 
 

@@ -53,14 +53,14 @@ def test_long_sums_are_accumulated_in_float32(run, rng):
     """Thousands of positive addends: a sum kept in float16 drifts from what one rounding at the end would give."""
     x = rng.normal(24, rng.integers(3000, 4000), dtype=torch.float16).abs()
     weight = rng.normal(x.shape[1], dtype=torch.float16).abs()
-    check(run, [weighted.lying(rng, x=x, weight=weight)], strides="is the sum float32 until it is stored?")
+    check(run, [weighted.with_layouts(rng, x=x, weight=weight)], strides="is the sum float32 until it is stored?")
 
 
 @exercise(FORWARD, kind="numerics")
 def test_products_may_be_larger_than_float16(run, rng):
     rows, pairs = rng.integers(9, 30), rng.integers(40, 90)
     x, weight = weighted.cancelling(rng, pairs, rows)
-    case = weighted.lying(rng, x=x, weight=weight)
+    case = weighted.with_layouts(rng, x=x, weight=weight)
     weighted.no_overflow(run(probes.weighted_sums, [case])[0]["y"], "y")
     check(run, [case])
 
@@ -82,6 +82,6 @@ def test_other_shapes_are_refused(run, rng):
 def test_the_kernel_reads_all_of_x_and_writes_all_of_y(run, rng):
     case = weighted.draw(rng, OPERANDS, rng.integers(20, 50), rng.integers(70, 150))
     got = run(probes.weighted_sum_kernels, case)
-    weighted.alone(got)
+    weighted.single_launch(got)
     weighted.touched(got, OPERANDS, "y")
     weighted.independent(got)

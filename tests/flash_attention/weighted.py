@@ -14,14 +14,14 @@ DIMS = {"y": "row", "dx": "row, column", "dweight": "column"}
 UNWRITTEN = "NaN is what no program wrote, or lies between strided elements. Are there "
 
 
-def draw(rng, names: str, rows: int, columns: int, dtype=torch.float32, lie=layouts.draw) -> dict:
-    """Draw a case. names: the tensors, "x weight" or "x weight dy"; lie: draws their memory layouts."""
+def draw(rng, names: str, rows: int, columns: int, dtype=torch.float32, lay=layouts.draw) -> dict:
+    """Draw a case. names: the tensors, "x weight" or "x weight dy"; lay: draws their memory layouts."""
     shapes = {"x": (rows, columns), "weight": (columns,), "dy": (rows,)}
-    return lying(rng, lie, **{name: rng.normal(*shapes[name], dtype=dtype) for name in names.split()})
+    return with_layouts(rng, lay, **{name: rng.normal(*shapes[name], dtype=dtype) for name in names.split()})
 
 
-def lying(rng, lie=layouts.draw, **operands: Tensor) -> dict:
-    operands, drawn = lie(rng, **operands)
+def with_layouts(rng, lay=layouts.draw, **operands: Tensor) -> dict:
+    operands, drawn = lay(rng, **operands)
     return {**operands, "layouts": drawn}
 
 
@@ -44,26 +44,26 @@ def check(run, cases: list[dict], strides: str, tiles: str) -> None:
 def _judge(case: dict, got: dict, strides: str, tiles: str) -> None:
     operands = [case[name] for name in ("x", "weight", "dy") if name in case]
     x, forward = case["x"], "dy" not in case
-    of = f"of x {tuple(x.shape)}, {x.dtype}, in memory: {layouts.told(case['layouts'])}"
+    label = f"of x {tuple(x.shape)}, {x.dtype}, in memory: {layouts.told(case['layouts'])}"
     want, plain = (sums(*(t.to(dtype) for t in operands)) for dtype in (torch.float64, torch.float32))
     for name in want:
-        whose = "y in x's" if forward else "it in the input's"
-        assert got[name].dtype == x.dtype, f"{name} {of} is {got[name].dtype}: return {whose} dtype"
+        hint = "y in x's" if forward else "it in the input's"
+        assert got[name].dtype == x.dtype, f"{name} {label} is {got[name].dtype}: return {hint} dtype"
     for name, value in want.items():
-        far = layouts.FAR in case["layouts"].values()
+        is_far = layouts.FAR in case["layouts"].values()
         cause = f"{UNWRITTEN}{tiles}?" if got[name].isnan().any() else strides
         close(
-            got[name], value, plain[name].to(x.dtype), f"{name} {of}", dims=DIMS[name],
-            cause=layouts.FAR_CAUSE if far else cause, rounded_once=True,
+            got[name], value, plain[name].to(x.dtype), f"{name} {label}", dims=DIMS[name],
+            cause=layouts.FAR_CAUSE if is_far else cause, rounded_once=True,
         )  # fmt: skip
 
 
-def alone(got: dict) -> None:
+def single_launch(got: dict) -> None:
     """Assert that one launch did all the work."""
     assert len(got["launches"]) == 1, f"expected one kernel launch, saw {len(got['launches'])}: {got['launches']}"
-    beside = sorted(set(got["operators"]) - ALLOWED)
-    assert not beside, (
-        f"beside the launch torch computed {', '.join(beside)}: each is a kernel of its own on a GPU; allocation, "
+    other = sorted(set(got["operators"]) - ALLOWED)
+    assert not other, (
+        f"beside the launch torch computed {', '.join(other)}: each is a kernel of its own on a GPU; allocation, "
         "views and casts are not"
     )
 
@@ -84,11 +84,11 @@ def independent(got: dict) -> None:
     )
 
 
-def cancelling(rng, pairs: int, others: int) -> tuple[Tensor, Tensor]:
-    """x (others, 2 pairs) and w (2 pairs): each pair of products is beyond 65,504, and its sum is small."""
-    a = rng.normal(others, pairs).sign() * (400 + rng.normal(others, pairs).abs())
+def cancelling(rng, pairs: int, rows: int) -> tuple[Tensor, Tensor]:
+    """x (rows, 2 pairs) and w (2 pairs): each pair of products is beyond 65,504, and its sum is small."""
+    a = rng.normal(rows, pairs).sign() * (400 + rng.normal(rows, pairs).abs())
     w = rng.normal(pairs).sign() * (300 + 10 * rng.normal(pairs).abs())
-    x = torch.stack([a, a + rng.normal(others, pairs)], -1).flatten(1)
+    x = torch.stack([a, a + rng.normal(rows, pairs)], -1).flatten(1)
     return x.half(), torch.stack([w, -w], -1).flatten().half()
 
 

@@ -16,7 +16,7 @@ from lab.measure.memory import meter
 from lab.measure.process import weigh
 from lab.model.transformer import Config, Transformer
 
-from .probes_precision import DTYPES, Kept
+from .probes_precision import DTYPES, SavedTracker
 
 # ---- what autograd keeps ----
 
@@ -68,7 +68,7 @@ def saved(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> dict
     return plain(impl.mixed_precision.saved_bytes.saved_bytes(output, parameters))
 
 
-def walked(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> list[dict]:
+def saved_rows(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> list[dict]:
     """Everything that autograd nodes save: a row per tensor, in the order of execution. Does not call impl."""
     output, parameters = graph(kinds, x, weights)
     owned = {p.untyped_storage().data_ptr() for p in parameters}
@@ -79,13 +79,13 @@ def walked(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> lis
         if node is not None and id(node) not in nodes:
             nodes[id(node)] = node
             todo += [n for n, _ in node.next_functions]
-    rows, kept = [], []  # kept: keeps storages alive, so that addresses stay unique
+    rows, alive = [], []  # alive: keeps storages alive, so that addresses stay unique
     for node in sorted(nodes.values(), key=lambda n: n._sequence_nr()):
         names = [n for n in dir(node) if n.startswith("_saved_")]
         values = node.saved_tensors if "CubeBackward" in node.name() else [getattr(node, n) for n in names]
         for t in tree_leaves(list(values)):
             if isinstance(t, Tensor):
-                kept.append(s := t.untyped_storage())
+                alive.append(s := t.untyped_storage())
                 row = {"operation": node.name(), "storage": s.data_ptr(), "size": s.nbytes(), "start": t.data_ptr()}
                 rows.append({**row, "is_parameter": s.data_ptr() in owned})
     return rows
@@ -95,13 +95,13 @@ def model_saved(impl: Any, sizes: dict, batch: int, context: int) -> dict:
     """For a transformer: the result of saved_bytes, and the bytes that hooks saw, without parameters."""
     model = Transformer(Config(**sizes))
     tokens = torch.randint(sizes["vocabulary"], (batch, context))
-    kept = Kept([*model.parameters()])
-    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+    tracker = SavedTracker([*model.parameters()])
+    with torch.autograd.graph.saved_tensors_hooks(tracker.pack, tracker.unpack):
         watched = model.loss(tokens, tokens)
     del watched
     loss = model.loss(tokens, tokens)
     got = impl.mixed_precision.saved_bytes.saved_bytes(loss, model.parameters())
-    return {"total": int(got.total), "sum": sum(int(b) for b in got.by_operation.values()), "hooks": kept.peak}
+    return {"total": int(got.total), "sum": sum(int(b) for b in got.by_operation.values()), "hooks": tracker.peak}
 
 
 # ---- RMSNorm ----
@@ -116,13 +116,13 @@ def norm(
     """
     x, weight, dy = (t.detach() for t in all_laid({"x": x, "weight": weight, "dy": dy}, layouts).values())
     x, weight = x.requires_grad_(needs[0]), weight.requires_grad_(needs[1])
-    theirs = Theirs(x=x, weight=weight)
+    caller = Theirs(x=x, weight=weight)
     y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight, *([] if eps is None else [eps]))
     wanted = {name: t for name, t in (("dx", x), ("dweight", weight)) if t.requires_grad}
-    told = {"y": y, "dx": None, "dweight": None, **theirs.gradients([y], wanted, [dy]), "callers": theirs.seen()}
-    again = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight)  # its graph lives as long as it does
-    raw = again.grad_fn.apply(dy) if hasattr(again.grad_fn, "apply") else ()  # also gradients that autograd would drop
-    return {**told, "given": [g is not None for g in raw]}
+    results = {"y": y, "dx": None, "dweight": None, **caller.gradients([y], wanted, [dy]), "callers": caller.seen()}
+    rerun = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight)  # its graph lives as long as it does
+    raw = rerun.grad_fn.apply(dy) if hasattr(rerun.grad_fn, "apply") else ()  # also gradients that autograd would drop
+    return {**results, "given": [g is not None for g in raw]}
 
 
 def norm_memory(impl: Any, x: Tensor, weight: Tensor) -> dict:
@@ -138,8 +138,8 @@ def norm_memory(impl: Any, x: Tensor, weight: Tensor) -> dict:
 
 def norm_weighed(impl: Any, rows: int, width: int, dtype: str, seed: int, ballast: int) -> dict:
     """Some rows of x and y; the process reaches its peak memory after forward."""
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, width, generator=draw, dtype=DTYPES[dtype]).requires_grad_()
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, width, generator=generator, dtype=DTYPES[dtype]).requires_grad_()
     weight = torch.ones(width, dtype=x.dtype, requires_grad=True)
     y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight)
     weigh(ballast)
@@ -175,18 +175,18 @@ def _leaf(value: Any) -> Any:
 
 def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict:
     """One forward and backward through a checkpointed part, or a plain one (options["how"])."""
-    part, how = Part(weights, options.get("rate", 0.0)), options["how"]
-    call = (lambda f, *a, **k: f(*a, **k)) if how == "plain" else impl.mixed_precision.checkpoint.checkpoint
+    part, mode = Part(weights, options.get("rate", 0.0)), options["how"]
+    call = (lambda f, *a, **k: f(*a, **k)) if mode == "plain" else impl.mixed_precision.checkpoint.checkpoint
     x = x.clone().requires_grad_(options.get("x_needs", True))
     scale, shift = _leaf(options.get("scale", 1.0)), _leaf(options.get("shift"))
-    theirs = Theirs(x=x, scale=scale, shift=shift)
-    kind, more = options.get("kind", "one"), torch.zeros(())  # more: terms of the loss besides the result
+    caller = Theirs(x=x, scale=scale, shift=shift)
+    kind, extra = options.get("kind", "one"), torch.zeros(())  # extra: terms of the loss besides the result
     torch.manual_seed(7)
     autocast = torch.autocast("cpu", DTYPES.get(options.get("autocast")), enabled="autocast" in options)
     with autocast, torch.set_grad_enabled(kind != "no grad"):
         if kind == "many":
             out, nothing, mean, doubled = call(part, x, scale, shift=shift, flag="many")
-            more = doubled.sum() + mean.float()  # which is detached
+            extra = doubled.sum() + mean.float()  # which is detached
             assert nothing is None
             assert mean.dim() == 0
         elif kind == "nested":
@@ -197,14 +197,14 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
             rows, fixed = torch.arange(len(x)).flip(0), x.detach().clone()
             out = call(lambda a, rows, fixed: part(a[rows], shift=fixed), x, rows, fixed)
         elif kind == "history":
-            made = shift * 2  # the loss also depends on it directly
-            out, more = call(part, x, scale, shift=made), made.cos().sum()
+            derived = shift * 2  # the loss also depends on it directly
+            out, extra = call(part, x, scale, shift=derived), derived.cos().sum()
         else:
             out = call(part, x, scale, shift=shift)
-        loss = out.float().sin().sum() + more
+        loss = out.float().sin().sum() + extra
     if kind == "no grad":
         return {"out": out, "calls": part.calls, "graph": out.requires_grad}
-    between, in_forward, calls = torch.rand(3), len(part.calls), list[list]()
+    drawn, forward_calls, calls = torch.rand(3), len(part.calls), list[list]()
     leaves = dict(zip(NAMES, (x, part.first, part.second, scale, shift), strict=True))
 
     def backward() -> dict[str, Tensor | None]:
@@ -215,10 +215,10 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
             loss.backward(retain_graph=True)
         return {f"gradient of {name}": t.grad for name, t in leaf.items()}
 
-    grads = theirs.twice(backward, again=lambda: calls.extend(part.calls))
+    grads = caller.twice(backward, again=lambda: calls.extend(part.calls))
     return {
         "out": out.detach(), "grads": [grads.get(f"gradient of {name}") for name in NAMES], "calls": calls,
-        "between": between, "after": torch.rand(3), "in_forward": in_forward, "callers": theirs.seen(),
+        "between": drawn, "after": torch.rand(3), "in_forward": forward_calls, "callers": caller.seen(),
     }  # fmt: skip
 
 
@@ -227,17 +227,17 @@ def part_memory(impl: Any, weights: list[Tensor], x: Tensor, shift: Tensor, part
     chain = [Part(weights, 0.1) for _ in range(parts)]
     parameters = [p for part in chain for p in part.parameters()]
     x, shift = x.clone().requires_grad_(), shift.clone()
-    kept = Kept(parameters)
+    tracker = SavedTracker(parameters)
     with (
         meter(inputs=(x, shift, *parameters)) as memory,
-        torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack),
+        torch.autograd.graph.saved_tensors_hooks(tracker.pack, tracker.unpack),
     ):
         y = x
         for part in chain:
             y = impl.mixed_precision.checkpoint.checkpoint(part, y, shift=shift)
-        after_forward, alive = kept.live, memory.live_bytes
+        after_forward, alive = tracker.live, memory.live_bytes
         y.sum().backward()
-    return {"kept": after_forward, "alive": alive, "peak": kept.peak}
+    return {"kept": after_forward, "alive": alive, "peak": tracker.peak}
 
 
 def wide_part(impl: Any, weight: Tensor, x: Tensor, ballast: int) -> dict:
@@ -254,11 +254,11 @@ def wide_part(impl: Any, weight: Tensor, x: Tensor, ballast: int) -> dict:
 
 
 class Layer(nn.Module):
-    """Maps rows of `size` numbers to rows of `following`, with `depth` operations that each save their result."""
+    """Maps rows of `size` numbers to rows of `next_size`, with `depth` operations that each save their result."""
 
-    def __init__(self, size: int, following: int, depth: int):
+    def __init__(self, size: int, next_size: int, depth: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(size, following) / size**0.5)
+        self.weight = nn.Parameter(torch.randn(size, next_size) / size**0.5)
         self.depth = depth
 
     def forward(self, x: Tensor) -> Tensor:
@@ -274,20 +274,20 @@ def chain_peak(impl: Any, rows: int, sizes: list[int], depths: list[int]) -> dic
     parameters = [p for layer in layers for p in layer.parameters()]
     inputs, saved, x = [], [], torch.randn(rows, sizes[0])
     for layer in layers:
-        kept = Kept(parameters)
-        with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+        tracker = SavedTracker(parameters)
+        with torch.autograd.graph.saved_tensors_hooks(tracker.pack, tracker.unpack):
             out = layer(x.detach().requires_grad_())
         inputs.append(x.nbytes)
-        saved.append(kept.peak)
+        saved.append(tracker.peak)
         x = out.detach()
         del out
-    made = plain(impl.mixed_precision.checkpoint_plan.checkpoint_plan(inputs, saved))
-    kept = Kept(parameters)
+    plan = plain(impl.mixed_precision.checkpoint_plan.checkpoint_plan(inputs, saved))
+    tracker = SavedTracker(parameters)
     x = torch.randn(rows, sizes[0], requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+    with torch.autograd.graph.saved_tensors_hooks(tracker.pack, tracker.unpack):
         start, y = 0, x
-        for length in made["segments"]:
+        for length in plan["segments"]:
             y = torch_checkpoint(nn.Sequential(*layers[start : start + length]), y, use_reentrant=True)
             start += length
         y.sum().backward()
-    return {**made, "inputs": inputs, "saved": saved, "measured": kept.peak}
+    return {**plan, "inputs": inputs, "saved": saved, "measured": tracker.peak}

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lab.measure.device import current
 from lab.measure.memory import Held
 
-OUTSIDE = 64  # numbers per row that are saved between layers; no layer saves tensors of this size
+OTHER_SIZE = 64  # numbers per row that are saved between layers; no layer saves tensors of this size
 DEVICE = "cuda"  # the simulated GPU, or a real one
 
 
@@ -42,18 +42,18 @@ class Watch(TorchDispatchMode):
         }
 
     def note(self, what: str, source: Tensor) -> None:
-        told, owner = self.owners.get(source.untyped_storage()._cdata, ("", source))
-        if told:
-            itself = source.shape == owner.shape and source.stride() == owner.stride()
-            told += f" {tuple(owner.shape)} " + ("itself" if itself else f"as {tuple(source.shape)}")
-        self.log.append([what, source.numel(), told])
+        label, owner = self.owners.get(source.untyped_storage()._cdata, ("", source))
+        if label:
+            identical = source.shape == owner.shape and source.stride() == owner.stride()
+            label += f" {tuple(owner.shape)} " + ("itself" if identical else f"as {tuple(source.shape)}")
+        self.log.append([what, source.numel(), label])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.copy_.default:
-            to, source = on_device(args[0]), on_device(args[1])
-            if to != source:
-                self.note("fetch" if to else "send", args[1])
+            to_device, from_device = on_device(args[0]), on_device(args[1])
+            if to_device != from_device:
+                self.note("fetch" if to_device else "send", args[1])
         return out
 
 
@@ -63,13 +63,13 @@ def on_device(tensor: Tensor) -> bool:
     return holds(tensor) or tensor.device.type == "cuda"
 
 
-def alive(held: Held, device: bool = True, but: Container[int] = ()) -> list[int]:
-    """Bytes of each storage alive on the simulated device, or on the host. but: keys of storages to leave out."""
-    storages = [ref() for key, ref in [*held.known.items()] if key not in but]
+def alive(memory: Held, device: bool = True, skip: Container[int] = ()) -> list[int]:
+    """Bytes of each storage alive on the simulated device, or on the host. skip: keys of storages to leave out."""
+    storages = [ref() for key, ref in [*memory.known.items()] if key not in skip]
     return [s.nbytes() for s in storages if s is not None and hasattr(s, "on_simulated_gpu") == device]
 
 
-def _travel(watch: Watch) -> Any:
+def _record_copies(watch: Watch) -> Any:
     """On the simulated device `.to()`, `.cpu()` and `.cuda()` are not operators; patch them to record copies."""
     from lab.measure import placement
 
@@ -92,38 +92,40 @@ def _loaded(states: list[dict], sizes: list[int], x: Tensor, device: str) -> tup
     return layers.to(device), x.to(device).requires_grad_()
 
 
-def _offload(impl: Any, how: str, layers: nn.ModuleList, minimum: int) -> contextlib.AbstractContextManager:
-    return contextlib.nullcontext() if how == "plain" else impl.mixed_precision.offload.Offload(layers, minimum=minimum)
+def _offload(impl: Any, mode: str, layers: nn.ModuleList, minimum: int) -> contextlib.AbstractContextManager:
+    return (
+        contextlib.nullcontext() if mode == "plain" else impl.mixed_precision.offload.Offload(layers, minimum=minimum)
+    )
 
 
-def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimum: int, how: str) -> dict:
+def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimum: int, mode: str) -> dict:
     """Forward and backward; returns gradients, the log of copies, and bytes of saved tensors still on the device."""
     layers, x = _loaded(states, sizes, x, DEVICE)
-    watch, outside = Watch(layers), list[Tensor]()
-    _travel(watch)
+    watch, others = Watch(layers), list[Tensor]()
+    _record_copies(watch)
 
     def forward() -> Tensor:
         y = x
         for i, layer in enumerate(layers):
             if i == 1:  # between layers, as large as their saved tensors
-                outside.append(torch.tanh(y.repeat(1, OUTSIDE // y.shape[1] + 1)[:, :OUTSIDE]))
-                y = y + outside[0].mean(dim=1, keepdim=True)
+                others.append(torch.tanh(y.repeat(1, OTHER_SIZE // y.shape[1] + 1)[:, :OTHER_SIZE]))
+                y = y + others[0].mean(dim=1, keepdim=True)
             y = layer(y)
             y.register_hook(lambda gradient, i=i: watch.log.append(["backward", i, ""]))
         return y
 
     with watch:
-        with Held() as held:
-            with _offload(impl, how, layers, minimum):
+        with Held() as memory:
+            with _offload(impl, mode, layers, minimum):
                 y = forward()
             torch.cuda.synchronize()
-            left = sum(alive(held, but={t.untyped_storage()._cdata for t in (x, y, *outside, *layers.parameters())}))
-        sent = len(watch.log)
+            left = sum(alive(memory, skip={t.untyped_storage()._cdata for t in (x, y, *others, *layers.parameters())}))
+        split = len(watch.log)
         y.sum().backward()
         torch.cuda.synchronize()
     return {
         "grads": [p.grad.cpu() for p in layers.parameters()] + [x.grad.cpu()],
-        "y": y.detach().cpu(), "log": watch.log[:sent], "backward": watch.log[sent : sent + 1000],
+        "y": y.detach().cpu(), "log": watch.log[:split], "backward": watch.log[split : split + 1000],
         "alive": left,
     }  # fmt: skip
 
@@ -132,80 +134,80 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
 
 
 class Work(torch.autograd.Function):
-    """2 x, after some seconds of work each way; keeps `kept` numbers, and reports from its backward."""
+    """2 x, after some seconds of work each way; saves `count` numbers, and reports from its backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kept: int, seconds: float, report: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, count: int, seconds: float, report: Any) -> Tensor:
         current().launch(seconds)
-        ctx.save_for_backward(torch.full((kept,), 2.0, device=DEVICE))
+        ctx.save_for_backward(torch.full((count,), 2.0, device=DEVICE))
         ctx.seconds, ctx.report = seconds, report
         return x * 2.0
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        (kept,) = ctx.saved_tensors
-        ctx.report(on_device(kept))
+        (saved,) = ctx.saved_tensors
+        ctx.report(on_device(saved))
         current().launch(ctx.seconds)
-        return gradient * kept[0], None, None, None
+        return gradient * saved[0], None, None, None
 
 
 class Timed(nn.Module):
     """Two pieces of work; the report comes from the one that backward reaches last."""
 
-    def __init__(self, kept: int, seconds: float, report: Any):
+    def __init__(self, count: int, seconds: float, report: Any):
         super().__init__()
-        self.kept, self.seconds, self.report = kept, seconds, report
+        self.count, self.seconds, self.report = count, seconds, report
 
     def forward(self, x: Tensor) -> Tensor:
-        x = Work.apply(x, self.kept, self.seconds / 2, self.report)
-        return Work.apply(x, self.kept, self.seconds / 2, lambda there: None)
+        x = Work.apply(x, self.count, self.seconds / 2, self.report)
+        return Work.apply(x, self.count, self.seconds / 2, lambda present: None)
 
 
-def timed(impl: Any, kept: list[int], seconds: list[float]) -> dict:
-    """Layer i keeps kept[i] float32 numbers twice, and works seconds[i] each way, on the simulated device.
+def timed(impl: Any, counts: list[int], seconds: list[float]) -> dict:
+    """Layer i keeps counts[i] float32 numbers twice, and works seconds[i] each way, on the simulated device.
 
     Backward runs twice over one graph. The result has for each run "rows": [layer, bytes of each tensor on the device,
     whether its saved tensors are there], observed in the second half of each layer's backward; and "after": bytes on
     the device after forward and after each backward.
     """
-    gpu, held, rows = current(), Held(), []
+    gpu, memory, rows = current(), Held(), []
     layers = nn.ModuleList(
-        Timed(n, s, lambda there, i=i: rows.append([i, alive(held), there]))
-        for i, (n, s) in enumerate(zip(kept, seconds, strict=True))
+        Timed(n, s, lambda present, i=i: rows.append([i, alive(memory), present]))
+        for i, (n, s) in enumerate(zip(counts, seconds, strict=True))
     )
     x = torch.ones(16, device=DEVICE, requires_grad=True)
     offload = impl.mixed_precision.offload.Offload(layers)
-    with held:
+    with memory:
         start, y = gpu.now, x
         with offload:
             for layer in layers:
                 y = layer(y)
         torch.cuda.synchronize()
-        forward_s, after = gpu.now - start, [sum(alive(held))]
+        forward_s, after = gpu.now - start, [sum(alive(memory))]
         loss, backward_s = y.sum(), []
-        for again in (True, False):
+        for retain in (True, False):
             start = gpu.now
-            loss.backward(retain_graph=again)
+            loss.backward(retain_graph=retain)
             torch.cuda.synchronize()
             backward_s.append(gpu.now - start)
-            after.append(sum(alive(held)))
+            after.append(sum(alive(memory)))
         del y, loss
     return {
         "forward_s": forward_s, "backward_s": backward_s, "after": after, "rows": rows,
-        "left": sum(alive(held)) + sum(alive(held, device=False)),
+        "left": sum(alive(memory)) + sum(alive(memory, device=False)),
     }  # fmt: skip
 
 
-def called(impl: Any, states: list[dict], sizes: list[int], x: Tensor, how: str, device: str, kind: str) -> dict:
+def called(impl: Any, states: list[dict], sizes: list[int], x: Tensor, mode: str, device: str, kind: str) -> dict:
     """Result and gradients of layers with dropout; kind: "plain call", "twice" through one graph, or "no grad"."""
     layers, x = _loaded(states, sizes, x, device)
     torch.manual_seed(3)
-    with torch.set_grad_enabled(kind != "no grad"), _offload(impl, how, layers, 64):
+    with torch.set_grad_enabled(kind != "no grad"), _offload(impl, mode, layers, 64):
         y = x
         for layer in layers:
             y = nn.functional.dropout(layer(y), 0.3)
     if kind != "no grad":
-        for again in (True, False) if kind == "twice" else (False,):
-            y.sin().sum().backward(retain_graph=again)
+        for retain in (True, False) if kind == "twice" else (False,):
+            y.sin().sum().backward(retain_graph=retain)
     grads = [t.grad.cpu() for t in (x, *layers.parameters()) if t.grad is not None]
     return {"y": y.detach().cpu(), "grads": grads, "after": torch.rand(3)}

@@ -21,9 +21,9 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 def added(impl: Any, function: str, values: Tensor, accumulator: str) -> dict:
     """The result of `accumulate` or `error_bound`."""
-    theirs = Theirs(values=values)
+    caller = Theirs(values=values)
     found = getattr(impl.mixed_precision.accumulate, function)(values, DTYPES[accumulator])
-    return {"found": found, "callers": theirs.seen()}
+    return {"found": found, "callers": caller.seen()}
 
 
 # ---- dtypes ----
@@ -120,7 +120,7 @@ def _name(dtype: Any) -> str:
 # ---- loss scaling ----
 
 
-def scaler_life(impl: Any, options: dict, finite: list[bool], resume_at: int) -> list[float]:
+def scaler_scales(impl: Any, options: dict, finite: list[bool], resume_at: int) -> list[float]:
     """The scale before the first step and after each; saved and restored into a new scaler at `resume_at`."""
     scaler = impl.mixed_precision.loss_scaler.LossScaler(**options)
     scales = [float(scaler.scale)]
@@ -217,7 +217,7 @@ OPTIMIZERS = {
 # ---- where the memory goes ----
 
 
-class Kept:
+class SavedTracker:
     """Tracks the bytes that autograd saves, counting each storage once; some are left out."""
 
     def __init__(self, left_out: list[Tensor]):
@@ -231,8 +231,8 @@ class Kept:
         return _Handle(self, tensor)
 
     @staticmethod
-    def unpack(kept: Any) -> Tensor:
-        return kept.tensor if isinstance(kept, _Handle) else kept
+    def unpack(packed: Any) -> Tensor:
+        return packed.tensor if isinstance(packed, _Handle) else packed
 
     def count(self, tensor: Tensor, change: int) -> None:
         storage = tensor.untyped_storage()
@@ -244,12 +244,12 @@ class Kept:
 
 
 class _Handle:
-    def __init__(self, kept: Kept, tensor: Tensor):
-        self.kept, self.tensor = kept, tensor
-        kept.count(tensor, +1)
+    def __init__(self, tracker: SavedTracker, tensor: Tensor):
+        self.tracker, self.tensor = tracker, tensor
+        tracker.count(tensor, +1)
 
     def __del__(self) -> None:
-        self.kept.count(self.tensor, -1)
+        self.tracker.count(self.tensor, -1)
 
 
 def accounted(
@@ -269,8 +269,8 @@ def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, s
     optimizer = torch.optim.AdamW(masters.parameters())
     tokens, targets = torch.randint(config.vocabulary, (2, batch, context)).unbind()
     tokens, targets = tokens.clone(), targets.clone()
-    kept = Kept([*model.parameters(), *model.buffers()])
-    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+    tracker = SavedTracker([*model.parameters(), *model.buffers()])
+    with torch.autograd.graph.saved_tensors_hooks(tracker.pack, tracker.unpack):
         x = model.embedding(tokens)
         blocks, size = [*model.blocks], segment or 1
         for first in range(0, config.layers, size):
@@ -279,7 +279,7 @@ def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, s
         logits = model.head(model.norm(x))
         loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         del x, logits
-        after_forward = kept.live
+        after_forward = tracker.live
         loss.backward()
     gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
     for master in masters.parameters():
@@ -290,7 +290,7 @@ def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, s
         "parameters": sum(p.nbytes for p in model.parameters()),
         "gradients": gradients,
         "optimizer": state + (sum(p.nbytes for p in masters.parameters()) if masters is not model else 0),
-        "activations": kept.peak,
+        "activations": tracker.peak,
         "after_forward": after_forward,
     }
 

@@ -15,7 +15,7 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_precision as probes
 
 ACCOUNTING = "mixed_precision.accounting"
-WITHIN = 0.001
+TOLERANCE = 0.001
 PATIENCE_S = 8.0  # to count a million layers: a formula takes none of it, a model of so many a quarter of an hour
 CASES = {
     "long context": {"batch": (1, 2), "context": (150, 200), "width": 16, "hidden": (20, 40), "vocabulary": (20, 60)},
@@ -28,7 +28,7 @@ MEANING = {
     "optimizer": "two float32 moments a parameter, and a float32 master where the parameter is smaller",
     "activations": "go through the docstring's list for one block",
 }
-A_PARAMETER = {  # bytes of the optimizer, and what would have so many
+PER_PARAMETER = {  # bytes of the optimizer, and what would have so many
     "float32": {
         4: "one moment, or moments in 16 bits",
         12: "moments and a master, of which a float32 parameter needs none",
@@ -44,13 +44,13 @@ A_PARAMETER = {  # bytes of the optimizer, and what would have so many
 
 
 def draw(rng, case: str, layers: int) -> tuple[dict, int, int]:
-    low_high = CASES[case]
+    bounds = CASES[case]
     heads, kv_heads = rng.choice([(4, 1), (8, 2), (4, 4)])
     batch, context, hidden, vocabulary = (
-        rng.integers(*low_high[n]) for n in ("batch", "context", "hidden", "vocabulary")
+        rng.integers(*bounds[n]) for n in ("batch", "context", "hidden", "vocabulary")
     )
     sizes = {
-        "layers": layers, "width": low_high["width"], "heads": heads, "kv_heads": kv_heads, "hidden": hidden,
+        "layers": layers, "width": bounds["width"], "heads": heads, "kv_heads": kv_heads, "hidden": hidden,
         "vocabulary": vocabulary, "context": context + rng.integers(0, 9),
     }  # fmt: skip
     return sizes, batch, context
@@ -60,11 +60,11 @@ def check(run, names, *case) -> None:
     sizes, batch, context, precision, segment = case
     got, want = run(probes.accounted, *case), run(probes.measured, *case)
     for name in names:
-        off = got[name] / want[name] - 1
-        assert abs(off) <= WITHIN, (
+        error = got[name] / want[name] - 1
+        assert abs(error) <= TOLERANCE, (
             f"{name} of {sizes}, batch {batch}, context {context}, {precision}, segment {segment}: counted "
-            f"{got[name]:,} bytes, measured {want[name]:,} ({off:+.2%}): "
-            f"{MEANING[name]}{a_parameter(name, got, want, precision)}{short_last(name, sizes['layers'], segment)}"
+            f"{got[name]:,} bytes, measured {want[name]:,} ({error:+.2%}): "
+            f"{MEANING[name]}{per_parameter(name, got, want, precision)}{short_last(name, sizes['layers'], segment)}"
             f"{in_parts(got[name], want[name], parts(sizes, batch, context, precision))}"
         )
 
@@ -96,14 +96,14 @@ def short_last(name: str, layers: int, segment: int | None) -> str:
 
 
 @harmless
-def a_parameter(name: str, got: dict, want: dict, precision: str) -> str:
+def per_parameter(name: str, got: dict, want: dict, precision: str) -> str:
     """How many bytes of the optimizer's that is for each, and what would have so many."""
     if name != "optimizer":
         return ""
     count = want["parameters"] / {"float32": 4, "bfloat16": 2}[precision]
     each, expected = got[name] / count, want[name] / count
-    met = next((f": {what}" for n, what in A_PARAMETER[precision].items() if abs(each - n) < 0.05), "")
-    return f"\n{each:.3g} bytes a parameter instead of {expected:.3g}{met}"
+    hint = next((f": {what}" for n, what in PER_PARAMETER[precision].items() if abs(each - n) < 0.05), "")
+    return f"\n{each:.3g} bytes a parameter instead of {expected:.3g}{hint}"
 
 
 @exercise(ACCOUNTING, kind="numerics")
@@ -142,7 +142,7 @@ def test_a_million_layers_are_counted_without_a_model(run, rng, precision):
     for name in MEANING:
         want = one[name] + (many - 1) * (two[name] - one[name])
         measured(f"{name} of {many:,} layers", got[name], want, "bytes")
-        assert abs(got[name] / want - 1) <= WITHIN, (
+        assert abs(got[name] / want - 1) <= TOLERANCE, (
             f"{name} of {many:,} layers, {precision}: counted {got[name]:,} bytes ({got[name] / want - 1:+.2%}); runs "
             f"of one layer and of two keep {one[name]:,} and {two[name]:,}, which makes {want:,}"
         )

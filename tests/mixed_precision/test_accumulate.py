@@ -79,13 +79,13 @@ def test_the_bound_is_that_of_the_formula(run, rng, values, accumulator):
     got, want = run(probes.added, "error_bound", x, accumulator)["found"], formula(x, probes.DTYPES[accumulator])
     assert got.shape == want.shape, f"expected a bound for each sum, shape {tuple(want.shape)}, got {tuple(got.shape)}"
     assert got.dtype == torch.float64, f"the bound is {got.dtype}, expected float64"
-    off = (got.double() / want - 1).abs().max().item()
-    measured(f"{values} in {accumulator}: the bound over the formula's, off by", off, 1e-6, at_most=True)
-    p, of = (BITS[probes.DTYPES[dtype]] for dtype in (accumulator, values))
-    assert off <= 1e-6, (
+    error = (got.double() / want - 1).abs().max().item()
+    measured(f"{values} in {accumulator}: the bound over the formula's, off by", error, 1e-6, at_most=True)
+    p, bits = (BITS[probes.DTYPES[dtype]] for dtype in (accumulator, values))
+    assert error <= 1e-6, (
         f"{x.shape[-1]} numbers of {values} added in {accumulator}: got {got.flatten()[0]:.6g}, "
-        f"γ_k Σ|x_i| is {want.flatten()[0]:.6g}, with p = {p} and k = {x.shape[-1] - 1} additions + {int(of > p)}: "
-        f"the conversion is from {of} bits in the significand to {p}"
+        f"γ_k Σ|x_i| is {want.flatten()[0]:.6g}, with p = {p} and k = {x.shape[-1] - 1} additions + {int(bits > p)}: "
+        f"the conversion is from {bits} bits in the significand to {p}"
     )
 
 

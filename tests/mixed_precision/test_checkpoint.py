@@ -46,7 +46,7 @@ def check(run, drawn, **options) -> dict:
 @exercise(CHECKPOINT, kind="property")
 def test_it_runs_once_without_autograd_and_once_with(run, rng):
     got = run(probes.run_part, *draw(rng), {"how": "checkpointed"})
-    calls = ["on" if on else "off" for on, _ in got["calls"]]
+    calls = ["on" if enabled else "off" for enabled, _ in got["calls"]]
     forward, backward = calls[: got["in_forward"]], calls[got["in_forward"] :]
     assert (forward, backward) == (["off"], ["on"]), (
         f"autograd, each time the function ran: {', '.join(forward) or 'never'} in forward, "
@@ -59,20 +59,20 @@ def test_only_what_goes_in_is_kept(run, rng):
     rows, width, hidden, parts = rng.integers(20, 40), rng.integers(5, 9), 4 * rng.integers(30, 60), rng.integers(3, 5)
     weights = [rng.normal(width, hidden) / 3, rng.normal(hidden, width) / hidden**0.5]
     got = run(probes.part_memory, weights, rng.normal(rows, width), rng.normal(width), parts)
-    inputs, inside = parts * rows * width * 4 + width * 4, rows * hidden * 4
+    inputs, activation = parts * rows * width * 4 + width * 4, rows * hidden * 4
     measured(f"kept after forward of {parts} parts", got["kept"], inputs, "bytes", at_most=True)
-    measured("kept at most, in backward", got["peak"], inputs + 4 * inside, "bytes", at_most=True)
+    measured("kept at most, in backward", got["peak"], inputs + 4 * activation, "bytes", at_most=True)
     assert got["kept"] <= inputs, (
         f"after forward autograd keeps {got['kept']:,} bytes, the {parts} inputs and the shift are {inputs:,}"
     )
     assert got["alive"] <= inputs + rows * width * 4 + 6000 * parts, (  # and the random state, 5,056 bytes each
         f"after forward {got['alive']:,} bytes are alive; inputs and the shift are {inputs:,}, one hidden activation "
-        f"{inside:,}"
+        f"{activation:,}"
     )
-    parts_of_it = {"all inputs": inputs, "what one part saves": 3 * inside, "kept at most": got["peak"]}
-    assert got["peak"] <= inputs + 4 * inside, (
-        f"at most {got['peak']:,} bytes were kept, the inputs and one part's are about {inputs + 3 * inside:,}: "
-        f"is one part recomputed at a time?{bars(parts_of_it, 'bytes')}"
+    chart = {"all inputs": inputs, "what one part saves": 3 * activation, "kept at most": got["peak"]}
+    assert got["peak"] <= inputs + 4 * activation, (
+        f"at most {got['peak']:,} bytes were kept, the inputs and one part's are about {inputs + 3 * activation:,}: "
+        f"is one part recomputed at a time?{bars(chart, 'bytes')}"
     )
 
 

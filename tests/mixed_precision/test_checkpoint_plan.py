@@ -28,25 +28,25 @@ def starts_of(segments: list[int]) -> list[int]:
 
 def by_segment(segments: list[int], inputs: list[int], saved: list[int]) -> dict[str, int]:
     """Bytes kept while each segment's backward runs: those of its own layers, and the inputs of earlier segments."""
-    held, kept = {}, 0
+    peaks, stored = {}, 0
     for start, length in zip(starts_of(segments), segments, strict=True):
-        held[f"layers {start} to {start + length - 1}" if length > 1 else f"layer {start}"] = kept + sum(
+        peaks[f"layers {start} to {start + length - 1}" if length > 1 else f"layer {start}"] = stored + sum(
             saved[start : start + length]
         )
-        kept += inputs[start]
-    return held
+        stored += inputs[start]
+    return peaks
 
 
 def peak_of(segments: list[int], inputs: list[int], saved: list[int]) -> int:
     return max(by_segment(segments, inputs, saved).values())
 
 
-def by_trying(inputs: list[int], saved: list[int]) -> int:
+def brute_force(inputs: list[int], saved: list[int]) -> int:
     """The lowest peak of all ways of cutting."""
     peaks = []
     for cuts in itertools.product([False, True], repeat=len(saved) - 1):
-        ends = [i + 1 for i, cut in enumerate(cuts) if cut] + [len(saved)]
-        peaks.append(peak_of([b - a for a, b in itertools.pairwise([0, *ends])], inputs, saved))
+        bounds = [i + 1 for i, cut in enumerate(cuts) if cut] + [len(saved)]
+        peaks.append(peak_of([b - a for a, b in itertools.pairwise([0, *bounds])], inputs, saved))
     return min(peaks)
 
 
@@ -56,8 +56,8 @@ def by_first_segment(inputs: list[int], saved: list[int]) -> int:
     @functools.cache
     def rest(a: int) -> int:
         """Of the layers from a on, without what is kept before them."""
-        cut = [max(sum(saved[a:b]), inputs[a] + rest(b)) for b in range(a + 1, len(saved))]
-        return min([*cut, sum(saved[a:])])
+        peaks = [max(sum(saved[a:b]), inputs[a] + rest(b)) for b in range(a + 1, len(saved))]
+        return min([*peaks, sum(saved[a:])])
 
     return rest(0)
 
@@ -65,19 +65,19 @@ def by_first_segment(inputs: list[int], saved: list[int]) -> int:
 def draw(rng, layers: int) -> tuple[list[int], list[int]]:
     """Layers of three kinds: that save little, much, or their input alone, which whoever cuts greedily falls for."""
     inputs = [rng.integers(1, 40) for _ in range(layers)]
-    more = [rng.choice([0, rng.integers(0, 30), rng.integers(100, 400)]) for _ in range(layers)]
-    return inputs, [i + m for i, m in zip(inputs, more, strict=True)]
+    extra = [rng.choice([0, rng.integers(0, 30), rng.integers(100, 400)]) for _ in range(layers)]
+    return inputs, [i + m for i, m in zip(inputs, extra, strict=True)]
 
 
 def check(run, chains, lowest: Callable[[list[int], list[int]], int]) -> None:
     for (inputs, saved), plan in zip(chains, run(called, CUT, chains), strict=True):
         segments = plan["segments"]
-        cuts = min(segments, default=0) >= 1 and sum(segments) == len(saved)
-        assert cuts, f"segments {segments} do not cut {len(saved)} layers"
-        peak, least = peak_of(segments, inputs, saved), lowest(inputs, saved)
-        of = f"inputs {inputs}, saved {saved}: in backward of{bars(by_segment(segments, inputs, saved))}"
-        assert plan["peak"] == peak, f"segments {segments} peak at {peak}, the plan says {plan['peak']}\n{of}"
-        assert peak == least, f"segments {segments} peak at {peak}, as the plan says, but {least} is possible\n{of}"
+        valid = min(segments, default=0) >= 1 and sum(segments) == len(saved)
+        assert valid, f"segments {segments} do not cut {len(saved)} layers"
+        peak, best = peak_of(segments, inputs, saved), lowest(inputs, saved)
+        detail = f"inputs {inputs}, saved {saved}: in backward of{bars(by_segment(segments, inputs, saved))}"
+        assert plan["peak"] == peak, f"segments {segments} peak at {peak}, the plan says {plan['peak']}\n{detail}"
+        assert peak == best, f"segments {segments} peak at {peak}, as the plan says, but {best} is possible\n{detail}"
 
 
 @exercise(PLAN, kind="numerics")
@@ -85,7 +85,7 @@ def check(run, chains, lowest: Callable[[list[int], list[int]], int]) -> None:
 def test_no_way_of_cutting_has_a_lower_peak(run, rng, layers):
     # Several chains, since few of two layers show how they were cut.
     chains = [draw(rng, layers) for _ in range({9: 4, 12: 2}.get(layers, 8))]
-    check(run, chains, by_trying)
+    check(run, chains, brute_force)
 
 
 @exercise(PLAN, kind="numerics")
@@ -105,30 +105,30 @@ def test_equal_layers_need_the_root_of_their_number(run, rng):
 def test_lists_that_do_not_fit_are_refused(run):
     lists = [([], []), ([1, 2], [3]), ([1], [2, 3]), ([], [1]), ([1], [])]
     got = run(refused, CUT, lists)
-    through = [
-        f"inputs {inputs}, saved {saved}: {'a plan came back' if came == 'nothing' else came}"
-        for (inputs, saved), came in zip(lists, got, strict=True)
-        if came != "ValueError"
+    accepted = [
+        f"inputs {inputs}, saved {saved}: {'a plan came back' if raised == 'nothing' else raised}"
+        for (inputs, saved), raised in zip(lists, got, strict=True)
+        if raised != "ValueError"
     ]
-    assert not through, (
-        f"{len(through)} of {len(lists)} pairs of lists that are empty or not equally long raised no ValueError: "
-        f"{'; '.join(through)}"
+    assert not accepted, (
+        f"{len(accepted)} of {len(lists)} pairs of lists that are empty or not equally long raised no ValueError: "
+        f"{'; '.join(accepted)}"
     )
 
 
 @exercise(PLAN, kind="numerics")
 def test_the_recursive_bound(run, rng):
-    def walk(layers: int, kept: int) -> tuple[int, int]:
+    def walk(layers: int, stored: int) -> tuple[int, int]:
         """Go through the recursion, counting."""
         if layers == 1:
-            return kept, 1
+            return stored, 1
         half = layers // 2
-        second = walk(layers - half, kept + 1)
-        first = walk(half, kept)
+        second = walk(layers - half, stored + 1)
+        first = walk(half, stored)
         return max(first[0], second[0]), half + first[1] + second[1]
 
-    asked = [1, 2, 3, 7, 8, rng.integers(20, 90), 2 ** rng.integers(8, 11), rng.integers(300, 900)]
-    for layers, got in zip(asked, run(called, BOUND, [[n] for n in asked]), strict=True):
+    lengths = [1, 2, 3, 7, 8, rng.integers(20, 90), 2 ** rng.integers(8, 11), rng.integers(300, 900)]
+    for layers, got in zip(lengths, run(called, BOUND, [[n] for n in lengths]), strict=True):
         want = list(walk(layers, 1))
         assert got == want, f"recursive_bound({layers}): got {got}, going through it keeps {want[0]} and runs {want[1]}"
 
@@ -144,5 +144,5 @@ def test_the_measured_peak_is_the_plans(run, rng, case):
         f"a chain that keeps {got['saved']} run in segments {got['segments']}: autograd kept at most "
         f"{got['measured']:,} bytes, the plan says {got['peak']:,}"
     )
-    lowest = by_trying(got["inputs"], got["saved"])
+    lowest = brute_force(got["inputs"], got["saved"])
     assert got["peak"] == lowest, f"measured {got['measured']:,} bytes, {lowest:,} is possible"

@@ -31,14 +31,14 @@ def check(run, layers, parameters, loss, autocast, device, runs=True):
         for name, dtype in want[table].items():
             assert got[table][name] == dtype, (
                 f"{table[:-1]} {name} is {dtype}, the table says {got[table][name]}: "
-                f"{WHY.get(table) or came_in(want[table], name)} ({setting})"
+                f"{WHY.get(table) or input_hint(want[table], name)} ({setting})"
             )
     assert got["loss"] == want["loss"], (
         f"the loss is {want['loss']}, the table says {got['loss']}: {WHY['loss']} ({loss}, {setting})"
     )
 
 
-def came_in(activations: dict[str, str], name: str) -> str:
+def input_hint(activations: dict[str, str], name: str) -> str:
     before = dict(zip([*activations][1:], activations.values(), strict=False))
     return f"what comes in is {before[name]}" if name in before else "it is the first layer"
 

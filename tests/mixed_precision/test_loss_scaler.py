@@ -19,14 +19,14 @@ SCALER = "mixed_precision.loss_scaler"
 CLASS = "impl.mixed_precision.loss_scaler.LossScaler"
 
 
-def life(options: dict, finite: list[bool]) -> list[float]:
-    scale, row, scales = options["scale"], 0, [options["scale"]]
+def expected_scales(options: dict, finite: list[bool]) -> list[float]:
+    scale, streak, scales = options["scale"], 0, [options["scale"]]
     for ok in finite:
-        row = row + 1 if ok else 0
+        streak = streak + 1 if ok else 0
         if not ok:
             scale *= options["backoff"]
-        elif row == options["interval"]:
-            scale, row = scale * options["growth"], 0
+        elif streak == options["interval"]:
+            scale, streak = scale * options["growth"], 0
         scales.append(scale)
     return scales
 
@@ -41,9 +41,9 @@ def draw(rng) -> tuple[dict, list[bool]]:
     return options, finite + [rng.uniform(0, 1) > 0.2 for _ in range(20)]
 
 
-def check_life(run, rng, resume_at: int) -> None:
+def check_scales(run, rng, resume_at: int) -> None:
     options, finite = draw(rng)
-    got, want = run(probes.scaler_life, options, finite, resume_at), life(options, finite)
+    got, want = run(probes.scaler_scales, options, finite, resume_at), expected_scales(options, finite)
     wrong = [i for i in range(len(want)) if got[i] != want[i]]
     assert not wrong, (
         f"after {wrong[0]} steps ({''.join('.' if ok else '!' for ok in finite[: wrong[0]])}, ! not finite) the scale "
@@ -56,12 +56,12 @@ def check_life(run, rng, resume_at: int) -> None:
 @exercise(SCALER, kind="numerics")
 @pytest.mark.parametrize("case", range(3))
 def test_it_backs_off_at_once_and_grows_after_an_interval(run, rng, case):
-    check_life(run, rng, -1)
+    check_scales(run, rng, -1)
 
 
 @exercise(SCALER, kind="numerics")
 def test_a_restart_changes_nothing(run, rng):
-    check_life(run, rng, rng.integers(1, 2))  # in the middle of an interval
+    check_scales(run, rng, rng.integers(1, 2))  # in the middle of an interval
 
 
 @exercise(SCALER, kind="numerics")
@@ -101,16 +101,16 @@ def test_large_values_are_finite_too(run, rng):
 @exercise(SCALER, kind="numerics")
 @pytest.mark.parametrize("bad", ["inf", "-inf", "nan"])
 def test_one_value_that_is_not_finite_is_noticed_wherever_it_is(run, rng, bad):
-    for where in range(3):
+    for index in range(3):
         gradients = [rng.normal(4), None, rng.normal(3, 5), rng.normal(6)]
-        chosen = [gradients[0], gradients[2], gradients[3]][where].view(-1)
+        chosen = [gradients[0], gradients[2], gradients[3]][index].view(-1)
         chosen[rng.integers(0, len(chosen) - 1)] = float(bad)
         got = run(probes.unscaled, gradients, 1024.0)
-        for i, (mine, scaled) in enumerate(zip(got["gradients"], gradients, strict=True)):
-            assert scaled is None or torch.equal(mine.nan_to_num(), (scaled / 1024.0).nan_to_num()), (
+        for i, (actual, scaled) in enumerate(zip(got["gradients"], gradients, strict=True)):
+            assert scaled is None or torch.equal(actual.nan_to_num(), (scaled / 1024.0).nan_to_num()), (
                 f"gradient {i} of {len(gradients)} is not divided by the scale; there is {bad} in another, or in it"
             )
-        assert got["finite"] is False, f"{bad} in gradient {where} of three: unscale said {got['finite']!r}"
+        assert got["finite"] is False, f"{bad} in gradient {index} of three: unscale said {got['finite']!r}"
 
 
 @exercise(SCALER, kind="numerics")
@@ -127,7 +127,7 @@ def test_numbers_that_make_no_sense_are_refused(run):
 @exercise(SCALER, kind="property")
 def test_a_scale_that_is_too_large_is_found_in_as_many_steps_as_it_has_halvings(run, rng):
     halvings = rng.integers(6, 14)
-    got = run(probes.scaler_life, {"scale": 2.0**20, "interval": 5}, [False] * halvings + [True] * 10, -1)
+    got = run(probes.scaler_scales, {"scale": 2.0**20, "interval": 5}, [False] * halvings + [True] * 10, -1)
     measured(f"scale after {halvings} overflows", got[halvings], 2.0 ** (20 - halvings))
     assert got[halvings] == 2.0 ** (20 - halvings), f"{halvings} overflows in a row: the scale is {got[halvings]:g}"
     measured("scale after 10 good steps more", got[-1], got[halvings] * 4)

@@ -40,25 +40,25 @@ def draw(rng, steps: int, weight: float = 1.0) -> dict:
     return {"state": state, "batches": batches, "weights": [weight] * steps}
 
 
-def ask(run, drawn: dict, **options) -> dict:
+def train_student(run, drawn: dict, **options) -> dict:
     options = {**OPTIONS, **options}
     got = run(probes.train, drawn["state"], drawn["batches"], drawn["weights"], options, replace=[SCALER])
     modes(got["modes"], f"{len(drawn['batches'])} steps")
     return got
 
 
-def train(drawn: dict, compute: torch.dtype, remember: torch.dtype, scale: float, **options) -> list:
+def train(drawn: dict, compute_dtype: torch.dtype, master_dtype: torch.dtype, scale: float, **options) -> list:
     """Plain training: forward and backward in one dtype, masters in another, a constant scale."""
     options = {**OPTIONS, **options}
-    model = probes.Net(drawn["state"]).to(compute)
-    masters = [nn.Parameter(p.detach().to(remember)) for p in model.parameters()]
+    model = probes.Net(drawn["state"]).to(compute_dtype)
+    masters = [nn.Parameter(p.detach().to(master_dtype)) for p in model.parameters()]
     optimizer = probes.OPTIMIZERS[options["optimizer"]](masters, options["lr"])
     history = []
     for (x, y), weight in zip(drawn["batches"], drawn["weights"], strict=True):
-        loss = (model(x.to(compute)).to(remember) - y.to(remember)).square().mean() * weight
+        loss = (model(x.to(compute_dtype)).to(master_dtype) - y.to(master_dtype)).square().mean() * weight
         gradients = torch.autograd.grad(loss * scale, [*model.parameters()], allow_unused=True)
         for master, gradient in zip(masters, gradients, strict=True):
-            master.grad = None if gradient is None else gradient.to(remember) / scale
+            master.grad = None if gradient is None else gradient.to(master_dtype) / scale
         total = torch.stack([m.grad.norm() for m in masters if m.grad is not None]).norm()
         for master in masters:
             if master.grad is not None:
@@ -100,28 +100,28 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
 def test_masters_follow_float32_training(run, rng, dtype, optimizer):
     drawn, lr = draw(rng, 6), {"sgd": 0.5, "adamw": 1e-3}[optimizer]
     # A common scale for both, so that AdamW sees the same signs of tiny gradients.
-    got = ask(run, drawn, dtype=dtype, optimizer=optimizer, lr=lr, scale=256.0)
+    got = train_student(run, drawn, dtype=dtype, optimizer=optimizer, lr=lr, scale=256.0)
     check(got, drawn, dtype, 256.0, optimizer=optimizer, lr=lr)
 
 
 @exercise(STEP, kind="numerics")
 def test_gradients_too_small_for_float16_still_train(run, rng):
     drawn = draw(rng, 5, weight=2.0**-22)
-    got = ask(run, drawn, lr=0.5 * 2.0**22, scale=2.0**22)
+    got = train_student(run, drawn, lr=0.5 * 2.0**22, scale=2.0**22)
     check(got, drawn, "float16", 2.0**22, lr=0.5 * 2.0**22)
 
 
 @exercise(STEP, kind="numerics")
 def test_updates_too_small_for_float16_still_add_up(run, rng):
     drawn = draw(rng, 40)
-    got = ask(run, drawn, lr=2e-4)
+    got = train_student(run, drawn, lr=2e-4)
     check(got, drawn, "float16", OPTIONS["scale"], lr=2e-4)
 
 
 @exercise(STEP, kind="numerics")
 def test_what_is_clipped_are_true_gradients(run, rng):
     drawn, max_norm = draw(rng, 4), rng.uniform(0.05, 0.1)
-    got = ask(run, drawn, max_norm=max_norm)
+    got = train_student(run, drawn, max_norm=max_norm)
     check(got, drawn, "float16", OPTIONS["scale"], max_norm=max_norm)
     before = drawn["state"].values()  # what is unused stays
     first = torch.cat([(m.double() - b.double()).flatten() for m, b in zip(got["masters"][0], before, strict=True)])
@@ -135,7 +135,7 @@ def test_what_is_clipped_are_true_gradients(run, rng):
 @exercise(STEP, kind="numerics")
 def test_the_report_is_of_unscaled_numbers_before_clipping(run, rng):
     drawn = draw(rng, 2)
-    got = ask(run, drawn, max_norm=0.01)["reports"][0]
+    got = train_student(run, drawn, max_norm=0.01)["reports"][0]
     model = probes.Net(drawn["state"]).double()
     x, y = drawn["batches"][0]
     loss = (model(x.double()) - y).square().mean()
@@ -153,7 +153,7 @@ def test_the_report_is_of_unscaled_numbers_before_clipping(run, rng):
 def test_a_step_with_an_infinity_or_nan_changes_nothing(run, rng, optimizer):
     drawn, bad = draw(rng, 5), rng.integers(1, 3)
     drawn["weights"][bad] = {"sgd": 2.0**30, "adamw": float("nan")}[optimizer]  # times the scale: beyond float16
-    got = ask(run, drawn, optimizer=optimizer, lr=1e-3)
+    got = train_student(run, drawn, optimizer=optimizer, lr=1e-3)
     before, after = (torch.cat([m.flatten() for m in got["masters"][i]]) for i in (bad - 1, bad))
     stepped, expected = [r["stepped"] for r in got["reports"]], [i != bad for i in range(5)]
     assert torch.equal(before, after), (
@@ -171,7 +171,7 @@ def test_a_step_with_an_infinity_or_nan_changes_nothing(run, rng, optimizer):
 
 @exercise(STEP, kind="numerics")
 def test_the_scaler_is_told_of_good_steps_too(run, rng):
-    got = ask(run, draw(rng, 6), scale=64.0, interval=3)
+    got = train_student(run, draw(rng, 6), scale=64.0, interval=3)
     assert got["scales"] == [64.0, 64.0, 128.0, 128.0, 128.0, 256.0], (
         f"interval 3, six good steps: scales {got['scales']}"
     )
@@ -180,7 +180,7 @@ def test_the_scaler_is_told_of_good_steps_too(run, rng):
 @exercise(STEP, kind="property")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_layers_compute_in_16_bits_once_a_step(run, rng, dtype):
-    got = ask(run, draw(rng, 3), dtype=dtype, scale=256.0)
+    got = train_student(run, draw(rng, 3), dtype=dtype, scale=256.0)
     assert got["compute"] == [f"torch.{dtype}"], (
         f"the first layer returned {got['compute']}, the model was given in {dtype}"
     )
@@ -189,7 +189,7 @@ def test_layers_compute_in_16_bits_once_a_step(run, rng, dtype):
 
 @exercise(STEP, kind="property")
 def test_the_model_is_the_masters_rounded(run, rng):
-    got = ask(run, draw(rng, 3))
+    got = train_student(run, draw(rng, 3))
     for step, (masters, parameters) in enumerate(zip(got["masters"], got["parameters"], strict=True)):
         for i, (master, parameter) in enumerate(zip(masters, parameters, strict=True)):
             assert parameter.dtype == torch.float16, f"parameter {i} became {parameter.dtype}"
@@ -200,7 +200,7 @@ def test_the_model_is_the_masters_rounded(run, rng):
 def test_the_optimizer_holds_float32_and_nothing_is_left_over(run, rng):
     drawn = draw(rng, 3)
     drawn["weights"][1] = 1e30  # overflows
-    got = ask(run, drawn)
+    got = train_student(run, drawn)
     assert [r["stepped"] for r in got["reports"]] == [True, False, True], f"steps were taken: {got['reports']}"
     assert set(got["held"]) == {"torch.float32"}, f"the optimizer holds {sorted(set(got['held']))}"
     assert not any(got["leftover"]), (

@@ -17,7 +17,7 @@ from . import probes_offload as probes
 
 OFFLOAD = "mixed_precision.offload"
 HOST_BYTES_PER_S = 32e9  # of the simulated device's link
-ASIDE_S = 40e-6  # launches and small operators that nothing hides
+OVERHEAD_S = 40e-6  # launches and small operators that nothing hides
 SMALL = 4096  # bytes of x and its gradients
 
 
@@ -33,19 +33,19 @@ def draw(rng) -> tuple:
     return states, sizes, rng.normal(rows, width), 4 * rows * min(sizes)  # larger than x and than a number a row
 
 
-def same(got: dict, want: dict, how: str = "") -> None:
+def same(got: dict, want: dict, prefix: str = "") -> None:
     """Assert that results and gradients are those of the plain run, to the last bit."""
-    assert torch.equal(got["y"], want["y"]), f"{how}the result differs from the plain run's"
-    assert len(got["grads"]) == len(want["grads"]), f"{how}other tensors got gradients"
+    assert torch.equal(got["y"], want["y"]), f"{prefix}the result differs from the plain run's"
+    assert len(got["grads"]) == len(want["grads"]), f"{prefix}other tensors got gradients"
     for i, (g, w) in enumerate(zip(got["grads"], want["grads"], strict=True)):
-        assert torch.equal(g, w), f"{how}gradient {i} differs by up to {(g - w).abs().max():.3g}"
+        assert torch.equal(g, w), f"{prefix}gradient {i} differs by up to {(g - w).abs().max():.3g}"
 
 
 @exercise(OFFLOAD, kind="numerics")
 @pytest.mark.parametrize("case", range(2))
 def test_gradients_are_those_of_the_plain_run(run, rng, case):
     drawn = draw(rng)
-    same(*(run(probes.offloaded, *drawn, how, device="simulated") for how in ("offloaded", "plain")))
+    same(*(run(probes.offloaded, *drawn, mode, device="simulated") for mode in ("offloaded", "plain")))
 
 
 @exercise(OFFLOAD, kind="numerics")
@@ -53,7 +53,7 @@ def test_gradients_are_those_of_the_plain_run(run, rng, case):
 @pytest.mark.parametrize("kind", ["plain call", "twice", "no grad"])
 def test_every_way_of_calling(run, rng, kind, device):
     drawn, where = draw(rng)[:3], "simulated" if device == "cuda" else "real"
-    got, want = (run(probes.called, *drawn, how, device, kind, device=where) for how in ("offloaded", "plain"))
+    got, want = (run(probes.called, *drawn, mode, device, kind, device=where) for mode in ("offloaded", "plain"))
     same(got, want, f"{kind} on {device}: ")
     assert torch.equal(got["after"], want["after"]), f"{kind} on {device}: the random stream has moved"
 
@@ -61,7 +61,7 @@ def test_every_way_of_calling(run, rng, kind, device):
 @exercise(OFFLOAD, kind="property")
 def test_what_layers_saved_is_not_on_the_device(run, rng):
     states, sizes, x, minimum = draw(rng)
-    got, plain = (run(probes.offloaded, states, sizes, x, minimum, how, device="simulated") for how in ("o", "plain"))
+    got, plain = (run(probes.offloaded, states, sizes, x, minimum, mode, device="simulated") for mode in ("o", "plain"))
     large = sum(x.shape[0] * size * 4 for size in sizes)
     left = len(sizes) * x.shape[0] * (4 * x.shape[1] + 3) * 4  # inputs of layers and numbers a row: below the minimum
     assert plain["alive"] >= 2 * large, "the plain run saves less than it should: the kit is wrong"
@@ -77,17 +77,17 @@ def test_what_layers_saved_is_not_on_the_device(run, rng):
 def test_large_activations_travel_and_nothing_else_does(run, rng):
     states, sizes, x, minimum = draw(rng)
     activations = {x.shape[0] * size for size in sizes}
-    for least in (16, minimum):  # a weight has less than x and its like: only the first run would send it
-        log = run(probes.offloaded, states, sizes, x, least, "offloaded", device="simulated")["log"]
+    for limit in (16, minimum):  # a weight has less than x and its like: only the first run would send it
+        log = run(probes.offloaded, states, sizes, x, limit, "offloaded", device="simulated")["log"]
         sent = [(4 * numel, owner) for what, numel, owner in log if what == "send"]
         owned = [f"{owner}, {size:,} bytes" for size, owner in sent if owner]
-        small = [size for size, _ in sent if size < least]
+        small = [size for size, _ in sent if size < limit]
         assert not owned, (
-            f"with minimum={least:,}, {len(owned)} of {len(sent)} tensors sent have a parameter's storage: "
+            f"with minimum={limit:,}, {len(owned)} of {len(sent)} tensors sent have a parameter's storage: "
             f"{'; '.join(owned[:2])}{'; …' if len(owned) > 2 else ''}"
         )
         assert not small, (
-            f"with minimum={least:,}, {len(small)} of {len(sent)} tensors sent have less than that: "
+            f"with minimum={limit:,}, {len(small)} of {len(sent)} tensors sent have less than that: "
             f"{', '.join(f'{size:,}' for size in sorted(set(small)))} bytes"
         )
     assert {size // 4 for size, _ in sent} == activations, (
@@ -100,16 +100,16 @@ def test_large_activations_travel_and_nothing_else_does(run, rng):
 def test_tensors_come_back_one_layer_ahead(run, rng):
     states, sizes, x, minimum = draw(rng)
     log = run(probes.offloaded, states, sizes, x, minimum, "offloaded", device="simulated")["backward"]
-    begins = {layer: at for at, (what, layer, _) in enumerate(log) if what == "backward"}
+    starts = {layer: i for i, (what, layer, _) in enumerate(log) if what == "backward"}
     for layer, size in enumerate(sizes):
-        fetches = [at for at, (what, n, _) in enumerate(log) if what == "fetch" and n == x.shape[0] * size]
+        fetches = [i for i, (what, n, _) in enumerate(log) if what == "fetch" and n == x.shape[0] * size]
         assert fetches, f"nothing of layer {layer} came back, and it saved activations of {x.shape[0] * size} numbers"
         if layer < len(sizes) - 1:
-            assert max(fetches) < begins[layer], (
+            assert max(fetches) < starts[layer], (
                 f"layer {layer} was fetched when its own backward had begun: in that of layer {layer + 1} it could "
                 "have hidden"
             )
-            assert min(fetches) > begins[layer + 1], (
+            assert min(fetches) > starts[layer + 1], (
                 f"layer {layer} was fetched before backward of layer {layer + 1} began: more than one layer ahead"
             )
 
@@ -122,18 +122,18 @@ def draw_timed(rng) -> tuple[list[int], list[float]]:
 
 @exercise(OFFLOAD, kind="property")
 def test_what_is_on_the_device_belongs_to_two_layers(run, rng):
-    kept, seconds = draw_timed(rng)
-    got = run(probes.timed, kept, seconds, device="simulated")
-    for when, bytes in zip(("forward", "a backward that keeps the graph"), got["after"], strict=False):
+    counts, seconds = draw_timed(rng)
+    got = run(probes.timed, counts, seconds, device="simulated")
+    for moment, bytes in zip(("forward", "a backward that keeps the graph"), got["after"], strict=False):
         assert bytes <= SMALL, (
-            f"{bytes:,} bytes are on the device after {when}: the host's copy is kept for another backward, and the "
+            f"{bytes:,} bytes are on the device after {moment}: the host's copy is kept for another backward, and the "
             "device's is freed once it has been used"
         )
-    went = [row[0] for row in got["rows"]]
-    assert went == 2 * [*range(len(kept))][::-1], f"two backwards went through layers {went}"
-    for i, tensors, there in got["rows"]:
-        assert there, f"layer {i}'s backward got a tensor that is not on the device"
-        on_device, own, before = sum(tensors), 4 * kept[i], 8 * kept[i - 1] if i else 0
+    order = [row[0] for row in got["rows"]]
+    assert order == 2 * [*range(len(counts))][::-1], f"two backwards went through layers {order}"
+    for i, tensors, present in got["rows"]:
+        assert present, f"layer {i}'s backward got a tensor that is not on the device"
+        on_device, own, before = sum(tensors), 4 * counts[i], 8 * counts[i - 1] if i else 0
         assert own + before <= on_device <= 2 * own + before + SMALL, (
             f"in the second half of layer {i}'s backward {on_device:,} bytes are on the device; it works with {own:,}, "
             f"and {before:,} of the layer before it should be there or on the way"
@@ -143,18 +143,18 @@ def test_what_is_on_the_device_belongs_to_two_layers(run, rng):
 
 @exercise(OFFLOAD, kind="property")
 def test_copies_hide_behind_work_and_each_waits_for_the_other(run, rng):
-    kept, seconds = draw_timed(rng)
-    got = run(probes.timed, kept, seconds, device="simulated")
-    work, last, copies = sum(seconds), 4 * kept[-1] / HOST_BYTES_PER_S, 8 * sum(kept) / HOST_BYTES_PER_S
+    counts, seconds = draw_timed(rng)
+    got = run(probes.timed, counts, seconds, device="simulated")
+    work, last, copies = sum(seconds), 4 * counts[-1] / HOST_BYTES_PER_S, 8 * sum(counts) / HOST_BYTES_PER_S
     forward_s, (backward_s, second_s) = got["forward_s"], got["backward_s"]
-    for name, took, most in (
+    for name, spent, exposed in (
         ("forward", forward_s, last), ("backward", backward_s, 2 * last), ("a second backward", second_s, 2 * last)
     ):  # fmt: skip
-        assert took <= work + most + ASIDE_S, (
-            f"{name} took {1e6 * took:.0f} µs; the work is {1e6 * work:.0f}, all copies {1e6 * copies:.0f}, of which "
-            f"only the last layer's {1e6 * most:.0f} show"
+        assert spent <= work + exposed + OVERHEAD_S, (
+            f"{name} took {1e6 * spent:.0f} µs; the work is {1e6 * work:.0f}, all copies {1e6 * copies:.0f}, of which "
+            f"only the last layer's {1e6 * exposed:.0f} show"
         )
-        assert took >= work + 0.9 * last, (
-            f"{name} took {1e6 * took:.0f} µs; work is {1e6 * work:.0f}, the last layer's copy {1e6 * last:.0f}: that "
+        assert spent >= work + 0.9 * last, (
+            f"{name} took {1e6 * spent:.0f} µs; work is {1e6 * work:.0f}, the last layer's copy {1e6 * last:.0f}: that "
             "cannot start before the tensor is computed, nor the work before the tensor is there"
         )

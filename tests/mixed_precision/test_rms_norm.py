@@ -42,16 +42,16 @@ def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e
     x = (x.float() * scale).to(DTYPES[dtype])
     weight = rng.normal(shape[-1]).add(1).to(DTYPES[weight_dtype or dtype])
     drawn = {"dy": dy, "x": x, "weight": weight}
-    for given, lie in layouts.every(rng, **drawn) if strides else [layouts.draw(rng, **drawn)]:
-        layouts.blaming(lie, functools.partial(judged, run, *given.values(), eps, needs))
+    for given, layout in layouts.every(rng, **drawn) if strides else [layouts.draw(rng, **drawn)]:
+        layouts.blaming(layout, functools.partial(judge, run, *given.values(), eps, needs))
 
 
-def judged(run, dy, x, weight, eps, needs, lie):
-    got = run(probes.norm, x, weight, eps, dy, needs, lie)
+def judge(run, dy, x, weight, eps, needs, layout):
+    got = run(probes.norm, x, weight, eps, dy, needs, layout)
     eps = 1e-5 if eps is None else eps
     want, plain = (formula(x, weight, eps, dy, d) for d in (torch.float64, torch.float32))
     for name, like, needed in (("y", x, True), ("dx", x, needs[0]), ("dweight", weight, needs[1])):
-        what = f"{name} of x {tuple(x.shape)}, {x.dtype}, weight {weight.dtype}, in memory: {layouts.told(lie)}"
+        what = f"{name} of x {tuple(x.shape)}, {x.dtype}, weight {weight.dtype}, in memory: {layouts.told(layout)}"
         if not needed:
             assert got[name] is None, f"{what}: no gradient was asked for, one came"
             continue
@@ -111,11 +111,11 @@ def test_one_number_a_row_is_kept_beside_the_input(run, rng, dtype):
     got = run(probes.norm_memory, rng.normal(rows, width).to(DTYPES[dtype]), rng.normal(width).to(DTYPES[dtype]))
     x_bytes, allowed = rows * width * DTYPES[dtype].itemsize, 4 * rows
     measured(f"saved for backward beside the weight, {dtype}", got["saved"], x_bytes + allowed, "bytes", at_most=True)
-    more = got["saved"] - x_bytes - allowed
-    assert more <= 0, (
+    extra = got["saved"] - x_bytes - allowed
+    assert extra <= 0, (
         f"{got['saved']:,} bytes are saved beside the weight, x ({rows}, {width}) in {dtype} and a float32 number a "
         f"row are {x_bytes + allowed:,}"
-        f"{recorded(*got['node']) or ': as many more as a float32 of each element of x' * (more == 4 * rows * width)}"
+        f"{node_hint(*got['node']) or ': as many more as a float32 of each element of x' * (extra == 4 * rows * width)}"
     )
     assert got["alive"] <= allowed, (
         f"after forward {got['alive']:,} bytes are alive beside x, weight and y: a float32 number a row is {allowed:,}"
@@ -138,7 +138,7 @@ def test_no_float32_copy_is_kept_outside_torch_either(run, rng, dtype):
 
 
 @harmless
-def recorded(name: str, following: list) -> str:
+def node_hint(name: str, following: list) -> str:
     """Whether autograd made the graph itself, so that its operators keep what they need."""
     if name == "RMSNormBackward" and following == ONE_NODE:
         return ""

@@ -27,7 +27,7 @@ def draw(rng, kinds: list[str]) -> tuple:
 
 
 def expected(rows: list[dict]) -> dict[str, int]:
-    """Each storage once, whole, for the operation that ran first, by rows of probes.walked."""
+    """Each storage once, whole, for the operation that ran first, by rows of probes.saved_rows."""
     seen, sums = set(), dict[str, int]()
     for row in rows:
         if not row["is_parameter"] and row["storage"] not in seen:
@@ -37,7 +37,7 @@ def expected(rows: list[dict]) -> dict[str, int]:
 
 
 def check(run, drawn: tuple) -> None:
-    got, rows = run(probes.saved, *drawn), run(probes.walked, *drawn)
+    got, rows = run(probes.saved, *drawn), run(probes.saved_rows, *drawn)
     want, chain = expected(rows), " -> ".join(drawn[0])
     starts = expected([row | {"storage": row["start"]} for row in rows])
     for operation in sorted(set(want) | set(got["by_operation"])):
