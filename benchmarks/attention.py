@@ -21,7 +21,7 @@ from lab.course.assignment import ROOT
 from lab.solution.impl import load
 
 from .peers import PEER
-from .results import Kept, asked, reason
+from .results import RowCache, parse_args, reason
 
 GOALS = "Goals on Hopper, N >= 4,096: forward 1.4 x FlashAttention-2 and 0.9 x cuDNN, backward 1.3 x FlashAttention-2."
 TOKENS, WIDTH = 16384, 2048
@@ -32,21 +32,21 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 def main() -> None:
     """Measure, print, keep."""
     lengths = {"nargs": "+", "type": int, "default": [512, 1024, 2048, 4096, 8192, 16384]}
-    options = asked(__doc__, lengths=lengths, rounds={"type": int, "default": 20, "help": "at least 2"}, peer=PEER)
+    options = parse_args(__doc__, lengths=lengths, rounds={"type": int, "default": 20, "help": "at least 2"}, peer=PEER)
     if options.device == "cpu":
         return smoke(dict(options.peer))
-    ceiling, kept = matrix_ceiling(), Kept("attention")
+    ceiling, cache = matrix_ceiling(), RowCache("attention")
     for dim in (64, 128):
         for is_causal in (False, True):
             for n in options.lengths:
-                if not kept.has(dim=dim, causal=is_causal, N=n):
-                    kept.add(*measure(dim, n, is_causal, options, ceiling))
-                    print(*kept.rows[-3:], sep="\n", flush=True)
+                if not cache.has(dim=dim, causal=is_causal, N=n):
+                    cache.add(*measure(dim, n, is_causal, options, ceiling))
+                    print(*cache.rows[-3:], sep="\n", flush=True)
     note = (
         f"{torch.cuda.get_device_name()}: {ceiling / 1e12:.0f} TFLOP/s measured in bfloat16 products of 8,192. {GOALS}"
     )
-    rows = kept.rows
-    print(kept.write(note))
+    rows = cache.rows
+    print(cache.write(note))
     if lost := [f"{r['what']} at dim {r['dim']}, N {r['N']}" + ", causal" * r["causal"] for r in rows if not r["ours"]]:
         raise SystemExit(f"ours did not run: {'; '.join(lost)}")
 
@@ -79,7 +79,7 @@ def candidates(
 
         return lambda *qkv: flash_attn_func(*(x.transpose(1, 2) for x in qkv), causal=is_causal).transpose(1, 2)
 
-    def of_the_user(forward: Callable) -> Attend:
+    def adapt(forward: Callable) -> Attend:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             got = forward(q, k, v, is_causal)
             return got if isinstance(got, Tensor) else got[0]
@@ -87,7 +87,7 @@ def candidates(
         return attend
 
     ours = fastest(dim)
-    made: dict[str, Callable[[], Attend]] = {
+    makers: dict[str, Callable[[], Attend]] = {
         "ours": lambda: lambda q, k, v: ours(q, k, v, is_causal),
         "flash2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
         "flash_attn": flash_attn,
@@ -96,11 +96,11 @@ def candidates(
         "compiled": lambda: functools.partial(torch.compile(naive, dynamic=False), is_causal=is_causal),
     }
     if n > 4096:
-        made.pop("compiled")  # the matrix would fill the memory
+        makers.pop("compiled")  # the matrix would fill the memory
     if not find_spec("flash_attn"):
-        made.pop("flash_attn")
-    own = {name: of_the_user(forward) for name, forward in peers.items()}
-    return {name: make() for name, make in made.items() if name in names} | own
+        makers.pop("flash_attn")
+    adapted = {name: adapt(forward) for name, forward in peers.items()}
+    return {name: make() for name, make in makers.items() if name in names} | adapted
 
 
 def fastest(dim: int) -> Callable[..., Tensor]:
@@ -145,7 +145,7 @@ def measure(dim: int, n: int, is_causal: bool, options: Any, ceiling: float) -> 
         for i in range(options.rounds + 4):
             for name in list(calls):
                 try:
-                    took = seconds(calls[name], direction, q, k, v, do)
+                    elapsed = seconds(calls[name], direction, q, k, v, do)
                 except Exception as error:
                     print(f"{name}: no {direction} at dim {dim}, N {n}: {reason(error)}", flush=True)
                     if "CUDA error" in str(error):
@@ -154,7 +154,7 @@ def measure(dim: int, n: int, is_causal: bool, options: Any, ceiling: float) -> 
                     times.pop(name)
                     continue
                 if i >= 4:
-                    times[name].append(took)
+                    times[name].append(elapsed)
         row = {"dim": dim, "causal": is_causal, "N": n, "what": direction}
         for name, values in times.items():
             low, median, high = statistics.quantiles(values, n=4)
@@ -207,15 +207,15 @@ def error_ratio(calls: dict[str, Attend], dim: int, n: int, is_causal: bool) -> 
         return "not checked: no flash2"
     x = [t.detach()[:1, :1].clone().requires_grad_() for t in inputs(n, dim)]
     do = torch.randn_like(x[0])
-    wide = [t.detach().float().requires_grad_() for t in x]
-    want = naive(*wide, is_causal)
-    expected = [want, *torch.autograd.grad(want, wide, do.float())]
+    x_float32 = [t.detach().float().requires_grad_() for t in x]
+    want = naive(*x_float32, is_causal)
+    expected = [want, *torch.autograd.grad(want, x_float32, do.float())]
     errors = {}
     for name in ("ours", "flash2"):
         o = calls[name](*x)
         got = [o, *torch.autograd.grad(o, x, do)]
         errors[name] = [(g.float() - w).abs().max().item() for g, w in zip(got, expected, strict=True)]
-    ratio = max(own / peer for own, peer in zip(errors["ours"], errors["flash2"], strict=True))
+    ratio = max(ours / peer for ours, peer in zip(errors["ours"], errors["flash2"], strict=True))
     if not ratio <= 2:
         raise SystemExit(
             f"wrong at dim {dim}, N {n}, causal {is_causal}: errors {errors['ours']}, flash2's {errors['flash2']}"
@@ -236,13 +236,13 @@ def smoke(peers: dict[str, Callable]) -> None:
     q, k, v = (torch.randn(1, 2, 64, 32, requires_grad=True) for _ in range(3))
     for name, attend in candidates(["ours"], True, 64, 32, peers).items():
         try:
-            off = (attend(q, k, v) - naive(q, k, v, True)).abs().max().item()
+            difference = (attend(q, k, v) - naive(q, k, v, True)).abs().max().item()
         except Exception as error:
             if name == "ours":
                 raise
             print(f"{name}: does not run on a CPU: {reason(error)}")
         else:
-            print(f"{name} on a CPU: nothing is kept; largest difference {off:.1e}")
+            print(f"{name} on a CPU: nothing is kept; largest difference {difference:.1e}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from lab.solution.impl import load
 
 from .attention import timed
 from .mixed_precision import plain_step
-from .results import asked, reason, write
+from .results import parse_args, reason, write
 
 Row = tuple[str, str, str]  # chapter, what, measured
 DTYPES = {"float32": torch.float32, "TF32": torch.float32, "bfloat16": torch.bfloat16}
@@ -29,7 +29,7 @@ gpu, impl = True, load(ROOT / "reference")
 def main() -> None:
     """Measure, print, keep."""
     global gpu
-    gpu = asked(__doc__).device == "cuda"
+    gpu = parse_args(__doc__).device == "cuda"
     rows: list[Row] = []
     benchmarking = (warming, asking, clocks, fusing, products, moving, models, profiled)
     with torch.device("cuda" if gpu else "cpu"):
@@ -60,14 +60,14 @@ def asking() -> Iterator[Row]:
         for _ in range(3):
             a @ a
         wait()
-        asked, done = [], []
+        launched, done = [], []
         for _ in range(20):
             start = time.perf_counter()
             a @ a
-            asked.append(time.perf_counter() - start)
+            launched.append(time.perf_counter() - start)
             wait()
             done.append(time.perf_counter() - start)
-        times = f"asked {1e6 * statistics.median(asked):.1f}, done {1e6 * statistics.median(done):.1f}"
+        times = f"asked {1e6 * statistics.median(launched):.1f}, done {1e6 * statistics.median(done):.1f}"
         yield "benchmarking", f"product of {n} in bfloat16, µs", times
 
 
@@ -78,7 +78,7 @@ def clocks() -> Iterator[Row]:
     calls: dict[str, Callable[[], Any]] = {"nothing": lambda: None, "x + 1 of 2^22 bfloat16": lambda: x + 1}
     calls |= {"product of 1,024": lambda: a @ a, "a hundred x + 1": lambda: [x + 1 for _ in range(100)]}
     for name, call in calls.items() if gpu else ():
-        told = []
+        texts = []
         for flush in (2**28, 1, 0):
             pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(50)]
             buffer = torch.empty(max(flush, 1), dtype=torch.uint8)
@@ -92,8 +92,8 @@ def clocks() -> Iterator[Row]:
                     wait()
             wait()
             times = [1e3 * start.elapsed_time(end) for start, end in pairs[3:]]
-            told.append(f"{flush:,} B flushed {statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})")
-        yield "benchmarking", f"{name} between events, µs", ", ".join(told)
+            texts.append(f"{flush:,} B flushed {statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})")
+        yield "benchmarking", f"{name} between events, µs", ", ".join(texts)
 
 
 def fusing() -> Iterator[Row]:
@@ -106,12 +106,12 @@ def fusing() -> Iterator[Row]:
                 x = x * 0.999 + 0.001
             return x
 
-        ways = {"eager": chain} | ({"compiled": torch.compile(chain, dynamic=False)} if gpu else {})
-        times = {way: seconds(lambda f=f: f(x)) for way, f in ways.items() if way == "compiled" or count <= 64}
-        told = ", ".join(
-            f"{way} {1e6 * t:.1f} ({2e-12 * count * x.numel() / t:.3g} TFLOP/s)" for way, t in times.items()
+        modes = {"eager": chain} | ({"compiled": torch.compile(chain, dynamic=False)} if gpu else {})
+        times = {mode: seconds(lambda f=f: f(x)) for mode, f in modes.items() if mode == "compiled" or count <= 64}
+        text = ", ".join(
+            f"{mode} {1e6 * t:.1f} ({2e-12 * count * x.numel() / t:.3g} TFLOP/s)" for mode, t in times.items()
         )
-        yield "benchmarking", f"{count} multiply-adds of 2^26 float32, µs", told
+        yield "benchmarking", f"{count} multiply-adds of 2^26 float32, µs", text
 
 
 def products() -> Iterator[Row]:
@@ -139,20 +139,20 @@ def models() -> Iterator[Row]:
         times = []
         for mode in ("forward", "forward_backward", "step"):
             context = min(1024, SIZES[size].context)
-            told = benchmark_model(Transformer(SIZES[size]), mode=mode, batch=4, context=context, steps=5)
-            times.append(f"{mode} {1e3 * told.median:.1f} ± {1e3 * told.standard_deviation:.1f}")
+            result = benchmark_model(Transformer(SIZES[size]), mode=mode, batch=4, context=context, steps=5)
+            times.append(f"{mode} {1e3 * result.median:.1f} ± {1e3 * result.standard_deviation:.1f}")
         yield "benchmarking", f"{size}, batch 4, context 1,024, float32, ms", ", ".join(times)
 
 
 def profiled() -> Iterator[Row]:
     """The kernels of one forward pass that take longest, by torch's profiler."""
     model, (tokens, _) = Transformer(SIZES["small" if gpu else "tiny"]).to(torch.bfloat16), batch_of("small", 8)
-    with torch.no_grad(), torch.profiler.profile() as told:
+    with torch.no_grad(), torch.profiler.profile() as profile:
         for _ in range(2):
             model(tokens)
         wait()
     key = "self_device_time_total" if gpu else "self_cpu_time_total"
-    for line in told.key_averages().table(sort_by=key, row_limit=14, max_name_column_width=60).splitlines():
+    for line in profile.key_averages().table(sort_by=key, row_limit=14, max_name_column_width=60).splitlines():
         yield "benchmarking", "profile", line
 
 
@@ -175,20 +175,20 @@ def checkpoints() -> Iterator[Row]:
     """Memory and time of forward and backward with every block checkpointed, and without."""
     for size, context in (("small", 512), ("small", 1024), ("medium", 1024)) if gpu else (("tiny", 64),):
         tokens, targets = batch_of(size, 8, context)
-        for which in ("plain", "checkpointed"):
+        for variant in ("plain", "checkpointed"):
             model = Transformer(SIZES[size]).to(torch.bfloat16)
-            if which == "checkpointed":
+            if variant == "checkpointed":
                 checkpoint_blocks(model)
             call = lambda m=model, b=(tokens, targets): m.loss(*b).backward()  # noqa: E731
             call()
             loss = None  # of the model before
             gc.collect()
-            before = held()
+            before = allocated()
             loss = model.loss(tokens, targets)
-            kept, counted = held() - before, impl.mixed_precision.saved_bytes.saved_bytes(loss, model.parameters())
+            kept, counted = allocated() - before, impl.mixed_precision.saved_bytes.saved_bytes(loss, model.parameters())
             loss.backward()
-            told = f"kept {kept / 1e9:.3f} GB, saved_bytes {counted.total / 1e9:.3f}, peak {peak(call) / 1e9:.2f}"
-            yield "mixed_precision", f"{size}, 8 × {context}, {which}", f"{told}, {1e3 * seconds(call):.1f} ms"
+            memory = f"kept {kept / 1e9:.3f} GB, saved_bytes {counted.total / 1e9:.3f}, peak {peak(call) / 1e9:.2f}"
+            yield "mixed_precision", f"{size}, 8 × {context}, {variant}", f"{memory}, {1e3 * seconds(call):.1f} ms"
 
 
 def checkpoint_blocks(model: Transformer) -> None:
@@ -200,19 +200,19 @@ def checkpoint_blocks(model: Transformer) -> None:
 def contexts() -> Iterator[Row]:
     """Attention with the whole matrix, torch's and ours: forward and backward, by length; causal, 16 heads of 64."""
     flash = impl.flash_attention.speed.flash_attention
-    ways: dict[str, Callable[..., Tensor]] = {"whole matrix": attention, "ours": flash}
-    ways["torch's choice"] = lambda q, k, v, c: F.scaled_dot_product_attention(q, k, v, is_causal=c)
+    variants: dict[str, Callable[..., Tensor]] = {"whole matrix": attention, "ours": flash}
+    variants["torch's choice"] = lambda q, k, v, c: F.scaled_dot_product_attention(q, k, v, is_causal=c)
     for n in (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536) if gpu else ():
-        told = []
-        for name, attend in ways.items():
+        texts = []
+        for name, attend in variants.items():
             try:
                 q, k, v = (torch.randn(1, 16, n, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
                 do = torch.randn_like(q)
                 call = lambda a=attend, x=(q, k, v), d=do: torch.autograd.grad(a(*x, True), x, d)  # noqa: E731
-                told.append(f"{name} {1e3 * seconds(call):.3f} ms {peak(call) / 2**20:,.0f} MiB")
+                texts.append(f"{name} {1e3 * seconds(call):.3f} ms {peak(call) / 2**20:,.0f} MiB")
             except torch.OutOfMemoryError:
-                told.append(f"{name} out of memory")
-        yield "flash_attention", f"{n:,} tokens", ", ".join(told)
+                texts.append(f"{name} out of memory")
+        yield "flash_attention", f"{n:,} tokens", ", ".join(texts)
 
 
 def graphs() -> Iterator[Row]:
@@ -221,10 +221,10 @@ def graphs() -> Iterator[Row]:
         model = Transformer(SIZES[size]).to(torch.bfloat16).requires_grad_(False)
         tokens, _ = batch_of(size, batch, context)
         graphed = impl.benchmarking.cuda_graph.GraphedStep(model, tokens)
-        timed = {n: impl.benchmarking.benchmark.benchmark(c) for n, c in (
+        results = {n: impl.benchmarking.benchmark.benchmark(c) for n, c in (
             ("eager", lambda m=model, t=tokens: m(t)), ("graph", lambda g=graphed, t=tokens: g(t)))}  # fmt: skip
-        told = ", ".join(f"{n} {1e3 * t.median:.3f}" for n, t in timed.items())
-        yield "benchmarking", f"forward of {size}, {batch} × {context}, ms", told
+        text = ", ".join(f"{n} {1e3 * t.median:.3f}" for n, t in results.items())
+        yield "benchmarking", f"forward of {size}, {batch} × {context}, ms", text
 
 
 def batch_of(size: str, batch: int, context: int = 1024) -> tuple[Tensor, Tensor]:
@@ -238,7 +238,7 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def held() -> int:
+def allocated() -> int:
     wait()
     return torch.cuda.memory_allocated() if gpu else 0
 

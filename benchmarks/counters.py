@@ -70,7 +70,7 @@ def cases() -> Iterator[Case]:
             torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
     yield "cuDNN forward", cudnn
-    product = chapters("patched_product").product_kernel
+    product = chapter_module("patched_product").product_kernel
     for n in (8192, 16384):
         x, y, out = (torch.randn(n, n, dtype=torch.bfloat16) for _ in range(3))
         for patch in (n // 128, 16, 8, 4):
@@ -82,7 +82,7 @@ def cases() -> Iterator[Case]:
                 ),
             )
         yield f"product of {n:,}, torch's", lambda x=x, y=y, o=out: torch.mm(x, y, out=o)
-    kernel = chapters("row_softmax").softmax_kernel
+    kernel = chapter_module("row_softmax").softmax_kernel
     for columns in (256, 1024, 4096, 16384):
         x = torch.randn(2**24 // columns, columns)
         out = torch.empty_like(x)
@@ -96,7 +96,7 @@ def cases() -> Iterator[Case]:
         yield f"softmax of {columns:,}, torch's", lambda x=x, o=out: torch.softmax(x, 1, out=o)
 
 
-def chapters(name: str) -> Any:
+def chapter_module(name: str) -> Any:
     """A program of the chapter, as a module."""
     text = CHAPTER.read_text(encoding="utf-8")
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def main() -> None:
         raise SystemExit("not run: no CUDA device")
     torch.set_default_device("cuda")
     if "--under" in sys.argv:
-        return counted()
+        return run_profiled()
     rows: dict[str, dict[str, Any]] = {}
     for name, call in cases():
         try:
@@ -129,30 +129,30 @@ def main() -> None:
         check=False, timeout=200,
     )  # fmt: skip
     launched = json.loads((FOLDER / "launched.json").read_text())
-    for name, told in zip(launched, counters(log), strict=True):
-        rows[name] |= told
+    for name, counts in zip(launched, counters(log), strict=True):
+        rows[name] |= counts
     print(write("counters", list(rows.values()), NOTE))
 
 
 def counters(log: Path) -> list[dict[str, str]]:
     """Return COLUMNS, bytes and the most frequent wait of each launch in the profiler's file."""
     lines = csv.DictReader(line for line in log.read_text().splitlines() if line.startswith('"'))
-    return [_short(row) for row in lines if row["ID"]]  # the first row has units
+    return [_summary(row) for row in lines if row["ID"]]  # the first row has units
 
 
-def _short(row: dict[str, str]) -> dict[str, str]:
-    read = {n: float(told.replace(",", "")) for n, told in row.items() if re.fullmatch(r"[\d,]+(\.\d+)?", told)}
-    stalls = {name[len(STALL) :].partition("_per_")[0]: read[name] for name in read if name.startswith(STALL)}
+def _summary(row: dict[str, str]) -> dict[str, str]:
+    metrics = {n: float(text.replace(",", "")) for n, text in row.items() if re.fullmatch(r"[\d,]+(\.\d+)?", text)}
+    stalls = {name[len(STALL) :].partition("_per_")[0]: metrics[name] for name in metrics if name.startswith(STALL)}
     stalls.pop("selected")  # it issues
-    most = max(stalls, key=lambda name: stalls[name])
-    bytes = read["dram__bytes.sum.per_second"] * read["gpu__time_duration.sum"] / 1e9
-    return {name: f"{read[column]:.0f}" for name, column in COLUMNS.items()} | {
+    top_stall = max(stalls, key=lambda name: stalls[name])
+    bytes = metrics["dram__bytes.sum.per_second"] * metrics["gpu__time_duration.sum"] / 1e9
+    return {name: f"{metrics[column]:.0f}" for name, column in COLUMNS.items()} | {
         "DRAM, MB": f"{bytes / 1e6:,.0f}",
-        "waits most for": f"{most.replace('_', ' ')} ({100 * stalls[most] / sum(stalls.values()):.0f} %)",
+        "waits most for": f"{top_stall.replace('_', ' ')} ({100 * stalls[top_stall] / sum(stalls.values()):.0f} %)",
     }
 
 
-def counted() -> None:
+def run_profiled() -> None:
     """Run each case once for the profiler, after it was compiled."""
     done = []
     for name, call in cases():

@@ -10,7 +10,7 @@ import statistics
 from lab.harness.runner import Runner
 
 from .probes_ddp import steps
-from .side_by_side import compare, slowest, took
+from .side_by_side import compare, slowest, time_columns
 
 NOTE = (
     "A transformer of 20 M parameters, 32 tokens a rank, SGD; medians of interleaved steps, of each the slowest rank. "
@@ -22,14 +22,14 @@ NOTE = (
 BEST = "over torch's best"
 
 
-def measure(runner: Runner, _: str, ranks: int, rounds: int, held: dict, over: dict) -> list[dict]:
+def measure(runner: Runner, _: str, ranks: int, rounds: int, memory: dict, network: dict) -> list[dict]:
     """A row for the bound, and one a variant."""
-    said = runner.run(steps, rounds, world=ranks, timeout=1800.0, **over)
-    times = slowest([s["times"] for s in said])
-    bound = max(s["bound"] for s in said)
+    reports = runner.run(steps, rounds, world=ranks, timeout=1800.0, **network)
+    times = slowest([s["times"] for s in reports])
+    bound = max(s["bound"] for s in reports)
     best = min(statistics.median(t) for name, t in times.items() if name.startswith("torch"))
     rows = [{"variant": "the bound", "ms": f"{1e3 * bound:.0f}", "spread": "", BEST: "", "over the bound": ""}]
-    return rows + [{"variant": n, **took(t, {BEST: best, "over the bound": bound})} for n, t in times.items()]
+    return rows + [{"variant": n, **time_columns(t, {BEST: best, "over the bound": bound})} for n, t in times.items()]
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ NOTE = (
 
 def main() -> None:
     """Compare, measure, print, keep."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--meshes", type=int, default=0, help="so many of them only, drawn; 0: all")
-    asked.add_argument("--print", action="store_true", help="keep nothing")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--meshes", type=int, default=0, help="so many of them only, drawn; 0: all")
+    parser.add_argument("--print", action="store_true", help="keep nothing")
+    options = parser.parse_args()
     with closing(Runner(Executor(ROOT / "reference"))) as runner:
         steps = list(cases())
         if options.meshes:

@@ -66,15 +66,15 @@ PARTS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what has not passed yet; return how many parts failed."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--again", action="store_true", help="forget what passed and was measured before")
-    asked.add_argument("--peer", action="append", default=[], metavar="path:function", help="see benchmarks.attention")
-    options = asked.parse_args(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--again", action="store_true", help="forget what passed and was measured before")
+    parser.add_argument("--peer", action="append", default=[], metavar="path:function", help="see benchmarks.attention")
+    options = parser.parse_args(arguments)
     if options.again:
-        for kept in (STATE, *STATE.parent.glob("*-rows.json")):
-            kept.unlink(missing_ok=True)
-    more = tuple(word for peer in options.peer for word in ("--peer", peer))
-    parts = [replace(p, arguments=p.arguments + more, rehearsal=p.rehearsal + more) if p.peers else p for p in PARTS]
+        for path in (STATE, *STATE.parent.glob("*-rows.json")):
+            path.unlink(missing_ok=True)
+    extra = tuple(word for peer in options.peer for word in ("--peer", peer))
+    parts = [replace(p, arguments=p.arguments + extra, rehearsal=p.rehearsal + extra) if p.peers else p for p in PARTS]
     done = run(parts, STATE)
     if torch.cuda.is_available():
         rows = [{"part": name, **row} for name, row in done.items()]
@@ -84,9 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(parts: Sequence[Part], state: Path) -> dict[str, dict]:
     """Run the parts that have not passed before; return the outcome of each."""
-    here = f"{COMMIT} {UNCOMMITTED} {device()}"
+    identity = f"{COMMIT} {UNCOMMITTED} {device()}"
     known = json.loads(state.read_text()) if state.is_file() else {}
-    before: dict[str, dict] = known["parts"] if known.get("here") == here else {}
+    before: dict[str, dict] = known["parts"] if known.get("here") == identity else {}
     done = {}
     for part in parts:
         command = " ".join(part.arguments)
@@ -95,7 +95,7 @@ def run(parts: Sequence[Part], state: Path) -> dict[str, dict]:
             row = {"command": command, **_run(part)}
         done[part.name] = row
         state.parent.mkdir(exist_ok=True)
-        state.write_text(json.dumps({"here": here, "parts": before | done}, indent=1))
+        state.write_text(json.dumps({"here": identity, "parts": before | done}, indent=1))
         print(f"{part.name}: {row['result']}", flush=True)
     return done
 

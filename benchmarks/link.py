@@ -18,7 +18,7 @@ from lab.model.transformer import SIZES, Transformer
 
 from .attention import timed
 from .recorded import keep, merged
-from .results import asked, write
+from .results import parse_args, write
 from .single import attend
 
 MB = 10**6
@@ -37,16 +37,16 @@ class Link:
 
     def send(self, flat: Tensor, start: int) -> None:
         """Begin a message of `flat`, which the host keeps at byte `start`."""
-        place = self.host[start : start + flat.nbytes].view(flat.dtype)
+        slot = self.host[start : start + flat.nbytes].view(flat.dtype)
         if not self.gpu:
-            flat.copy_(place.copy_(flat))
+            flat.copy_(slot.copy_(flat))
             return
         self.out.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.out):
-            place.copy_(flat, non_blocking=True)
+            slot.copy_(flat, non_blocking=True)
         self.back.wait_stream(self.out)
         with torch.cuda.stream(self.back):
-            flat.copy_(place, non_blocking=True)
+            flat.copy_(slot, non_blocking=True)
 
     def wait(self) -> None:
         if self.gpu:
@@ -101,7 +101,7 @@ class Buckets:
 
 def main() -> None:
     """Measure, print, keep."""
-    gpu = asked(__doc__).device == "cuda"
+    gpu = parse_args(__doc__).device == "cuda"
     size, context = ("xl", 2048) if gpu else ("tiny", 64)
     with torch.device("cuda" if gpu else "cpu"):
         model = Transformer(SIZES[size], attend).to(torch.bfloat16)
@@ -110,13 +110,13 @@ def main() -> None:
         rows = [{"what": "one message", "size": f"{b:,} B", "ms": f"{1e3 * s:.4f}"} for b, s in messages(link)]
         for tokens in TOKENS if gpu else (64,):
             batch = torch.randint(SIZES[size].vocabulary, (2, tokens // context, context)).unbind()
-            ways = schedules(model, link, tokens == 4096 or not gpu)
-            for name, (messages_, seconds) in compare(model, batch, ways, gpu).items():
-                row = {"what": name, "size": f"{tokens:,} tokens", "messages": messages_, "ms": f"{1e3 * seconds:.2f}"}
+            makers = schedules(model, link, tokens == 4096 or not gpu)
+            for name, (count, seconds) in compare(model, batch, makers, gpu).items():
+                row = {"what": name, "size": f"{tokens:,} tokens", "messages": count, "ms": f"{1e3 * seconds:.2f}"}
                 rows.append(row)
                 print(row, flush=True)
             if tokens == 4096 or not gpu:
-                found = {n: traced(model, batch, ways[n], gpu) for n in ("naive", "64 MB")}
+                found = {n: traced(model, batch, makers[n], gpu) for n in ("naive", "64 MB")}
                 keep("link", found, "cuda" if gpu else "cpu")
     note = f"{size}: {total / MB:,.0f} MB of bfloat16 gradients. Forward and backward alone, by the device's clock;"
     if gpu:
@@ -137,15 +137,15 @@ def messages(link: Link) -> list[tuple[int, float]]:
     return found
 
 
-def schedules(model: nn.Module, link: Link, all_of_them: bool) -> dict[str, Callable[[], Buckets]]:
-    """Return for each schedule a function that makes its buckets. all_of_them: all BUCKETS, not 64 MB alone."""
-    ways = {
+def schedules(model: nn.Module, link: Link, all_sizes: bool) -> dict[str, Callable[[], Buckets]]:
+    """Return for each schedule a function that makes its buckets. all_sizes: all BUCKETS, not 64 MB alone."""
+    makers = {
         "nothing sent": partial(Buckets, model, link, 0, "never"),
         "naive": partial(Buckets, model, link, 0, "one by one"),
         "flat": partial(Buckets, model, link, 10**12, "after"),
         "overlapped": partial(Buckets, model, link, 0),
     }
-    return ways | {f"{mb} MB": partial(Buckets, model, link, mb * MB) for mb in (BUCKETS if all_of_them else (64,))}
+    return makers | {f"{mb} MB": partial(Buckets, model, link, mb * MB) for mb in (BUCKETS if all_sizes else (64,))}
 
 
 def step(model: Transformer, batch: tuple[Tensor, ...], buckets: Buckets) -> None:
@@ -159,45 +159,45 @@ def step(model: Transformer, batch: tuple[Tensor, ...], buckets: Buckets) -> Non
         buckets.end()
 
 
-def compare(model: Transformer, batch: tuple[Tensor, ...], ways: dict, gpu: bool) -> dict[str, tuple[int, float]]:
-    """Messages and median seconds of each way. Rounds in turn: first one way, then the next."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+def compare(model: Transformer, batch: tuple[Tensor, ...], makers: dict, gpu: bool) -> dict[str, tuple[int, float]]:
+    """Messages and median seconds of each schedule. Rounds in turn: first one schedule, then the next."""
+    times: dict[str, list[float]] = {name: [] for name in makers}
     sent = {}
     for turn in range(3 if gpu else 1):
-        for name, made in ways.items():
-            buckets = made()
+        for name, make in makers.items():
+            buckets = make()
             sent[name] = len(buckets.flats)
             for _ in range(2 if turn == 0 else 1):
                 step(model, batch, buckets)
-            taken[name] += [_seconds(partial(step, model, batch, buckets), gpu) for _ in range(ROUNDS // 3)]
+            times[name] += [_seconds(partial(step, model, batch, buckets), gpu) for _ in range(ROUNDS // 3)]
             buckets.remove()
             for p in model.parameters():
                 p.grad = None
-    return {name: (sent[name], statistics.median(t)) for name, t in taken.items()}
+    return {name: (sent[name], statistics.median(t)) for name, t in times.items()}
 
 
-def traced(model: Transformer, batch: tuple[Tensor, ...], made: Callable[[], Buckets], gpu: bool) -> dict[str, list]:
+def traced(model: Transformer, batch: tuple[Tensor, ...], make: Callable[[], Buckets], gpu: bool) -> dict[str, list]:
     """µs of a step: [name, start, end] on the host, and [start, end] of kernels and of copies out and back."""
-    buckets = made()
+    buckets = make()
     for _ in range(2):
         step(model, batch, buckets)
-    with torch.profiler.profile() as told:
+    with torch.profiler.profile() as profile:
         step(model, batch, buckets)
         if gpu:
             torch.cuda.synchronize()
     buckets.remove()
     host, lanes = [], {"kernels": [], "out": [], "back": []}
-    for e in sorted(told.events(), key=lambda e: e.time_range.start):
+    for e in sorted(profile.events(), key=lambda e: e.time_range.start):
         span = [e.time_range.start, e.time_range.end]
         if e.device_type == DeviceType.CPU and e.name in ("forward", "backward", "rest"):
             host.append([e.name, *span])
         elif e.device_type == DeviceType.CUDA and e.name not in ("forward", "backward", "rest"):
             lane = "out" if "DtoH" in e.name else "back" if "HtoD" in e.name else "kernels"
             lanes[lane].append(span)
-    zero = host[0][1]
+    t0 = host[0][1]
     return {
-        "host": [[name, *(round(t - zero) for t in at)] for name, *at in host],
-        **{lane: [[round(t - zero) for t in at] for at in merged(spans, 30.0)] for lane, spans in lanes.items()},
+        "host": [[name, *(round(t - t0) for t in ends)] for name, *ends in host],
+        **{lane: [[round(t - t0) for t in ends] for ends in merged(spans, 30.0)] for lane, spans in lanes.items()},
     }
 
 

@@ -11,8 +11,8 @@ import statistics
 
 from lab.harness.runner import Runner
 
-from .probes_mesh import VARIANTS, bytes_of, same, seconds
-from .side_by_side import compare, most, slowest, took
+from .probes_mesh import VARIANTS, bytes_of, losses_of, seconds
+from .side_by_side import compare, largest, slowest, time_columns
 
 NOTE = (
     "A transformer of 20 M parameters, AdamW in float32, sequences of 64 tokens: data, one a rank, sharded; tensor, "
@@ -23,17 +23,17 @@ NOTE = (
 AXES = ("data", "pipe", "tensor")
 
 
-def measure(runner: Runner, axis: str, ranks: int, rounds: int, held: dict[str, dict], over: dict) -> list[dict]:
+def measure(runner: Runner, axis: str, ranks: int, rounds: int, memory: dict[str, dict], network: dict) -> list[dict]:
     """A row a variant."""
-    if not held:
-        losses = runner.run(same, axis, ranks, 3, world=ranks, timeout=600.0)[0]
+    if not memory:
+        losses = runner.run(losses_of, axis, ranks, 3, world=ranks, timeout=600.0)[0]
         for a, b in zip(*losses.values(), strict=True):
             assert abs(a - b) <= 1e-4 * abs(b), f"{axis}: losses differ: {losses}"
-    times = slowest(runner.run(seconds, axis, ranks, rounds, world=ranks, timeout=1800.0, **over))
-    for name in VARIANTS if not held else ():
-        held[name] = most(runner.run(bytes_of, axis, ranks, name, world=ranks, timeout=600.0))
+    times = slowest(runner.run(seconds, axis, ranks, rounds, world=ranks, timeout=1800.0, **network))
+    for name in VARIANTS if not memory else ():
+        memory[name] = largest(runner.run(bytes_of, axis, ranks, name, world=ranks, timeout=600.0))
     peer = statistics.median(times["torch"])
-    return [{"variant": n, **took(t, {"over torch's": peer}), **held[n]} for n, t in times.items()]
+    return [{"variant": n, **time_columns(t, {"over torch's": peer}), **memory[n]} for n, t in times.items()]
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ from lab.course.assignment import ROOT
 from lab.model.transformer import SIZES, Transformer
 from lab.solution.impl import load
 
-from .results import asked, write
+from .results import parse_args, write
 
 GOAL = 2.0  # bfloat16 over TF32, on the sizes whose products are bound by compute
 
 
 def main() -> None:
     """Measure, print, keep."""
-    device, impl = asked(__doc__).device, load(ROOT / "reference")
+    device, impl = parse_args(__doc__).device, load(ROOT / "reference")
     sizes, batch, steps = (("small", "medium"), 8, 20) if device == "cuda" else (("tiny",), 1, 2)
     with torch.device(device):
         rows = [row(impl, size, batch, steps) for size in sizes]

@@ -78,8 +78,8 @@ def student_runs() -> list[dict]:
     lines = []
 
     def stubs() -> None:
-        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-        lines.append(len(said.splitlines()))
+        output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+        lines.append(len(output.splitlines()))
 
     untouched = [seconds(stubs) for _ in range(3)]
     return [
@@ -90,29 +90,29 @@ def student_runs() -> list[dict]:
 
 
 def sandbox_overhead(rounds: int) -> list[dict]:
-    """The same tests on the reference, in a box and beside it, in turn; starting the zygote is told apart."""
+    """The same tests on the reference, in a box and beside it, in turn; starting the zygote is timed apart."""
     if why := available()["bubblewrap"]:
         return [{"what": "sandbox", "median": "not run", "spread": why, "goal": "≤ 15 %", "reached": "not run"}]
     stages = {s.name: [e.id for e in default().of_stage(s.name)] for s in default().stages}
     starts: list[float] = []
     pairs: dict[str, list[tuple[float, float]]] = {stage: [] for stage in stages}
     with tempfile.TemporaryDirectory() as cache, Sandbox("bubblewrap", ROOT / "reference", ROOT) as box:
-        rooms = (box, Executor(ROOT / "reference"))
+        executors = (box, Executor(ROOT / "reference"))
         for number in range(rounds + 1):
             for stage, ids in stages.items():
-                spent = []
-                for room in rooms[number == 0 :]:  # the first round fills the cache
-                    runner = Runner(room)
+                times = []
+                for executor in executors[number == 0 :]:  # the first round fills the cache
+                    runner = Runner(executor)
                     start = seconds(lambda r=runner: r.run(busy_host, [0.0], 0, 1))
-                    spent.append(seconds(lambda r=runner, ids=ids: run_tests(r, ids, "overhead", Path(cache))))
-                    starts += [start] if room is rooms[0] else []
+                    times.append(seconds(lambda r=runner, ids=ids: run_tests(r, ids, "overhead", Path(cache))))
+                    starts += [start] if executor is executors[0] else []
                     runner.close()
                 if number:
-                    pairs[stage].append((spent[0], spent[1]))
-    boxed, plain = (sum(statistics.median(p[i] for p in of) for of in pairs.values()) for i in (0, 1))
-    told = ", ".join(f"{stage} {b:.1f}/{p:.1f} s" for stage, of in pairs.items() for b, p in of)
+                    pairs[stage].append((times[0], times[1]))
+    boxed, plain = (sum(statistics.median(p[i] for p in timings) for timings in pairs.values()) for i in (0, 1))
+    spread = ", ".join(f"{stage} {b:.1f}/{p:.1f} s" for stage, timings in pairs.items() for b, p in timings)
     return [
-        row("all tests in the sandbox against beside it", [100 * (boxed / plain - 1)], "% more", "≤ 15", told),
+        row("all tests in the sandbox against beside it", [100 * (boxed / plain - 1)], "% more", "≤ 15", spread),
         row("sandbox and zygote, start to first answer", starts, "s", "≤ 3"),
     ]
 

@@ -70,35 +70,35 @@ class Run:
 
 def main() -> None:
     """Predict, print, and with --keep write benchmarks/results/planner.md."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--keep", action="store_true", help="write benchmarks/results/")
-    asked.add_argument("--quick", action="store_true", help="only Table 1: no sweeps, no optima, no other runs")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/")
+    parser.add_argument("--quick", action="store_true", help="only Table 1: no sweeps, no optima, no other runs")
+    options = parser.parse_args()
     calibration()
     first = table_1()
     rows = [row(run) for run in first]
     print(table(rows), flush=True)
-    ours = off(first)
+    ours = run_errors(first)
     constant(first, ours)
     leave_one_out(first)
-    print(f"With micro-batches of any whole number, 3 too: {off(table_1(range(1, MOST_SEQUENCES + 1)))}.")
+    print(f"With micro-batches of any whole number, 3 too: {run_errors(table_1(range(1, MOST_SEQUENCES + 1)))}.")
     notes = [NOTE]
     if not options.quick:
-        for said in (optima(first), sweeps(), llama()):
-            print("\n" + said)
-            notes.append(said)
-        more = others()
-        rows += (new := [row(run) for run in more])
-        print(f"\n## Other published runs, the same constants\n\n{table(new)}\n\nOf these: {off(more)}.")
-    apart = sharded()
-    print(f"\n## With ZeRO 3, the same constants\n\n{table(apart)}")
+        for text in (optima(first), sweeps(), llama()):
+            print("\n" + text)
+            notes.append(text)
+        other_runs = others()
+        rows += (new := [row(run) for run in other_runs])
+        print(f"\n## Other published runs, the same constants\n\n{table(new)}\n\nOf these: {run_errors(other_runs)}.")
+    zero_3 = sharded()
+    print(f"\n## With ZeRO 3, the same constants\n\n{table(zero_3)}")
     runs = nemo()
-    same = ("run", "GPUs", "data, pipe, tensor", "micro-batch", "chunks")
-    zero_1 = [{name: row(run)[name] for name in same} | both(run) for run in runs]
-    print(f"\n## With ZeRO 1, the same constants\n\n{table(zero_1)}\n\nOf these, hidden: {off(runs)}.")
+    columns = ("run", "GPUs", "data, pipe, tensor", "micro-batch", "chunks")
+    zero_1 = [{name: row(run)[name] for name in columns} | hidden_and_waited(run) for run in runs]
+    print(f"\n## With ZeRO 1, the same constants\n\n{table(zero_1)}\n\nOf these, hidden: {run_errors(runs)}.")
     if options.keep:
         write("planner", rows, "\n\n".join(notes))
-        write("planner_zero3", apart, SHARDED)
+        write("planner_zero3", zero_3, SHARDED)
         write("planner_zero1", zero_1, SHARDED)
     print(f"\nTable 1, ten runs: {ours}")
 
@@ -154,36 +154,36 @@ def llama_runs(recompute: Sequence[str]) -> list[Run]:
 
 def sharded() -> list[dict[str, Any]]:
     """Rows of runs with ZeRO 3: published, and predicted with messages hidden and with messages waited for."""
-    rows, of = [], PUBLISHED["sharded"]
-    for kind, name, gpus, micro_batch, count, recompute, gradient, tokens in of["runs"]:
+    rows, study = [], PUBLISHED["sharded"]
+    for kind, name, gpus, micro_batch, count, recompute, gradient, tokens in study["runs"]:
         recipe = replace(TODAY, gradient=gradient)
-        job = Job(gpt(*of["model"][name]), gpus * micro_batch * count, 2048, cluster(kind, gpus), recipe)
+        job = Job(gpt(*study["model"][name]), gpus * micro_batch * count, 2048, cluster(kind, gpus), recipe)
         plan = Plan(gpus, micro_batch=micro_batch, recompute=recompute, zero=3)
-        hidden = _timed(of["source"], name, job, plan, job.sequences * job.context / tokens)
+        hidden = _timed(study["source"], name, job, plan, job.sequences * job.context / tokens)
         rows.append({
             "GPUs": f"{gpus} {'A100' if kind == 'dgx-a100' else 'H100'}", "model": name.upper(),
             "micro-batches": f"{count} of {micro_batch}", "recomputed": "nothing" if recompute == "none" else "layers",
-            **both(hidden),
+            **hidden_and_waited(hidden),
         })  # fmt: skip
     return rows
 
 
 def nemo() -> list[Run]:
     """NVIDIA's runs with ZeRO 1. Only GPT drops out, and ties its head."""
-    runs, of = [], PUBLISHED["nemo"]
-    for name, gpus, sequences, seconds in of["runs"]:
-        layers, width, heads, keys, vocabulary, context, pipe, tensor, size, chunks, again, gradient = of["model"][name]
+    runs, page = [], PUBLISHED["nemo"]
+    for name, gpus, sequences, seconds in page["runs"]:
+        layers, width, heads, kv, vocabulary, context, pipe, tensor, size, chunks, again, gradient = page["model"][name]
         is_gpt = name.startswith("GPT")
-        model = Model(layers, width, heads, keys, 4 * width, vocabulary, gated=False, tied=is_gpt)
+        model = Model(layers, width, heads, kv, 4 * width, vocabulary, gated=False, tied=is_gpt)
         model = replace(model, positions=context if is_gpt else 0)
         recipe = replace(TODAY, gradient=gradient, dropout=is_gpt)
         job = Job(model, sequences, context, cluster("dgx-h100", gpus), recipe)
         plan = Plan(gpus // (pipe * tensor), pipe, tensor, size, chunks, again, 1)
-        runs.append(_timed(of["source"], name, job, plan, seconds))
+        runs.append(_timed(page["source"], name, job, plan, seconds))
     return runs
 
 
-def both(run: Run) -> dict[str, str]:
+def hidden_and_waited(run: Run) -> dict[str, str]:
     """Columns of a run with ZeRO: published, and predicted with its messages hidden and waited for."""
     waited = replace(run, job=replace(run.job, recipe=replace(run.job.recipe, overlap_data=False)))
     return {
@@ -201,18 +201,18 @@ def best(
 ) -> Plan:
     """The same plan with the micro-batch, chunks and, if given, recomputation that are fastest of those that fit, or
     where none does need least memory."""
-    found, least = plan, float("inf")
+    found, best_s = plan, float("inf")
     choices = itertools.product(micro_batches, chunks, recompute or (plan.recompute,))
     options = [replace(plan, micro_batch=m, chunks=c, recompute=r) for m, c, r in choices]
     options = [p for p in options if not unfit(job, p)]
     fitting = [p for p in options if steps.fits(job, p)]
     options = fitting or [min(options, key=lambda p: steps.memory(job, p)["total"])]
     for floor, option in sorted((steps.floor_s(job, p), p) for p in options):
-        if floor > least:
+        if floor > best_s:
             break
         step_s = steps.price(job, option).step_s
-        if step_s < least:
-            found, least = option, step_s
+        if step_s < best_s:
+            found, best_s = option, step_s
     return found
 
 
@@ -234,11 +234,11 @@ def row(run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def off(runs: Sequence[Run]) -> str:
-    return worst(run.error() for run in runs)
+def run_errors(runs: Sequence[Run]) -> str:
+    return summary(run.error() for run in runs)
 
 
-def worst(errors: Iterable[float]) -> str:
+def summary(errors: Iterable[float]) -> str:
     """Median and largest of some relative errors, of either sign."""
     percent = [100 * abs(error) for error in errors]
     return f"median {statistics.median(percent):.1f} %, worst {max(percent):.1f} %"
@@ -261,50 +261,50 @@ def calibration() -> None:
     print("## The one calibrated constant\n")
     print("layer_share, kernels alone over kernels in a layer, from Korthikanti 2022, table 4:")
     print(", ".join(f"{s:.3f}" for s in shares) + f": median {statistics.median(shares):.3f}, in use {now}.")
-    without = [shares[i] / statistics.median(shares[:i] + shares[i + 1 :]) - 1 for i in range(len(shares))]
-    print(f"Each from the six others: worst {100 * max(map(abs, without)):.1f} %.\n\n## Table 1\n")
+    errors = [shares[i] / statistics.median(shares[:i] + shares[i + 1 :]) - 1 for i in range(len(shares))]
+    print(f"Each from the six others: worst {100 * max(map(abs, errors)):.1f} %.\n\n## Table 1\n")
 
 
 def constant(runs: list[Run], ours: str) -> None:
     """The best constant, in hindsight, beside us."""
-    theirs = [r.published for r in runs]
-    value = best_constant(theirs)
-    print(f"\nThe constant {value}, best in hindsight: {worst(value / t - 1 for t in theirs)}. Ours: {ours}.")
+    speeds = [r.published for r in runs]
+    value = best_constant(speeds)
+    print(f"\nThe constant {value}, best in hindsight: {summary(value / t - 1 for t in speeds)}. Ours: {ours}.")
 
 
 def best_constant(published: Sequence[float]) -> int:
     """TFLOP/s: of the least median error, and of those with the least worst."""
 
-    def off(value: int) -> tuple[float, float]:
+    def errors_of(value: int) -> tuple[float, float]:
         errors = [abs(value / speed - 1) for speed in published]
         return round(statistics.median(errors), 3), max(errors)
 
-    return min(range(100, 200), key=off)
+    return min(range(100, 200), key=errors_of)
 
 
 def leave_one_out(runs: list[Run]) -> None:
     """As if layer_share had been fitted to these rows: each predicted by the share that fits the nine others."""
-    ends = (0.7, 0.95)
+    shares = (0.7, 0.95)
     lines = []
     for run in runs:  # seconds are a + b / share
-        slow, fast = (1 / run.predicted(share) for share in ends)
-        b = (slow - fast) / (1 / ends[0] - 1 / ends[1])
-        lines.append((slow - b / ends[0], b, run.published))
+        slow, fast = (1 / run.predicted(share) for share in shares)
+        b = (slow - fast) / (1 / shares[0] - 1 / shares[1])
+        lines.append((slow - b / shares[0], b, run.published))
 
-    def errors(share: float, some: list[tuple[float, float, float]]) -> list[float]:
-        return [abs(1 / (a + b / share) / published - 1) for a, b, published in some]
+    def errors(share: float, samples: list[tuple[float, float, float]]) -> list[float]:
+        return [abs(1 / (a + b / share) / published - 1) for a, b, published in samples]
 
     grid = [0.70 + 0.0025 * i for i in range(101)]
-    out, constants, means = [], [], []
+    fitted, constants, means = [], [], []
     for i, line in enumerate(lines):
         rest = lines[:i] + lines[i + 1 :]
         share = min(grid, key=lambda s, rest=rest: sum(e * e for e in errors(s, rest)))  # type: ignore[misc]
-        out += errors(share, [line])
+        fitted += errors(share, [line])
         constants.append(best_constant([r[2] for r in rest]) / line[2] - 1)
         means.append(statistics.mean(r[2] for r in rest) / line[2] - 1)
-    print(f"Leave one out, layer_share of least squares over the nine others: {worst(out)}.")
-    print(f"Leave one out, their best constant: {worst(constants)}.")
-    print(f"Leave one out, their mean: {worst(means)}.")
+    print(f"Leave one out, layer_share of least squares over the nine others: {summary(fitted)}.")
+    print(f"Leave one out, their best constant: {summary(constants)}.")
+    print(f"Leave one out, their mean: {summary(means)}.")
 
 
 def optima(runs: list[Run]) -> str:
@@ -324,13 +324,13 @@ def optima(runs: list[Run]) -> str:
             missed.append(
                 f"{run.name} ({_short(run.plan)}) takes {ratios[-1]:.3f} × the step of ({_short(fastest.plan)})"
             )
-    said = f"Published mesh at most 1.05 of our fastest: {len(ratios) - len(missed)} of {len(ratios)}."
+    text = f"Published mesh at most 1.05 of our fastest: {len(ratios) - len(missed)} of {len(ratios)}."
     if missed:
-        said += (
+        text += (
             f" {'; '.join(missed)}. There tensor 2 waits less for all-reduces, and repeats fewer norms. Either the "
             "authors' rule, tensor = a node, costs that much, or pipelines' messages cost more than our link says."
         )
-    return said
+    return text
 
 
 def llama() -> str:

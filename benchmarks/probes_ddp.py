@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .side_by_side import WARM_UP, Step, backward, in_turn, loss_of, model, tokens_of_rank
+from .side_by_side import WARM_UP, Step, backward, loss_of, model, time_in_turn, tokens_of_rank
 
 MIB = 1 << 20
 VARIANTS = {
@@ -31,8 +31,8 @@ VARIANTS = {
 def steps(impl: Any, rounds: int) -> dict:
     """Seconds of each variant's steps, in turn, and this rank's lower bound."""
     tokens, targets = tokens_of_rank()
-    each = {name: training_step(make(impl, model()), tokens, targets) for name, make in VARIANTS.items()}
-    return {"times": in_turn(each, rounds), "bound": lower_bound(model(), tokens, targets, rounds)}
+    variants = {name: training_step(make(impl, model()), tokens, targets) for name, make in VARIANTS.items()}
+    return {"times": time_in_turn(variants, rounds), "bound": lower_bound(model(), tokens, targets, rounds)}
 
 
 def training_step(wrapped: nn.Module, tokens: Tensor, targets: Tensor) -> Step:
@@ -52,7 +52,7 @@ def lower_bound(plain: nn.Module, tokens: Tensor, targets: Tensor, rounds: int) 
     optimizer = torch.optim.SGD(plain.parameters(), lr=1e-3)
     buckets = _bucket_elements(plain, 5 * MIB)
     buffers = [torch.ones(n) for n in buckets]
-    ready = buckets[0] / sum(buckets)  # share of backward until the first bucket is full, by elements
+    ready_share = buckets[0] / sum(buckets)  # share of backward until the first bucket is full, by elements
     times: dict[str, list[float]] = defaultdict(list)
 
     def timed(part: str, call: Callable[[], Any]) -> Any:
@@ -74,9 +74,9 @@ def lower_bound(plain: nn.Module, tokens: Tensor, targets: Tensor, rounds: int) 
         timed("all", all_reduces)
         dist.barrier()
         timed("last", lambda: dist.all_reduce(buffers[-1]))
-    t = {part: statistics.median(of_part[WARM_UP:]) for part, of_part in times.items()}
-    hidden = max(t["backward"], ready * t["backward"] + t["all"], t["backward"] + t["last"])
-    return t["forward"] + hidden + t["optimizer"]
+    t = {part: statistics.median(samples[WARM_UP:]) for part, samples in times.items()}
+    overlapped = max(t["backward"], ready_share * t["backward"] + t["all"], t["backward"] + t["last"])
+    return t["forward"] + overlapped + t["optimizer"]
 
 
 def _bucket_elements(plain: nn.Module, limit: int) -> list[int]:

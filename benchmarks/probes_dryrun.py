@@ -12,10 +12,10 @@ def cost(impl: Any, step: dict, rank: int) -> dict[str, float]:
     """Of a dry run on one core: seconds, seconds of the processor, bytes at most, and rows of the ledger."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     start, cpu = time.perf_counter(), time.process_time()
-    told = dry(impl, step, rank)
+    report = dry(impl, step, rank)
     return {
         "seconds": time.perf_counter() - start,
         "cpu": time.process_time() - cpu,
         "memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        "rows": told.count('"op":'),
+        "rows": report.count('"op":'),
     }

@@ -6,22 +6,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .side_by_side import CONFIG, RATE, Step, fully_sharded, in_turn, loss_of, model, second_step
+from .side_by_side import CONFIG, RATE, Step, fully_sharded, loss_of, model, second_step, time_in_turn
 
 MICRO_BATCHES = 4  # along pipe
 
 
-def ours(impl: Any, axis: str, ranks: int) -> Step:
+def reference_step(impl: Any, axis: str, ranks: int) -> Step:
     """`train_step` of a model that `parallelize` has spread along one axis."""
     mesh = impl.mesh.mesh.Mesh(**{axis: ranks})
     plan = impl.mesh.parallel.Plan(micro_batches=MICRO_BATCHES if axis == "pipe" else 1, fsdp=axis == "data")
-    own = impl.mesh.compose.parallelize(model(), mesh, plan)
-    optimizer = torch.optim.AdamW(own.parameters(), lr=RATE)
+    parallel = impl.mesh.compose.parallelize(model(), mesh, plan)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=RATE)
     tokens, targets = batch(axis)
-    return lambda: impl.mesh.compose.train_step(own, optimizer, tokens, targets)
+    return lambda: impl.mesh.compose.train_step(parallel, optimizer, tokens, targets)
 
 
-def torchs(impl: Any, axis: str, ranks: int) -> Step:
+def torch_step(impl: Any, axis: str, ranks: int) -> Step:
     """The same with PyTorch's own: fully_shard, torch.distributed.pipelining, parallelize_module."""
     tokens, targets = batch(axis)
     if axis == "pipe":
@@ -42,7 +42,7 @@ def torchs(impl: Any, axis: str, ranks: int) -> Step:
     return step
 
 
-VARIANTS = {"ours": ours, "torch": torchs}
+VARIANTS = {"ours": reference_step, "torch": torch_step}
 
 
 def batch(axis: str) -> tuple[Tensor, Tensor]:
@@ -55,10 +55,10 @@ def batch(axis: str) -> tuple[Tensor, Tensor]:
 
 def seconds(impl: Any, axis: str, ranks: int, rounds: int) -> dict[str, list[float]]:
     """Of each variant's steps, in turn."""
-    return in_turn({name: make(impl, axis, ranks) for name, make in VARIANTS.items()}, rounds)
+    return time_in_turn({name: make(impl, axis, ranks) for name, make in VARIANTS.items()}, rounds)
 
 
-def same(impl: Any, axis: str, ranks: int, steps: int) -> dict[str, list[float]]:
+def losses_of(impl: Any, axis: str, ranks: int, steps: int) -> dict[str, list[float]]:
     """Losses of some steps of each variant."""
     return {name: [float(step()) for _ in range(steps)] for name, step in (  # type: ignore[arg-type]
         (name, make(impl, axis, ranks)) for name, make in VARIANTS.items()
@@ -71,7 +71,7 @@ def bytes_of(impl: Any, axis: str, ranks: int, name: str) -> dict[str, float]:
 
 
 def _mean(loss: Any, axis: str, ranks: int) -> float:
-    """The loss of the whole batch, on every rank, as `train_step` tells it."""
+    """The loss of the whole batch, on every rank, as `train_step` returns it."""
     value = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
     if axis == "data":
         dist.all_reduce(value)
@@ -97,9 +97,9 @@ def _tensor_parallel(plain: nn.Module, ranks: int) -> nn.Module:
 def _pipelined(impl: Any, ranks: int, tokens: Tensor, targets: Tensor) -> Step:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    rank, given = dist.get_rank(), impl.mesh.parallel
+    rank, parallel = dist.get_rank(), impl.mesh.parallel
     layers = impl.mesh.compose.spread(CONFIG.layers, ranks)[rank]
-    chunk = given.Chunk(model(), layers, given.Plan(), 1)
+    chunk = parallel.Chunk(model(), layers, parallel.Plan(), 1)
     stage = PipelineStage(chunk, rank, ranks, torch.device("cpu"))
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_of)
     optimizer = torch.optim.AdamW(chunk.parameters(), lr=RATE)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .side_by_side import RATE, Step, backward, fully_sharded, in_turn, model, second_step, tokens_of_rank
+from .side_by_side import RATE, Step, backward, fully_sharded, model, second_step, time_in_turn, tokens_of_rank
 
 
 def optimizers(impl: Any) -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
@@ -66,7 +66,7 @@ KINDS = {"optimizer": (optimizers, optimizer_step), "training": (wrappers, train
 def seconds(impl: Any, kind: str, rounds: int) -> dict[str, list[float]]:
     """Of each variant's steps, in turn."""
     variants, step_of = KINDS[kind]
-    return in_turn({name: step_of(make, model()) for name, make in variants(impl).items()}, rounds)
+    return time_in_turn({name: step_of(make, model()) for name, make in variants(impl).items()}, rounds)
 
 
 def bytes_of(impl: Any, kind: str, name: str) -> dict[str, float]:

@@ -16,7 +16,7 @@ from lab.course.assignment import ROOT
 from lab.model.transformer import SIZES, Transformer
 
 from .chapters import checkpoint_blocks
-from .results import COMMIT, asked, device
+from .results import COMMIT, device, parse_args
 
 DATA = ROOT / "benchmarks" / "data"
 PHASES = ("forward", "backward", "optimizer")
@@ -26,18 +26,18 @@ Phase = tuple[str, Callable[[], Any]]
 
 def main() -> None:
     """Record, and write both files."""
-    where = asked(__doc__).device
-    with torch.device(where):
-        steps = {size: traced(size, where == "cuda") for size in (STEPS if where == "cuda" else ["tiny"])}
-        keep("trace", steps, where)
-        if where == "cuda":
-            keep("memory", {name: remembered(name == "checkpointed") for name in ("plain", "checkpointed")}, where)
+    kind = parse_args(__doc__).device
+    with torch.device(kind):
+        steps = {size: traced(size, kind == "cuda") for size in (STEPS if kind == "cuda" else ["tiny"])}
+        keep("trace", steps, kind)
+        if kind == "cuda":
+            keep("memory", {name: memory_trace(name == "checkpointed") for name in ("plain", "checkpointed")}, kind)
 
 
-def keep(name: str, found: dict, where: str) -> None:
+def keep(name: str, found: dict, kind: str) -> None:
     text = json.dumps({"device": device(), "commit": COMMIT, **found}, separators=(",", ":"))
     print(name, len(text), text[:600])
-    if where == "cuda":
+    if kind == "cuda":
         (DATA / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
@@ -69,21 +69,21 @@ def traced(size: str, gpu: bool) -> dict[str, list]:
 
     for _ in range(5):
         run()
-    with torch.profiler.profile() as told:
+    with torch.profiler.profile() as profile:
         for _ in range(4):
             run()
         if gpu:
             torch.cuda.synchronize()
-    events = sorted(told.events(), key=lambda e: e.time_range.start)
+    events = sorted(profile.events(), key=lambda e: e.time_range.start)
     host = [[e.name, e.time_range.start, e.time_range.end] for e in events
             if e.name in PHASES and e.device_type == DeviceType.CPU]  # fmt: skip
-    ran = [[e.time_range.start, e.time_range.end] for e in events
+    kernels = [[e.time_range.start, e.time_range.end] for e in events
            if e.device_type == DeviceType.CUDA and not e.is_user_annotation]  # fmt: skip
     first = host[3][1]  # without the first step
     return {
-        "host": [[name, *(round(t - first, 1) for t in at)] for name, *at in host[3:]],
-        "device": [[round(t - first, 1) for t in at] for at in merged(ran) if at[1] > first],
-        "kernels": len(ran) // 4,
+        "host": [[name, *(round(t - first, 1) for t in times)] for name, *times in host[3:]],
+        "device": [[round(t - first, 1) for t in times] for times in merged(kernels) if times[1] > first],
+        "kernels": len(kernels) // 4,
     }  # fmt: skip
 
 
@@ -101,25 +101,25 @@ def merged(spans: list[list[float]], gap_us: float = 3.0) -> Iterator[list[float
         yield current
 
 
-def remembered(checkpointed: bool) -> dict[str, list]:
+def memory_trace(checkpointed: bool) -> dict[str, list]:
     """MiB held after each allocation and free of a step, and how many there were before each phase ended."""
-    step, ends = phases("small", checkpointed), []
+    step, phase_ends = phases("small", checkpointed), []
     for _ in range(3):
         for _, call in step:
             call()
     torch.cuda.synchronize()
-    held = torch.cuda.memory_allocated()
+    start = torch.cuda.memory_allocated()
     torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
     for name, call in step:
         call()
         torch.cuda.synchronize()
-        ends.append([name, len(changes())])
+        phase_ends.append([name, len(changes())])
     found = changes()
     torch.cuda.memory._record_memory_history(enabled=None)
-    line = [held]
+    totals = [start]
     for change in found:
-        line.append(line[-1] + change)
-    return {"phases": ends, "MiB": [round(b / 2**20) for b in line]}
+        totals.append(totals[-1] + change)
+    return {"phases": phase_ends, "MiB": [round(b / 2**20) for b in totals]}
 
 
 def changes() -> list[int]:

@@ -20,27 +20,27 @@ COMMIT, UNCOMMITTED = commit(), uncommitted()  # of the code that is running: re
 
 def device() -> str:
     """The machine, in words."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.is_file() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     cores = f"{os.cpu_count()} cores, {cpu or platform.processor() or platform.machine()}, {platform.system()}"
     return ", ".join([*gpus, cores])
 
 
-def asked(doc: str | None, **options: dict[str, Any]) -> argparse.Namespace:
+def parse_args(doc: str | None, **options: dict[str, Any]) -> argparse.Namespace:
     """The command line of a benchmark on a GPU: `--device`, and more options by name. Exits if there is no GPU."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a rehearsal, nothing is kept")
-    for name, how in options.items():
-        parser.add_argument(f"--{name}", **how)
-    given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
+    for name, keywords in options.items():
+        parser.add_argument(f"--{name}", **keywords)
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("not run: no CUDA device (--device cpu rehearses it)")
-    return given
+    return arguments
 
 
-class Kept:
+class RowCache:
     """Rows that are kept in .cache/ as they come, so that a run that was stopped goes on.
 
     Rows of another commit, device or command line are forgotten.
@@ -48,9 +48,9 @@ class Kept:
 
     def __init__(self, name: str):
         self.path = ROOT / ".cache" / f"{name}-rows.json"
-        self.here = [COMMIT, UNCOMMITTED, device(), sys.argv[1:]]
-        told = json.loads(self.path.read_text()) if self.path.is_file() else {}
-        self.rows: list[dict[str, Any]] = told["rows"] if told.get("here") == self.here else []
+        self.identity = [COMMIT, UNCOMMITTED, device(), sys.argv[1:]]
+        recorded = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        self.rows: list[dict[str, Any]] = recorded["rows"] if recorded.get("here") == self.identity else []
 
     def has(self, **key: Any) -> bool:
         """Whether a row has these values."""
@@ -59,9 +59,9 @@ class Kept:
     def add(self, *rows: dict[str, Any]) -> None:
         self.rows += rows
         self.path.parent.mkdir(exist_ok=True)
-        half = self.path.with_suffix(".half")
-        half.write_text(json.dumps({"here": self.here, "rows": self.rows}))
-        half.replace(self.path)
+        partial = self.path.with_suffix(".half")
+        partial.write_text(json.dumps({"here": self.identity, "rows": self.rows}))
+        partial.replace(self.path)
 
     def write(self, note: str) -> str:
         """Write all rows as a result, and forget them."""
@@ -71,14 +71,14 @@ class Kept:
 
 
 def reason(error: Exception) -> str:
-    """Its kind, and the first line of what it says."""
-    said = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {said}"[:100].replace("|", "/")
+    """Its kind, and the first line of its message."""
+    message = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {message}"[:100].replace("|", "/")
 
 
 def write(name: str, rows: list[dict[str, Any]], note: str = "") -> str:
     """Keep rows as <name>.json and as a table in <name>.md; returns the table."""
-    about = {
+    facts = {
         "device": device(),
         "versions": versions(),
         "commit": COMMIT,
@@ -86,10 +86,10 @@ def write(name: str, rows: list[dict[str, Any]], note: str = "") -> str:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{name}.json").write_text(json.dumps({**about, "note": note, "rows": rows}, indent=1) + "\n")
-    head = f"{about['date']} · {about['device']} · " + ", ".join(f"{k} {v}" for k, v in about["versions"].items())
-    at = f"commit {COMMIT[:12]}" + f", with changes that are in no commit ({UNCOMMITTED})" * bool(UNCOMMITTED)
-    text = "\n".join([f"# {name}", "", head, at, "", table(rows), "", note, ""])
+    (FOLDER / f"{name}.json").write_text(json.dumps({**facts, "note": note, "rows": rows}, indent=1) + "\n")
+    head = f"{facts['date']} · {facts['device']} · " + ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
+    commit_line = f"commit {COMMIT[:12]}" + f", with changes that are in no commit ({UNCOMMITTED})" * bool(UNCOMMITTED)
+    text = "\n".join([f"# {name}", "", head, commit_line, "", table(rows), "", note, ""])
     (FOLDER / f"{name}.md").write_text(text)
     return text
 

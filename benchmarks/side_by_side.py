@@ -65,7 +65,7 @@ def fully_sharded(plain: Any) -> nn.Module:
     return plain
 
 
-def in_turn(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
+def time_in_turn(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
     """Seconds of `rounds` steps of each, one of each in turn, all ranks starting together."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for i in range(rounds + WARM_UP):
@@ -86,8 +86,8 @@ def second_step(make: Callable[[], Step]) -> dict[str, float]:
         first = len(ledger.rows)
         memory.restart()
         step()
-        told: dict[str, float] = {"peak": memory.peak, "kept": memory.now()}
-    return {**told, "sent": sum(_sent(row) for row in ledger.rows[first:])}
+        usage: dict[str, float] = {"peak": memory.peak, "kept": memory.now()}
+    return {**usage, "sent": sum(_sent(row) for row in ledger.rows[first:])}
 
 
 def _sent(row: Any) -> float:
@@ -105,30 +105,30 @@ def compare(
 ) -> None:  # fmt: skip
     """A benchmark's command line: measure each kind with each number of ranks, on Gloo and on each link; print, keep.
 
-    measure(runner, kind, ranks, rounds, held, over) returns a row a variant. over: the network, as `Runner.run` takes
-    it. held: bytes of each variant, which no network changes; to be filled where it is empty. what: the option that
+    measure(runner, kind, ranks, rounds, memory, network) returns a row a variant. network: options of `Runner.run`.
+    memory: bytes of each variant, which no network changes; to be filled where it is empty. what: the option that
     chooses among kinds, and their column.
     """
     from lab.harness.runner import Executor, Runner  # late: the ranks import this file, and need neither
 
     from .results import write
 
-    asked = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--ranks", nargs="+", type=int, default=list(ranks))
-    asked.add_argument("--rounds", type=int, default=15)
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", nargs="+", type=int, default=list(ranks))
+    parser.add_argument("--rounds", type=int, default=15)
     links = [_link("1e-4:400e6"), _link("1e-4:1600e6")]
-    asked.add_argument("--links", nargs="*", type=_link, default=links, help="seconds:bytes a second")
-    asked.add_argument("--print", action="store_true", help="keep nothing")
+    parser.add_argument("--links", nargs="*", type=_link, default=links, help="seconds:bytes a second")
+    parser.add_argument("--print", action="store_true", help="keep nothing")
     if what:
-        asked.add_argument(f"--{what}", dest="kinds", nargs="+", choices=kinds, default=kinds)
-    options = asked.parse_args()
+        parser.add_argument(f"--{what}", dest="kinds", nargs="+", choices=kinds, default=kinds)
+    options = parser.parse_args()
     rows = []
     for kind, world in itertools.product(options.kinds if what else kinds, options.ranks):
-        held: dict[str, dict[str, str]] = {}
+        memory: dict[str, dict[str, str]] = {}
         for link in [None, *options.links]:
-            over = {"link": link} if link else {"network": "gloo"}  # the switch is the link; Gloo goes past it
+            network = {"link": link} if link else {"network": "gloo"}  # the switch is the link; Gloo goes past it
             with closing(Runner(Executor(ROOT / "reference"))) as runner:
-                new = measure(runner, kind, world, options.rounds, held, over)
+                new = measure(runner, kind, world, options.rounds, memory, network)
             head = {**({what: kind} if what else {}), "network": _in_words(link), "ranks": world}
             rows += [{**head, **row} for row in new]
             print(*rows[-len(new) :], sep="\n", flush=True)
@@ -148,17 +148,17 @@ def _in_words(link: Link | None) -> str:
     return f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
 
 
-def slowest(said: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
+def slowest(reports: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
     """Of each variant's steps, what the slowest rank took."""
-    return {name: [max(of) for of in zip(*(s[name] for s in said), strict=True)] for name in said[0]}
+    return {name: [max(times) for times in zip(*(s[name] for s in reports), strict=True)] for name in reports[0]}
 
 
-def most(said: Sequence[Mapping[str, float]]) -> dict[str, str]:
+def largest(reports: Sequence[Mapping[str, float]]) -> dict[str, str]:
     """Of each kind of bytes, MiB on the rank that has most."""
-    return {what: f"{max(each[what] for each in said) / 2**20:.1f}" for what in said[0]}
+    return {what: f"{max(each[what] for each in reports) / 2**20:.1f}" for what in reports[0]}
 
 
-def took(values: list[float], others: Mapping[str, float]) -> dict[str, str]:
+def time_columns(values: list[float], others: Mapping[str, float]) -> dict[str, str]:
     """The median in milliseconds, its spread (half the interquartile range), and its ratio to each of others."""
     low, median, high = statistics.quantiles(values, n=4)
     spread = f"±{100 * (high - low) / 2 / median:.0f} %"

@@ -21,7 +21,7 @@ from lab.cluster.hardware import cluster
 from lab.cluster.jobs import Job, Plan, of_config
 from lab.model.transformer import MODELS, Config, Transformer
 
-from .results import asked, reason, write
+from .results import parse_args, reason, write
 
 CLUSTER = cluster("hgx-h200", 1)
 NOTE = (
@@ -48,15 +48,15 @@ class Run:
         return steps.price(job, plan).step_s, steps.memory(job, plan)["total"]
 
 
-SEVEN, EIGHT = (replace(MODELS[name], layers=8, context=8192) for name in ("7b", "8b"))
+LLAMA2_7B, LLAMA3_8B = (replace(MODELS[name], layers=8, context=8192) for name in ("7b", "8b"))
 RUNS = (
-    Run("7b, 8 layers", SEVEN, 4096, 2, 2),
-    Run("7b, 8 layers", SEVEN, 4096, 2, 2, "full"),
-    Run("7b, 8 layers", SEVEN, 2048, 4, 4),
-    Run("7b, 8 layers", SEVEN, 8192, 1, 1),
-    Run("7b, 8 layers", SEVEN, 4096, 8, 2),
-    Run("7b, 16 layers", replace(SEVEN, layers=16), 4096, 2, 2),
-    Run("8b, 8 layers", EIGHT, 8192, 1, 1),
+    Run("7b, 8 layers", LLAMA2_7B, 4096, 2, 2),
+    Run("7b, 8 layers", LLAMA2_7B, 4096, 2, 2, "full"),
+    Run("7b, 8 layers", LLAMA2_7B, 2048, 4, 4),
+    Run("7b, 8 layers", LLAMA2_7B, 8192, 1, 1),
+    Run("7b, 8 layers", LLAMA2_7B, 4096, 8, 2),
+    Run("7b, 16 layers", replace(LLAMA2_7B, layers=16), 4096, 2, 2),
+    Run("8b, 8 layers", LLAMA3_8B, 8192, 1, 1),
     Run("xl", MODELS["xl"], 2048, 4, 4),
     Run("medium", MODELS["medium"], 1024, 8, 8),
 )
@@ -64,7 +64,7 @@ RUNS = (
 
 def main() -> None:
     """Predict, measure, print, keep."""
-    gpu = asked(__doc__).device == "cuda"
+    gpu = parse_args(__doc__).device == "cuda"
     runs = RUNS if gpu else (Run("tiny", MODELS["tiny"], 64, 2, 1, "full"),)
     expected = {run: run.predicted() for run in runs}
     rows = []
@@ -125,7 +125,7 @@ def training_step(run: Run, gpu: bool) -> Callable[[], None]:
     cos, sin = model.cos[: run.context], model.sin[: run.context]
 
     @compiled
-    def end(x: Tensor, targets: Tensor) -> Tensor:
+    def head_loss(x: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(model.head(model.norm(x)).flatten(0, 1).float(), targets.flatten())
 
     def step() -> None:
@@ -134,9 +134,9 @@ def training_step(run: Run, gpu: bool) -> Callable[[], None]:
             with torch.autocast("cuda" if gpu else "cpu", torch.bfloat16):
                 x = model.embedding(tokens).bfloat16()
                 for block in blocks:
-                    again = run.recompute == "full"
-                    x = checkpoint(block, x, cos, sin, use_reentrant=False) if again else block(x, cos, sin)
-                loss = end(x, targets)
+                    recomputed = run.recompute == "full"
+                    x = checkpoint(block, x, cos, sin, use_reentrant=False) if recomputed else block(x, cos, sin)
+                loss = head_loss(x, targets)
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

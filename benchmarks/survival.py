@@ -38,7 +38,7 @@ def main() -> None:
 
 def survive(kit: Path, what: str, command: list[str], options: argparse.Namespace) -> dict:
     """Run it to the end through so many kills; returns what came of it as a row."""
-    start, kills, lost, twice, left = time.monotonic(), 0, 0, 0, 0
+    start, kills, lost, twice, stray = time.monotonic(), 0, 0, 0, 0
     jobs, first = ["--jobs", str(options.jobs)], True
     before: dict[str, tuple[int, int, float]] = {}
     while True:
@@ -53,22 +53,22 @@ def survive(kit: Path, what: str, command: list[str], options: argparse.Namespac
         if not ended:
             process.kill()
             kills += 1
-        _, said = process.communicate()
-        left += len(toy.outlived(list(family.values())))
+        _, stderr = process.communicate()
+        stray += len(toy.outlived(list(family.values())))
         after = toy.rows(kit)
         if {run for run, *_ in after.values()} >= {run for run, *_ in before.values()}:  # a regrade begins a run
             lost += len(set(before) - set(after))
             twice += sum(after[name] != row for name, row in before.items() if name in after)
         before = after
-        print(f"{what}: kill {kills}, {len(after)} written down, lost {lost}, twice {twice}, left {left}", flush=True)
+        print(f"{what}: kill {kills}, {len(after)} written down, lost {lost}, twice {twice}, left {stray}", flush=True)
         if ended:
             if process.returncode not in (0, 1) or len(after) != options.submissions:
-                sys.exit(f"expected {options.submissions} graded, got {len(after)}: {said[-2000:]}")
+                sys.exit(f"expected {options.submissions} graded, got {len(after)}: {stderr[-2000:]}")
             break
-    left += len(toy.left_behind(kit, list(family.values())))
+    stray += len(toy.left_behind(kit, list(family.values())))
     return {
         "what": what, "submissions": len(after), "kills": kills, "lost": lost, "graded twice": twice,
-        "left behind": left, "minutes": f"{(time.monotonic() - start) / 60:.1f}",
+        "left behind": stray, "minutes": f"{(time.monotonic() - start) / 60:.1f}",
     }  # fmt: skip
 
 

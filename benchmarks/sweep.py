@@ -17,7 +17,7 @@ from lab.course.assignment import ROOT
 from lab.solution.impl import load
 
 from .attention import TOKENS, WIDTH, inputs, timed
-from .results import Kept, asked, reason
+from .results import RowCache, parse_args, reason
 
 N, REPEATS = 8192, 8
 TILES = {  # BLOCK_M, BLOCK_N, warps
@@ -32,25 +32,25 @@ PRODUCTS = {"forward": 2, "overlapped": 2, "dq": 3, "dkdv": 4}
 
 def main() -> None:
     """Measure, print, keep."""
-    if asked(__doc__).device == "cpu":
+    if parse_args(__doc__).device == "cpu":
         return rehearse()
     compile_all()
-    kept, modules = Kept("sweep"), _modules()
+    cache, modules = RowCache("sweep"), _modules()
     for dim, is_causal in itertools.product((128, 64), (False, True)):
         calls = _calls(modules, dim, is_causal, *inputs(N, dim))
         for name, module in modules.items():
-            chosen = module._blocks
+            original = module._blocks
             for m, n, warps, stages in configurations(name):
                 words = f"{m} × {n}, {warps} warps, {stages} stages"
                 key = {"dim": dim, "causal": is_causal, "kernel": name, "configuration": words}
-                if not kept.has(**key):
+                if not cache.has(**key):
                     module._blocks = lambda *_, choice=(m, n, warps, stages): choice
-                    kept.add({**key, "TFLOP/s": _speed(calls[name], PRODUCTS[name], is_causal)})
-                    print(*kept.rows[-1].values(), flush=True)
-                    if "CUDA error" in kept.rows[-1]["TFLOP/s"]:
+                    cache.add({**key, "TFLOP/s": _speed(calls[name], PRODUCTS[name], is_causal)})
+                    print(*cache.rows[-1].values(), flush=True)
+                    if "CUDA error" in cache.rows[-1]["TFLOP/s"]:
                         raise SystemExit("after a CUDA error this process can measure nothing: run again, to go on")
-            module._blocks = chosen
-    print(kept.write(f"bfloat16, N {N:,}; each kernel's own products; medians of {REPEATS}."))
+            module._blocks = original
+    print(cache.write(f"bfloat16, N {N:,}; each kernel's own products; medians of {REPEATS}."))
 
 
 def configurations(name: str) -> list[tuple[int, int, int, int]]:
@@ -69,11 +69,11 @@ def compile_all() -> None:
 def _compile(case: tuple[str, int, bool, tuple[int, int, int, int]]) -> None:
     name, dim, is_causal, choice = case
     modules = _modules()
-    module, chosen = modules[name], modules[name]._blocks
+    module, original = modules[name], modules[name]._blocks
     module._blocks = lambda *_: choice
     with contextlib.suppress(Exception):  # the run itself reports it
         _calls(modules, dim, is_causal, *inputs(N, dim))[name]()
-    module._blocks = chosen
+    module._blocks = original
 
 
 def _speed(call: Any, products: int, is_causal: bool) -> str:
@@ -96,10 +96,10 @@ def _modules() -> dict[str, Any]:
     }
 
 
-def _calls(modules: dict[str, Any], dim: int, is_causal: bool, *given: torch.Tensor) -> dict[str, Any]:
+def _calls(modules: dict[str, Any], dim: int, is_causal: bool, *tensors: torch.Tensor) -> dict[str, Any]:
     """Launches of the kernels on the same q, k and v."""
     with torch.no_grad():
-        q, k, v = (t.detach() for t in given)
+        q, k, v = (t.detach() for t in tensors)
         do = torch.randn_like(q)
         o, lse = modules["forward"].attention_forward(q, k, v, is_causal)
         _, delta = modules["dq"].attention_backward_dq(q, k, v, o, lse, do, is_causal)

@@ -17,8 +17,8 @@ def sweeps() -> str:
     claims, wrong = _claims(), []
     for words, values, holds in claims:
         right = holds(list(values.values()))
-        told = ", ".join(f"{k}: {v:.0f}" for k, v in values.items())
-        print(f"| {words} | {told} | {'yes' if right else 'NO'} |", flush=True)
+        speeds = ", ".join(f"{k}: {v:.0f}" for k, v in values.items())
+        print(f"| {words} | {speeds} | {'yes' if right else 'NO'} |", flush=True)
         if not right:
             wrong.append(f"Not {words}: {', '.join(f'{k} {v:.1f}' for k, v in values.items())} TFLOP/s.")
     ordered = f"Sweeps of Narayanan et al. 2021 in the right order: {len(claims) - len(wrong)} of {len(claims)}."

@@ -25,8 +25,8 @@ NOTE = (
     "else: loops of its own, or whatever the machine was doing. load: processes that wanted a core, on average."
 )
 
-_KEPT = FOLDER / "verdicts.json"  # delete it to begin anew
-_BEFORE = {row["stage"]: row for row in json.loads(_KEPT.read_text())["rows"]} if _KEPT.is_file() else {}
+_RESULTS = FOLDER / "verdicts.json"  # delete it to begin anew
+_PREVIOUS = {row["stage"]: row for row in json.loads(_RESULTS.read_text())["rows"]} if _RESULTS.is_file() else {}
 
 
 def busy() -> None:
@@ -58,19 +58,21 @@ def main() -> None:
             judged += [(v.name, apply(v, Path(folder)), [v.exercise]) for v in variants]
             start, wrong, verdicts, timed, undecided, loads = time.monotonic(), [], 0, 0, 0, []
             for seed in range(options.first, options.first + options.seeds):
-                for place, (name, impl, asked) in enumerate(judged):
-                    if place and (place + seed) % options.share:
+                for index, (name, impl, exercises) in enumerate(judged):
+                    if index and (index + seed) % options.share:
                         continue
                     runner.executor = Executor(impl)
                     runner.forget()
-                    results = run_tests(runner, asked, f"secret-{seed}", Path(folder) / "expected")
-                    verdicts += len(asked)
+                    results = run_tests(runner, exercises, f"secret-{seed}", Path(folder) / "expected")
+                    verdicts += len(exercises)
                     loads.append(os.getloadavg()[0])
                     timed += sum(r.kind == "timing" and r.outcome != "not_run" for r in results)
                     undecided += sum(r.outcome == "inconclusive" for r in results)
-                    told = [f"{name}, seed {seed}: {r.id}: {r.message[:200]}" for r in results if r.outcome == "failed"]
-                    wrong += told
-                    print(*told, sep="\n", end="\n" * bool(told), flush=True)
+                    failures = [
+                        f"{name}, seed {seed}: {r.id}: {r.message[:200]}" for r in results if r.outcome == "failed"
+                    ]
+                    wrong += failures
+                    print(*failures, sep="\n", end="\n" * bool(failures), flush=True)
                 row = {
                     "stage": stage, "exercises": len(ids), "variants": len(variants), "seeds": seed + 1 - options.first,
                     "of a variant": (seed + 1) // options.share, "verdicts": verdicts, "wrong": len(wrong),
@@ -89,19 +91,19 @@ def main() -> None:
 
 def added(row: dict, first: int) -> dict:
     """Add the counts of an earlier run that ended just before seed `first`, if there is one."""
-    before = _BEFORE.get(row["stage"], {})
+    before = _PREVIOUS.get(row["stage"], {})
     if before.get("seeds") != first:
         return row
-    both = {key: before[key] + row[key] for key in ("seeds", "verdicts", "wrong", "timed", "inconclusive")}
+    sums = {key: before[key] + row[key] for key in ("seeds", "verdicts", "wrong", "timed", "inconclusive")}
     commits = dict.fromkeys([*before["commit"].split(", "), row["commit"]])
     minutes = float(before["minutes"]) + float(row["minutes"])
-    return {**row, **both, "minutes": f"{minutes:.1f}", "commit": ", ".join(commits)}
+    return {**row, **sums, "minutes": f"{minutes:.1f}", "commit": ", ".join(commits)}
 
 
 def keep(rows: list[dict]) -> str:
     """Write these rows, and those of other stages as they were."""
-    kept = _BEFORE | {row["stage"]: row for row in rows}
-    return write("verdicts", [kept[stage.name] for stage in default().stages if stage.name in kept], NOTE)
+    by_stage = _PREVIOUS | {row["stage"]: row for row in rows}
+    return write("verdicts", [by_stage[stage.name] for stage in default().stages if stage.name in by_stage], NOTE)
 
 
 if __name__ == "__main__":

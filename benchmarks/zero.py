@@ -11,7 +11,7 @@ import statistics
 from lab.harness.runner import Runner
 
 from .probes_zero import KINDS, bytes_of, seconds
-from .side_by_side import compare, most, slowest, took
+from .side_by_side import compare, largest, slowest, time_columns
 
 NOTE = (
     "A transformer of 20 M parameters, AdamW in float32. step: optimizer, with gradients that are there; training, "
@@ -25,13 +25,13 @@ NOTE = (
 )
 
 
-def measure(runner: Runner, kind: str, ranks: int, rounds: int, held: dict[str, dict], over: dict) -> list[dict]:
+def measure(runner: Runner, kind: str, ranks: int, rounds: int, memory: dict[str, dict], network: dict) -> list[dict]:
     """A row a variant."""
-    times = slowest(runner.run(seconds, kind, rounds, world=ranks, timeout=1800.0, **over))
-    for name in times if not held else ():
-        held[name] = most(runner.run(bytes_of, kind, name, world=ranks, timeout=600.0))
+    times = slowest(runner.run(seconds, kind, rounds, world=ranks, timeout=1800.0, **network))
+    for name in times if not memory else ():
+        memory[name] = largest(runner.run(bytes_of, kind, name, world=ranks, timeout=600.0))
     peer = min(statistics.median(times[name]) for name in times if name in ("torch", "torch, views"))
-    return [{"variant": n, **took(t, {"over torch's best": peer}), **held[n]} for n, t in times.items()]
+    return [{"variant": n, **time_columns(t, {"over torch's best": peer}), **memory[n]} for n, t in times.items()]
 
 
 if __name__ == "__main__":

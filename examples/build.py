@@ -78,15 +78,15 @@ def hostile() -> dict[str, dict[str, str]]:
         "class NaiveDDP:\n    def __init__(self, *args):\n"
         '        raise RuntimeError(" ".join(secrets())[:2000])\n'
     )
-    fair = {BENCHMARK: reference(BENCHMARK)}
+    clean = {BENCHMARK: reference(BENCHMARK)}
     return {
-        "hostile-exit": {**fair, TILED: exits, NAIVE: exits},
-        "hostile-conftest": {**attacks["brings-a-conftest"], **fair, NAIVE: stub(NAIVE)},
-        "hostile-fork-bomb": {**fair, NAIVE: forks},
-        "hostile-memory": {**fair, NAIVE: fills},
-        "hostile-spy": {**fair, NAIVE: spy},
-        "hostile-forged-results": {**fair, NAIVE: forges, TILED: forges},
-        "hostile-library": {**fair, **attacks["gets-data-parallel-by-getattr"]},
+        "hostile-exit": {**clean, TILED: exits, NAIVE: exits},
+        "hostile-conftest": {**attacks["brings-a-conftest"], **clean, NAIVE: stub(NAIVE)},
+        "hostile-fork-bomb": {**clean, NAIVE: forks},
+        "hostile-memory": {**clean, NAIVE: fills},
+        "hostile-spy": {**clean, NAIVE: spy},
+        "hostile-forged-results": {**clean, NAIVE: forges, TILED: forges},
+        "hostile-library": {**clean, **attacks["gets-data-parallel-by-getattr"]},
     }  # fmt: skip
 
 
@@ -100,12 +100,12 @@ def expected() -> dict[str, dict]:
 
     # Numerics weigh two thirds where there is no timing; a test function passes whole. Property needs all numerics.
     sum_for_mean = round(10 * 2 / 3 / 5, 4)  # equal starts; what follows a step is judged by its numbers first
-    partly = {benchmark: 2.0, "flash_attention.tiled_forward": round(15 * 2 / 3 / 3, 4), naive: sum_for_mean}
+    points_earned = {benchmark: 2.0, "flash_attention.tiled_forward": round(15 * 2 / 3 / 3, 4), naive: sum_for_mean}
     table = {
         "complete": earns(*points),
         "data-parallel-only": earns(naive),
         "half-done": earns(benchmark),
-        "subtly-wrong": {"status": "graded", "hostile": False, "points": partly},
+        "subtly-wrong": {"status": "graded", "hostile": False, "points": points_earned},
         "hanging": {**(h := earns(benchmark)), "points": {**h["points"], naive: sum_for_mean}},
         "crashing-at-import": earns(benchmark, naive),
         "not-an-archive": {"status": "refused", "hostile": False, "points": dict.fromkeys(points, 0)},

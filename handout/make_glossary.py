@@ -46,7 +46,7 @@ def page() -> str:
     parts = [HEAD]
     for letter, found in groupby(terms(), key=lambda t: t.term[0].upper()):
         parts.append(f"## {letter}\n")
-        parts += [f"**{t.term}**: {t.text} {_where(t)}\n" for t in found]
+        parts += [f"**{t.term}**: {t.text} {_pointer(t)}\n" for t in found]
     return "\n".join(parts)
 
 
@@ -60,11 +60,11 @@ def value(link: str) -> str:
     import lab.model.scaling
     import lab.train.loop
 
-    told = eval(link, {"lab": lab})  # ours: terms.tsv is part of the kit
-    return f"({', '.join(f'{n:.3g}' for n in told)})" if isinstance(told, tuple) else str(told)
+    result = eval(link, {"lab": lab})  # ours: terms.tsv is part of the kit
+    return f"({', '.join(f'{n:.3g}' for n in result)})" if isinstance(result, tuple) else str(result)
 
 
-def _where(t: Term) -> str:
+def _pointer(t: Term) -> str:
     if t.depth == "cluster":
         return f"→ [cluster guide](cluster.md#{t.link})"
     if t.depth == "told":

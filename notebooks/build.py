@@ -40,8 +40,8 @@ def execute(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def build(names: list[str]) -> None:
-    if strange := [name for name in names if name not in NOTEBOOKS]:
-        sys.exit(f"expected notebooks among {', '.join(NOTEBOOKS)}; got {strange[0]!r}")
+    if unknown := [name for name in names if name not in NOTEBOOKS]:
+        sys.exit(f"expected notebooks among {', '.join(NOTEBOOKS)}; got {unknown[0]!r}")
     for name in names or NOTEBOOKS:
         nbformat.write(execute(make(name)), HERE / f"{name}.ipynb")
 

@@ -17,8 +17,8 @@ plt.rcParams.update({"axes.titlesize": 11, "legend.fontsize": 10, "xtick.labelsi
 plt.rcParams.update({"axes.grid": True, "axes.axisbelow": True, "grid.color": INK, "grid.alpha": 0.25})
 # A figure has no background, so that it fits a light page and a dark one.
 plt.rcParams.update(dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"))
-inked = ("text.color", "axes.labelcolor", "axes.titlecolor", "axes.edgecolor", "xtick.color", "ytick.color")
-plt.rcParams.update(dict.fromkeys(inked, INK))
+ink_settings = ("text.color", "axes.labelcolor", "axes.titlecolor", "axes.edgecolor", "xtick.color", "ytick.color")
+plt.rcParams.update(dict.fromkeys(ink_settings, INK))
 
 
 def check(function: Callable, cases: Iterable[tuple[tuple, Any]], hint: str) -> bool:
@@ -49,8 +49,8 @@ def _same(got: Any, want: Any) -> bool:
     if isinstance(want, torch.Tensor):
         return isinstance(got, torch.Tensor) and got.shape == want.shape and torch.allclose(got, want, rtol=1e-6)
     if isinstance(want, float):
-        number = isinstance(got, int | float) or (isinstance(got, torch.Tensor) and got.numel() == 1)
-        return number and math.isclose(float(got), want, rel_tol=1e-6, abs_tol=1e-9)
+        is_number = isinstance(got, int | float) or (isinstance(got, torch.Tensor) and got.numel() == 1)
+        return is_number and math.isclose(float(got), want, rel_tol=1e-6, abs_tol=1e-9)
     return bool(got == want)
 
 
@@ -63,6 +63,6 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
-        inside = ", ".join(map(_short, value))
-        return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+        items = ", ".join(map(_short, value))
+        return f"[{items}]" if isinstance(value, list) else f"({items})"
     return repr(value)

@@ -29,41 +29,41 @@ def main() -> None:
     options = parser.parse_args()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
     rank, problems = dist.get_rank(), []
-    problems += who()
+    problems += describe_ranks()
     (settings,) = shared([vars(options)])
-    say(f"settings, from rank 0: {settings}")
-    missing = absent(options.patience, rank == options.absent)
+    log(f"settings, from rank 0: {settings}")
+    missing = absent_ranks(options.patience, rank == options.absent)
     if missing:
-        say(f"wrong: {missing}")
+        log(f"wrong: {missing}")
     else:
-        problems += slow(rank == options.slow)
+        problems += slow_ranks(rank == options.slow)
         all_reduces()
     for problem in problems:
-        say(f"wrong: {problem}")
+        log(f"wrong: {problem}")
     sys.stdout.flush()
     os._exit(0)  # a group with a rank missing cannot be destroyed
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     if dist.get_rank() == 0:
         print(text, flush=True)
 
 
-def who() -> list[str]:
+def describe_ranks() -> list[str]:
     """A line for each machine; what differs between ranks and must not."""
-    mine = {
+    facts = {
         "host": platform.node(), "local": os.environ.get("LOCAL_RANK", "?"), "torch": torch.__version__,
         "python": platform.python_version(), "backend": dist.get_backend(), "gpus": torch.cuda.device_count(),
     }  # fmt: skip
     ranks: list[dict] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(ranks, mine)
+    dist.all_gather_object(ranks, facts)
     for host in dict.fromkeys(r["host"] for r in ranks):
-        here = [i for i, r in enumerate(ranks) if r["host"] == host]
-        local = [ranks[i]["local"] for i in here]
-        say(f"ranks {here} on one machine of {ranks[here[0]]['gpus']} GPUs, local ranks {local}")
-    say(f"all: {', '.join(f'{name} {mine[name]}' for name in SAME)}")
-    told = {name: Counter(str(r[name]) for r in ranks) for name in SAME}
-    return [f"{name} differs between ranks: {dict(c)}; use one environment" for name, c in told.items() if len(c) > 1]
+        members = [i for i, r in enumerate(ranks) if r["host"] == host]
+        local = [ranks[i]["local"] for i in members]
+        log(f"ranks {members} on one machine of {ranks[members[0]]['gpus']} GPUs, local ranks {local}")
+    log(f"all: {', '.join(f'{name} {facts[name]}' for name in SAME)}")
+    values = {name: Counter(str(r[name]) for r in ranks) for name in SAME}
+    return [f"{name} differs between ranks: {dict(c)}; use one environment" for name, c in values.items() if len(c) > 1]
 
 
 def shared(objects: list) -> list:
@@ -72,10 +72,10 @@ def shared(objects: list) -> list:
     return objects
 
 
-def absent(patience_s: float, stays_away: bool) -> str:
-    """Who did not come to the barrier, "" if all did; told on rank 0, which waits for each."""
+def absent_ranks(patience_s: float, is_absent: bool) -> str:
+    """Who did not come to the barrier, "" if all did; known on rank 0, which waits for each."""
     dist.barrier()
-    if stays_away:
+    if is_absent:
         time.sleep(3 * patience_s)
         return "this rank stayed away"
     try:
@@ -85,7 +85,7 @@ def absent(patience_s: float, stays_away: bool) -> str:
     return ""
 
 
-def slow(half_speed: bool) -> list[str]:
+def slow_ranks(half_speed: bool) -> list[str]:
     """Compute alone, no messages: who takes more than 1.5 times the median rank, in each of ROUNDS rounds.
 
     A rank's time is its shortest of many: a core that others take for a moment makes the rest longer, and a slow device
@@ -97,10 +97,10 @@ def slow(half_speed: bool) -> list[str]:
         dist.all_gather_object(ranks, shortest_s(half_speed))
         rounds.append(ranks)
     shortest = [min(times) for times in zip(*rounds, strict=True)]
-    say("compute alone, ms: " + ", ".join(f"rank {i}: {1e3 * s:.2f}" for i, s in enumerate(shortest)))
+    log("compute alone, ms: " + ", ".join(f"rank {i}: {1e3 * s:.2f}" for i, s in enumerate(shortest)))
     ratios = [[s / statistics.median_low(ranks) for s in ranks] for ranks in rounds]
-    least = [min(mine) for mine in zip(*ratios, strict=True)]
-    return [f"rank {i} computes at least {r:.1f} times as long as most" for i, r in enumerate(least) if r > 1.5]
+    lowest = [min(rank_ratios) for rank_ratios in zip(*ratios, strict=True)]
+    return [f"rank {i} computes at least {r:.1f} times as long as most" for i, r in enumerate(lowest) if r > 1.5]
 
 
 def shortest_s(half_speed: bool) -> float:
@@ -124,9 +124,9 @@ def all_reduces() -> None:
             start = time.perf_counter()
             dist.all_reduce(buffer)
             seconds.append(time.perf_counter() - start)
-        took = statistics.median(seconds)
-        rate = 2 * (world - 1) / world * size / took
-        say(f"all-reduce of {size >> 10:,} KiB: {1e3 * took:.2f} ms, {rate / 1e6:,.0f} MB/s sent by each rank")
+        median_s = statistics.median(seconds)
+        rate = 2 * (world - 1) / world * size / median_s
+        log(f"all-reduce of {size >> 10:,} KiB: {1e3 * median_s:.2f} ms, {rate / 1e6:,.0f} MB/s sent by each rank")
 
 
 if __name__ == "__main__":

@@ -24,28 +24,28 @@ FIRST = (180.0, 42.0, 14.0)  # ms of the first steps, and of those after them: t
 STEADY = (10.2, 9.9, 10.0, 10.4, 9.8, 10.1, 19.6, 10.0, 9.9, 10.1)
 
 
-def queue(kernels: Sequence[tuple[str, float]], ask: float, words: str = "") -> tuple[Lane, Lane]:
+def queue(kernels: Sequence[tuple[str, float]], launch_us: float, words: str = "") -> tuple[Lane, Lane]:
     """What the host asks for, and what the device does: a kernel starts when it is asked for and the last has ended."""
-    asked, done = Lane(), Lane()
-    for name, takes in kernels:
-        asked.add(0, ask, words)
-        done.add(asked.end, takes, name)
-    return asked, done
+    launches, done = Lane(), Lane()
+    for name, length in kernels:
+        launches.add(0, launch_us, words)
+        done.add(launches.end, length, name)
+    return launches, done
 
 
 @picture(236, "A host asks for three kernels and runs ahead of the device")
 def clock(p: Picture) -> None:
-    asked, done = queue([(f"kernel {i}", 100) for i in (1, 2, 3)], 10)
-    us, asked_by, end = 1.25, asked.end, done.end
+    launches, done = queue([(f"kernel {i}", 100) for i in (1, 2, 3)], 10)
+    us, launched, end = 1.25, launches.end, done.end
     p.words(62, 72, "host", "soft")
     p.words(62, 132, "device", "soft")
-    p.bars(80, us, asked, BLUE, 28)
-    p.box(16 + asked_by * us, 80, (end - asked_by) * us - 2, 28, GREY, "synchronize: wait", hatched=True)
+    p.bars(80, us, launches, BLUE, 28)
+    p.box(16 + launched * us, 80, (end - launched) * us - 2, 28, GREY, "synchronize: wait", hatched=True)
     p.bars(140, us, done, ORANGE, 28)
-    for at, said, anchor in ((asked_by, f"{asked_by:.0f} µs: asked", "start"), (end, f"{end:.0f} µs: done", "end")):
-        x = 16 + at * us
+    for t, text, anchor in ((launched, f"{launched:.0f} µs: asked", "start"), (end, f"{end:.0f} µs: done", "end")):
+        x = 16 + t * us
         p.line(x, 40, x, 186, dashed=True)
-        p.words(x, 30, said, "ink bold", anchor)
+        p.words(x, 30, text, "ink bold", anchor)
     p.line(16, 190, 424, 190, arrow=True)
     p.times(208, us, range(0, 301, 100), "µs")
     p.words(16, 228, "blue: the host asks, 10 µs a kernel", "soft")
@@ -63,16 +63,16 @@ def samples(p: Picture) -> None:
     for ms in (10, 20, 50, 100, 200):
         p.parts.append(f'<path d="M{left:g} {height(ms):g} H{right:g}" class="faint"/>')
         p.words(left - 8, height(ms) + 5, str(ms), "soft small", "end")
-    every = [*FIRST, *STEADY]
-    for i, (x, ms) in enumerate(spaced(every, left + 18, 27.5), 1):
+    times = [*FIRST, *STEADY]
+    for i, (x, ms) in enumerate(spaced(times, left + 18, 27.5), 1):
         colour = ORANGE if i <= len(FIRST) else BLUE
         p.parts.append(f'<circle cx="{x:g}" cy="{height(ms):.1f}" r="6" fill="{colour}" class="rim"/>')
         p.words(x, bottom + 18, str(i), "soft small", "middle")
-    p.words(left + 96, height(every[0]) + 5, "warm-up: compiles, allocates")
+    p.words(left + 96, height(times[0]) + 5, "warm-up: compiles, allocates")
     p.words(left + 18 + 27.5 * 9, height(19.6) - 14, "a hiccup", "ink", "middle")
     mean, median = statistics.mean, statistics.median
     p.words(16, 274, f"Steps 4 to 13: mean {mean(STEADY):.1f} ms, median {median(STEADY):.2f} ms.", "soft")
-    p.words(16, 293, f"All thirteen: mean {mean(every):.1f} ms, median {median(every):.1f} ms.", "soft")
+    p.words(16, 293, f"All thirteen: mean {mean(times):.1f} ms, median {median(times):.1f} ms.", "soft")
 
 
 @picture(268, "The interval of a ratio after 8, 32 and 128 pairs, and the bar of 1.1")
@@ -84,17 +84,17 @@ def ratios(p: Picture) -> None:
     def across(log: float) -> float:
         return 20 + 390 * (math.exp(log) - 0.7) / 1.2
 
-    for y, taken in spaced((drawn[:8], drawn[:32], drawn), 52, 62):
-        low, high = interval(numpy.array(taken), 0.01)
-        p.words(424, y, f"{len(taken)} pairs: {math.exp(low):.2f} to {math.exp(high):.2f}", "ink bold", "end")
+    for y, sample in spaced((drawn[:8], drawn[:32], drawn), 52, 62):
+        low, high = interval(numpy.array(sample), 0.01)
+        p.words(424, y, f"{len(sample)} pairs: {math.exp(low):.2f} to {math.exp(high):.2f}", "ink bold", "end")
         p.box(across(low), y + 12, across(high) - across(low), 20, BLUE)
-        for x in map(across, taken):
+        for x in map(across, sample):
             p.line(x, y + 34, x, y + 41)
-        middle = across(statistics.median(taken))
+        middle = across(statistics.median(sample))
         p.line(middle, y + 8, middle, y + 36)
-    least = across(math.log(bar))
-    p.line(least, 30, least, 222, dashed=True)
-    p.words(least, 22, f"asked for: {bar}", "ink", "middle")
+    bar_x = across(math.log(bar))
+    p.line(bar_x, 30, bar_x, 222, dashed=True)
+    p.words(bar_x, 22, f"asked for: {bar}", "ink", "middle")
     p.line(16, 224, 424, 224)
     for ratio in (0.8, 1.0, 1.2, 1.4, 1.6, 1.8):
         p.words(across(math.log(ratio)), 242, f"{ratio:.1f}", "soft small", "middle")
@@ -110,29 +110,29 @@ def bounds(context: int = 1024) -> dict[str, dict[str, Bound]]:
 @picture(222, "A step is forward, backward and the optimizer: three modes, three sums")
 def modes(p: Picture) -> None:
     """What each mode of benchmark_model holds, at the least that the roofline allows."""
-    forward, backward = (1e3 * sum(b[way].seconds for b in bounds().values()) for way in ("forward", "backward"))
+    forward, backward = (1e3 * sum(b[key].seconds for b in bounds().values()) for key in ("forward", "backward"))
     adamw = 1e3 * 28 * of_config(GPT2).parameters / A100.hbm_bytes_per_s
     parts = (
         (forward, BLUE, f"forward {forward:.1f}"),
         (backward, ORANGE, f"backward {backward:.1f}"),
         (adamw, GREEN, ""),
     )
-    for y, name, many in ((30, "forward", 1), (88, "forward_backward", 2), (146, "step", 3)):
-        p.words(16, y, f"{name}: {sum(took for took, _, _ in parts[:many]):.1f} ms", "ink bold")
-        p.stack(16, y + 8, 13, parts[:many], 28)
+    for y, name, count in ((30, "forward", 1), (88, "forward_backward", 2), (146, "step", 3)):
+        p.words(16, y, f"{name}: {sum(ms for ms, _, _ in parts[:count]):.1f} ms", "ink bold")
+        p.stack(16, y + 8, 13, parts[:count], 28)
     p.words(16, 212, f"Green: AdamW, {adamw:.1f} ms. Not in any mode: drawing tokens, copies.", "soft small")
 
 
 @picture(248, "Two ranges on the host, their kernels, and the ranges projected onto the device")
 def ranges(p: Picture) -> None:
-    asked, done = queue((("q kᵀ", 60), ("softmax", 90), ("p v", 60), ("up", 90), ("down", 90)), 12)
+    launches, done = queue((("q kᵀ", 60), ("softmax", 90), ("p v", 60), ("up", 90), ("down", 90)), 12)
     us = 0.98
     for y, lane in spaced(("host: ranges", "device: kernels", "device: ranges, projected"), 26, 70):
         p.words(16, y, lane, "soft")
     for first, last, name, colour in ((0, 2, "attention", BLUE), (3, 4, "mlp", GREEN)):
-        host = asked[last][0] + asked[last][1] - asked[first][0]
+        host = launches[last][0] + launches[last][1] - launches[first][0]
         device = done[last][0] + done[last][1] - done[first][0]
-        p.bars(36, us, [(asked[first][0], host, "")], colour, 28)
+        p.bars(36, us, [(launches[first][0], host, "")], colour, 28)
         p.bars(176, us, [(done[first][0], device, f"{name}: {device:.0f} µs")], colour, 28)
         p.bars(106, us, done[first : last + 1], colour, 28)
     p.words(88, 55, "attention 36 µs, mlp 24 µs", "ink")
@@ -153,8 +153,8 @@ def square(p: Picture) -> None:
     c.curve(points, ORANGE)
     for (n, share), dx in ((points[0], 6), (points[5], -18)):
         c.dot(n, share, ORANGE, f"{100 * share:.0f} %", "middle", dx, -12)
-    c.say(2048, 0.87, "linear layers", dx=14, dy=-6)
-    c.say(*points[2], "q kᵀ and p v", dx=8, dy=20)
+    c.label(2048, 0.87, "linear layers", dx=14, dy=-6)
+    c.label(*points[2], "q kᵀ and p v", dx=8, dy=20)
 
 
 @picture(312, "The layers of GPT-2's size on the roofline of an A100")
@@ -164,7 +164,7 @@ def layers(p: Picture) -> None:
     c.axes("intensity, FLOPs per byte", "TFLOP/s at most, A100, bfloat16", intensities, speeds)
     ridge = A100.peak_flops / A100.hbm_bytes_per_s
     c.curve([(x, min(A100.peak_flops, x * A100.hbm_bytes_per_s) / 1e12) for x in (8, ridge, 2048)], GREY)
-    c.say(ridge, A100.peak_flops / 1e12, f"ridge: {ridge:.0f}", "middle", dy=-10)
+    c.label(ridge, A100.peak_flops / 1e12, f"ridge: {ridge:.0f}", "middle", dy=-10)
     for name, colour, dx, dy in (("scores", ORANGE, 12, 6), ("q_proj", BLUE, 10, 26), ("head", GREEN, 0, -14)):
         b = bounds()[name]["forward"]
         anchor = {"scores": "start", "q_proj": "end", "head": "middle"}[name]
@@ -176,11 +176,11 @@ def waiting(p: Picture) -> None:
     """Four ranks, of which one is slow: seconds of the worked example."""
     typical, ms = (100, 104, 150, 98), 2.3
     slowest = max(typical)
-    for r, (y, took) in enumerate(spaced(typical, 30, 38)):
+    for r, (y, time) in enumerate(spaced(typical, 30, 38)):
         p.words(16, y + 20, f"rank {r}")
-        p.box(72, y, took * ms - 2, 30, YELLOW if took == slowest else BLUE, f"computes {took} ms")
-        if took < slowest:
-            p.box(72 + took * ms, y, (slowest - took) * ms - 2, 30, GREY, f"waits {slowest - took}", hatched=True)
+        p.box(72, y, time * ms - 2, 30, YELLOW if time == slowest else BLUE, f"computes {time} ms")
+        if time < slowest:
+            p.box(72 + time * ms, y, (slowest - time) * ms - 2, 30, GREY, f"waits {slowest - time}", hatched=True)
     p.line(72 + slowest * ms, 20, 72 + slowest * ms, 184, dashed=True)
     median = statistics.median(typical)
     p.words(16, 208, f"slowdown = {slowest} / {median:g} = {slowest / median:.2f}: over the median rank", "soft")
@@ -189,20 +189,20 @@ def waiting(p: Picture) -> None:
 @picture(226, "A profiler's schedule over nine steps: skipped, warmed up, recorded, and when the handler is called")
 def cycles(p: Picture) -> None:
     """Nine steps under schedule(wait=1, warmup=1, active=2, repeat=2), and the calls of the handler."""
-    plan, left, wide = schedule(wait=1, warmup=1, active=2, repeat=2), 88.0, 37.0
+    plan, left, width = schedule(wait=1, warmup=1, active=2, repeat=2), 88.0, 37.0
     lanes = {"NONE": ("wait", GREY), "WARMUP": ("warmup", YELLOW), "RECORD": ("active", BLUE)}
     for y, (name, _) in spaced(lanes.values(), 46, 40):
         p.words(16, y + 19, name, "ink")
-    for x, step in spaced(range(9), left, wide):
+    for x, step in spaced(range(9), left, width):
         action = plan(step).name
         for y, (lane, (_, colour)) in spaced(lanes.items(), 46, 40):
             if action.startswith(lane):
-                p.box(x, y, wide - 3, 28, colour, str(step), hatched=lane == "WARMUP")
+                p.box(x, y, width - 3, 28, colour, str(step), hatched=lane == "WARMUP")
             else:
-                p.frame(x, y, wide - 3, 28, kind="faint")
+                p.frame(x, y, width - 3, 28, kind="faint")
         if action == "RECORD_AND_SAVE":
-            end = x + wide - 1.5
-            p.words(end - 2 * wide, 28, f"cycle {step // 4 + 1}", "soft", "middle")
+            end = x + width - 1.5
+            p.words(end - 2 * width, 28, f"cycle {step // 4 + 1}", "soft", "middle")
             p.line(end, 36, end, 172, dashed=True)
             p.words(end, 188, f"handler: {step - 1}, {step}", "ink", "middle")
     p.words(16, 216, "numbers: steps; hatched: traced, then discarded", "soft small")
@@ -211,15 +211,15 @@ def cycles(p: Picture) -> None:
 @picture(268, "Small kernels: the host is too slow, and a CUDA graph asks once")
 def launches(p: Picture) -> None:
     """Eight small kernels, one launch each, and as a graph."""
-    us, kernel, ask = 6.0, 4.0, 7.0
-    asked, done = queue([("", kernel)] * 8, ask, "ask")
+    us, kernel, launch = 6.0, 4.0, 7.0
+    host, done = queue([("", kernel)] * 8, launch, "ask")
     p.words(16, 24, f"eight launches: {done.end:.0f} µs", "ink bold")
-    p.bars(34, us, asked, BLUE, 26)
+    p.bars(34, us, host, BLUE, 26)
     p.bars(66, us, done, ORANGE, 26)
-    graph = ask + 8 * kernel
+    graph = launch + 8 * kernel
     p.words(16, 130, f"one graph: {graph:.0f} µs", "ink bold")
-    p.box(16, 140, ask * us - 2, 26, GREEN, "ask")
-    p.bars(172, us, [(ask + i * kernel, kernel, "") for i in range(8)], ORANGE, 26)
+    p.box(16, 140, launch * us - 2, 26, GREEN, "ask")
+    p.bars(172, us, [(launch + i * kernel, kernel, "") for i in range(8)], ORANGE, 26)
     p.line(16, 212, 424, 212, arrow=True)
     p.times(230, us, range(0, 61, 20), "µs")
     p.words(16, 256, "orange: the device works; gaps: it waits for the host", "soft")
@@ -228,8 +228,8 @@ def launches(p: Picture) -> None:
 @picture(318, "Two programs on a machine that slows down: one after the other, and in turn")
 def drift(p: Picture) -> None:
     """a takes 10 ms and b 9.8 ms while the machine is cool. In turn: a, b, b, a, and so on."""
-    alone, in_turn = [i >= 20 for i in range(40)], [i % 4 in (1, 2) for i in range(40)]
-    for top, name, is_b in ((0, "all of a, then all of b", alone), (150, "in turn", in_turn)):
+    in_sequence, in_turn = [i >= 20 for i in range(40)], [i % 4 in (1, 2) for i in range(40)]
+    for top, name, is_b in ((0, "all of a, then all of b", in_sequence), (150, "in turn", in_turn)):
         seen = [(9.8 if b else 10) * (1.1 - 0.1 * math.exp(-i / 20)) for i, b in enumerate(is_b)]
         of_a, of_b = ([ms for ms, b in zip(seen, is_b, strict=True) if b is which] for which in (False, True))
         ratio = statistics.median(a / b for a, b in zip(of_a, of_b, strict=True))
@@ -246,19 +246,19 @@ def drift(p: Picture) -> None:
 @picture(252, "Two streams: what two events read, and what a clock reads that waits for the device")
 def events(p: Picture) -> None:
     """Two kernels of one stream between two events, and a copy on another stream."""
-    us, ask, one, other = 1.36, 10, Lane(), Lane()
+    us, launch, s1, s2 = 1.36, 10, Lane(), Lane()
     p.words(16, 22, "host, 10 µs a call", "soft")
-    for i, (lane, takes, name) in enumerate(((one, 100, "kernel 1"), (other, 250, "copy"), (one, 100, "kernel 2"))):
-        p.box(16 + i * ask * us, 30, ask * us - 1.5, 24, BLUE)
-        lane.add((i + 1) * ask, takes, name)
-    for y, name, lane, colour, below, said in (
-        (66, "stream 1", one, ORANGE, 182, "two events on stream 1"),
-        (122, "stream 2", other, GREEN, 210, "a clock, after synchronize"),
+    for i, (lane, length, name) in enumerate(((s1, 100, "kernel 1"), (s2, 250, "copy"), (s1, 100, "kernel 2"))):
+        p.box(16 + i * launch * us, 30, launch * us - 1.5, 24, BLUE)
+        lane.add((i + 1) * launch, length, name)
+    for y, name, lane, colour, below, text in (
+        (66, "stream 1", s1, ORANGE, 182, "two events on stream 1"),
+        (122, "stream 2", s2, GREEN, 210, "a clock, after synchronize"),
     ):
         end = 16 + us * lane.end
         p.words(16, y + 10, name, "soft")
         p.bars(y + 18, us, lane, colour, 26)
         p.line(16, below, end, below, arrow=True)
         p.line(end, y + 44, end, below + 6, dashed=True)
-        p.words(16, below + 17, f"{said}: {lane.end:.0f} µs", "ink bold")
+        p.words(16, below + 17, f"{text}: {lane.end:.0f} µs", "ink bold")
     p.words(16, 246, "kernels 1 and 2 by themselves: 200 µs", "soft small")

@@ -2,10 +2,10 @@
 
 from lab.cluster.hardware import cluster
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Lane, Picture, found, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Lane, Picture, load, picture, spaced
 
 A100 = cluster("dgx-a100", 8).device
-ASK = 10e-6  # seconds that the host needs to ask for a kernel, as in Figure 1
+LAUNCH_S = 10e-6  # seconds that the host needs to ask for a kernel, as in Figure 1
 
 # Measured in float32 on one core of a CPU, wall clock, each operator of a block of SIZES["small"] on 1,024 tokens,
 # all in turn, medians of 21 rounds: ms into fresh memory, and into memory used before (masked_fill_ for masked_fill);
@@ -31,7 +31,7 @@ def device(width: int, tokens: float) -> float:
 
 def layer(width: int, tokens: float) -> float:
     """The least seconds of one linear layer of a long chain: asking, bytes or arithmetic."""
-    return max(ASK, device(width, tokens))
+    return max(LAUNCH_S, device(width, tokens))
 
 
 @picture(186, "Three rates: of the host's launches, of arithmetic and of memory")
@@ -39,9 +39,9 @@ def rates(p: Picture) -> None:
     """Host, compute and memory of an A100, their rates, and what each does in the time of a launch."""
     flops, moved = A100.peak_flops, A100.hbm_bytes_per_s
     columns = (
-        ("host", BLUE, f"{1e6 * ASK:.0f} µs a launch", "1 launch"),
-        ("compute", ORANGE, f"{flops / 1e12:.0f} TFLOP/s", f"{ASK * flops / 1e9:.1f} GFLOP"),
-        ("memory", GREEN, f"{moved / 1e12:.3f} TB/s", f"{ASK * moved / 1e6:.0f} MB"),
+        ("host", BLUE, f"{1e6 * LAUNCH_S:.0f} µs a launch", "1 launch"),
+        ("compute", ORANGE, f"{flops / 1e12:.0f} TFLOP/s", f"{LAUNCH_S * flops / 1e9:.1f} GFLOP"),
+        ("memory", GREEN, f"{moved / 1e12:.3f} TB/s", f"{LAUNCH_S * moved / 1e6:.0f} MB"),
     )
     for x, (name, colour, rate, amount) in spaced(columns, 16, 150):
         p.box(x, 22, 108, 48, colour, name)
@@ -51,7 +51,7 @@ def rates(p: Picture) -> None:
     p.line(276, 46, 313, 46, arrow=True)
     p.line(313, 46, 277, 46, arrow=True)
     p.line(16, 112, 424, 112, dashed=True)
-    p.words(16, 136, f"in the {1e6 * ASK:.0f} µs of a launch:", "soft")
+    p.words(16, 136, f"in the {1e6 * LAUNCH_S:.0f} µs of a launch:", "soft")
 
 
 @picture(352, "Twice the batch: only where arithmetic sets the pace does the time nearly double")
@@ -64,10 +64,10 @@ def pace(p: Picture) -> None:
         p.words(424, y, f"width {width:,}, {tokens} and {2 * tokens} tokens", "soft", "end")
         for top, times in ((y + 10, 1), (y + 48, 2)):
             p.words(left - 10, top + 22, f"{times} ×", "ink", "end")
-            asks, kernels, takes = Lane(), Lane(), 1e6 * device(width, times * tokens)
+            launches, kernels, length = Lane(), Lane(), 1e6 * device(width, times * tokens)
             for _ in range(3):
-                p.box(left + asks.add(0, 1e6 * ASK) * us, top, 1e6 * ASK * us - 2, 10, BLUE)
-                p.box(left + kernels.add(asks.end, takes) * us, top + 13, takes * us - 1.5, 18, ORANGE)
+                p.box(left + launches.add(0, 1e6 * LAUNCH_S) * us, top, 1e6 * LAUNCH_S * us - 2, 10, BLUE)
+                p.box(left + kernels.add(launches.end, length) * us, top + 13, length * us - 1.5, 18, ORANGE)
             p.words(left + kernels.end * us + 6, top + 27, f"{kernels.end:.0f} µs", "ink")
     p.words(16, 326, "blue: the host asks, 10 µs; orange: a kernel", "soft")
     p.words(16, 345, "1 ×, 2 ×: the batch, and twice the batch", "soft")
@@ -80,18 +80,18 @@ def doubling(p: Picture) -> None:
     c.axes("tokens in a batch", "µs a layer, at least; A100, bfloat16", [4**i for i in range(8)], (10, 100, 1000))
     for width, colour, dashed in ((4096, BLUE, False), (1024, ORANGE, True)):
         c.curve([(2 ** (i / 8), 1e6 * layer(width, 2 ** (i / 8))) for i in range(8 * 14 + 1)], colour, dashed)
-        twice = ((8, "middle", 0), (4096, "end", 30)) if width == 4096 else ()
-        for tokens, anchor, back in twice:
-            (x, y), (right, above) = (c.at(n, 1e6 * layer(width, n)) for n in (tokens, 2 * tokens))
+        marks = ((8, "middle", 0), (4096, "end", 30)) if width == 4096 else ()
+        for tokens, anchor, shift in marks:
+            (x, y), (right, above) = (c.pixel(n, 1e6 * layer(width, n)) for n in (tokens, 2 * tokens))
             p.line(x, y, right, y)
             p.line(right, y, right, above, arrow=y - above > 8)
             for n in (tokens, 2 * tokens):
                 c.dot(n, 1e6 * layer(width, n), colour)
             times = layer(width, 2 * tokens) / layer(width, tokens)
-            p.words((x + right) / 2 - back, above - 14, f"× {times:.2f}", "ink bold", anchor)
-    c.say(1.3, 1e6 * layer(4096, 1), "width 4,096: weights' bytes", dy=-34)
-    c.say(1.3, 10, "width 1,024: the host asks, 10 µs", dy=20)
-    c.say(1300, 300, "arithmetic", "end", dx=-8, dy=-26)
+            p.words((x + right) / 2 - shift, above - 14, f"× {times:.2f}", "ink bold", anchor)
+    c.label(1.3, 1e6 * layer(4096, 1), "width 4,096: weights' bytes", dy=-34)
+    c.label(1.3, 10, "width 1,024: the host asks, 10 µs", dy=20)
+    c.label(1300, 300, "arithmetic", "end", dx=-8, dy=-26)
 
 
 @picture(256, "silu(g) · u: two kernels move five numbers of memory, one kernel moves three")
@@ -108,8 +108,8 @@ def fused(p: Picture) -> None:
         p.words(left, 24, name, "ink bold")
         for x, words in spaced(memory, left, cell):
             p.box(x, 36, cell - 6, 34, BLUE, words)
-        for start, wide, words in kernels:
-            p.box(left + start, 136, wide, 34, ORANGE, words)
+        for start, width, words in kernels:
+            p.box(left + start, 136, width, 34, ORANGE, words)
         for i, shift, read in moves:
             x = left + cell * i + (cell - 6) / 2 + shift
             p.line(x, *(73, x, 132) if read else (133, x, 74), arrow=True)
@@ -142,15 +142,15 @@ def measured(p: Picture) -> None:
 @picture(330, "A training step in a profiler's trace: of the tiny model, and of the small one")
 def traced(p: Picture) -> None:
     """The host's phases, and how busy the device is. The last span is AdamW's range, recorded with the kernels."""
-    sizes = found("data/trace.json")
+    sizes = load("data/trace.json")
     for top, (size, words) in spaced((("tiny", "tiny, 4 × 128 tokens"), ("small", "small, 8 × 1,024 tokens")), 22, 152):
         phases, start, end = sizes[size]["host"][3:6], sizes[size]["host"][3][1], sizes[size]["host"][6][1]
         *spans, adamw = [(a - start, b - start) for a, b in sizes[size]["device"] if a >= start and b <= end]
         px = 408 / (end - start)
         p.words(16, top, f"{words}: {(end - start) / 1000:.1f} ms", "ink bold")
         for (name, begins, ends), colour in zip(phases, (BLUE, GREEN, YELLOW), strict=True):
-            wide = (ends - begins) * px
-            p.box(16 + (begins - start) * px, top + 12, wide - 1, 26, colour, name if wide > 60 else "")
+            width = (ends - begins) * px
+            p.box(16 + (begins - start) * px, top + 12, width - 1, 26, colour, name if width > 60 else "")
         p.box(16 + adamw[0] * px, top + 44, (adamw[1] - adamw[0]) * px, 40, GREY, hatched=True)
         p.busy(top + 84, px, spans, ORANGE, 40, end - start)
         step = 5 if size == "tiny" else 20
@@ -176,7 +176,7 @@ def attained(p: Picture) -> None:
         ("n = 1,024", 1024 / 3, 203, ORANGE, "middle", 8, 23),
         ("n = 8,192", 8192 / 3, 765, BLUE, "end", 34, -37),
     ):  # fmt: skip
-        share, (x, y) = 100 * speed / min(peak, intensity * tb_per_s), c.at(intensity, speed)
+        share, (x, y) = 100 * speed / min(peak, intensity * tb_per_s), c.pixel(intensity, speed)
         if dy < -20:  # a label above the roof
             p.line(x, y, x, y + dy + 4)
         c.dot(intensity, speed, colour, f"{name}: {share:.{1 if share < 10 else 0}f} %", anchor, dx, dy)

@@ -47,57 +47,57 @@ def tree(p: Picture) -> None:
 
 def ring_states(world: int = RANKS) -> list[tuple[list[list[int]], list[tuple[int, int]]]]:
     """A ring all-reduce of a number per rank: each rank's numbers, and which (rank, chunk) came last."""
-    have = [[(c + 1) * 10**r for c in range(world)] for r in range(world)]
-    states = [([row[:] for row in have], list[tuple[int, int]]())]
+    numbers = [[(c + 1) * 10**r for c in range(world)] for r in range(world)]
+    states = [([row[:] for row in numbers], list[tuple[int, int]]())]
     for step in range(2 * (world - 1)):
-        sent = [have[r][(r - step) % world] for r in range(world)]
-        came = []
+        sent = [numbers[r][(r - step) % world] for r in range(world)]
+        received = []
         for r in range(world):
             chunk = (r - step - 1) % world
-            have[r][chunk] = sent[r - 1] + (have[r][chunk] if step < world - 1 else 0)
-            came.append((r, chunk))
-        states.append(([row[:] for row in have], came))
+            numbers[r][chunk] = sent[r - 1] + (numbers[r][chunk] if step < world - 1 else 0)
+            received.append((r, chunk))
+        states.append(([row[:] for row in numbers], received))
     return states
 
 
 @picture(566, "Ring all-reduce of four numbers on four ranks, step by step")
 def ring(p: Picture) -> None:
     names = ["at the start", *(f"reduce, step {s}" for s in range(3)), *(f"gather, step {s}" for s in range(3))]
-    for at, (name, (have, came)) in enumerate(zip(names, ring_states(), strict=True)):
-        left, top = 16 + 212 * (at % 2), 16 + 140 * (at // 2)
+    for i, (name, (numbers, received)) in enumerate(zip(names, ring_states(), strict=True)):
+        left, top = 16 + 212 * (i % 2), 16 + 140 * (i // 2)
         p.words(left, top + 12, name, "ink bold")
-        for r, row in enumerate(have):
+        for r, row in enumerate(numbers):
             p.words(left, top + 38 + 26 * r, f"{r}", "soft small")
             for c, number in enumerate(row):
-                whole = number == (c + 1) * 1111
-                colour = ORANGE if (r, c) in came else BLUE if whole else GREY
+                complete = number == (c + 1) * 1111
+                colour = ORANGE if (r, c) in received else BLUE if complete else GREY
                 p.box(left + 14 + 46 * c, top + 21 + 26 * r, 42, 23, colour, str(number))
-    for y, colour, said in ((462, ORANGE, "has just changed"), (494, BLUE, "whole sum"), (526, GREY, "not yet whole")):
+    for y, colour, text in ((462, ORANGE, "has just changed"), (494, BLUE, "whole sum"), (526, GREY, "not yet whole")):
         p.box(232, y, 24, 22, colour)
-        p.words(264, y + 16, said, "soft")
+        p.words(264, y + 16, text, "soft")
 
 
 @picture(432, "Five collectives: which parts four ranks have before and after")
 def collectives(p: Picture) -> None:
     """The parts of each rank before and after the five collectives: number and colour, by (rank, column)."""
     ranks = range(RANKS)
-    own = {(r, c): (c, COLOURS[r]) for r in ranks for c in ranks}  # each rank has four parts of its own
+    full = {(r, c): (c, COLOURS[r]) for r in ranks for c in ranks}  # each rank has four parts of its own
     parts = {(r, r): (r, COLOURS[r]) for r in ranks}
     looks = (
-        ("broadcast", {k: v for k, v in own.items() if k[0] == 0}, {(r, c): (c, BLUE) for r in ranks for c in ranks}),
+        ("broadcast", {k: v for k, v in full.items() if k[0] == 0}, {(r, c): (c, BLUE) for r in ranks for c in ranks}),
         ("all-gather", parts, {(r, c): (c, COLOURS[c]) for r in ranks for c in ranks}),
-        ("reduce-scatter", own, {(r, r): (r, GREY) for r in ranks}),
-        ("all-reduce", own, {(r, c): (c, GREY) for r in ranks for c in ranks}),
-        ("all-to-all", own, {(r, c): (r, COLOURS[c]) for r in ranks for c in ranks}),
+        ("reduce-scatter", full, {(r, r): (r, GREY) for r in ranks}),
+        ("all-reduce", full, {(r, c): (c, GREY) for r in ranks for c in ranks}),
+        ("all-to-all", full, {(r, c): (r, COLOURS[c]) for r in ranks for c in ranks}),
     )
     for i, (name, before, after) in enumerate(looks):
         left, top = 16 + 214 * (i % 2), 14 + 140 * (i // 2)
         p.words(left, top + 12, name, "ink bold")
-        for shift, held in ((0, before), (110, after)):
+        for shift, cells in ((0, before), (110, after)):
             for r in ranks:
                 for c in ranks:
                     x, y = left + shift + 21 * c, top + 22 + 25 * r
-                    number, colour = held.get((r, c), ("", None))
+                    number, colour = cells.get((r, c), ("", None))
                     p.box(x, y, 19, 23, colour, str(number))
         p.line(left + 87, top + 71, left + 106, top + 71, arrow=True)
     p.words(230, 308, "rows: ranks 0 to 3", "soft")
@@ -126,21 +126,21 @@ def overlap(p: Picture) -> None:
 def bucket_sends(limit: int, link: Link = LINK) -> list[Bar]:
     """When each bucket of the worked example leaves, in ms, how long it is under way, and what is in it."""
     sends, free, passed, size, first = list[Bar](), 0.0, 0, 0, len(LAYERS) - 1
-    for at in reversed(range(len(LAYERS))):
-        passed, size = passed + LAYERS[at], size + LAYERS[at]
-        if at == 0 or size + LAYERS[at - 1] > limit:
+    for layer in reversed(range(len(LAYERS))):
+        passed, size = passed + LAYERS[layer], size + LAYERS[layer]
+        if layer == 0 or size + LAYERS[layer - 1] > limit:
             start = max(free, 1e3 * LAYERS_BACKWARD_S * passed / sum(LAYERS))
             free = start + cost_ms(size, link)
-            sends.append((start, free - start, f"{at}" if first == at else f"{first}–{at}"))
-            size, first = 0, at - 1
+            sends.append((start, free - start, f"{layer}" if first == layer else f"{first}–{layer}"))
+            size, first = 0, layer - 1
     return sends
 
 
 @picture(300, "Eight gradients of 0.5 MB: one message each, in buckets of 1 MB, and flat")
 def buckets(p: Picture) -> None:
     ms = 26.0
-    each = 1e3 * LAYERS_BACKWARD_S / len(LAYERS)
-    backward = [(at * each, each, str(len(LAYERS) - 1 - at)) for at in range(len(LAYERS))]
+    layer_ms = 1e3 * LAYERS_BACKWARD_S / len(LAYERS)
+    backward = [(i * layer_ms, layer_ms, str(len(LAYERS) - 1 - i)) for i in range(len(LAYERS))]
     p.words(16, 22, "upper lane: backward, 7 … 0; lower lane: messages", "soft")
     p.lanes(48, "a message for each", ms, backward, bucket_sends(1))
     p.lanes(126, "buckets of 1 MB", ms, backward, bucket_sends(LAYERS_BUCKET))
@@ -162,8 +162,8 @@ def bucket_size(p: Picture) -> None:
             for b in limits
         ]
         c.curve([(b / 1e6, ms) for b, ms in zip(limits, steps, strict=True)], colour, dashed)
-        at, dy = steps.index(min(steps)), -12 if alpha_s > 1e-4 else 22
-        c.dot(limits[at] / 1e6, steps[at], colour, f"α = {1e6 * alpha_s:.0f} µs", "middle", dy=dy)
+        best, dy = steps.index(min(steps)), -12 if alpha_s > 1e-4 else 22
+        c.dot(limits[best] / 1e6, steps[best], colour, f"α = {1e6 * alpha_s:.0f} µs", "middle", dy=dy)
 
 
 @picture(226, "A bucket's flat tensor, and the gradients that are views of it")
@@ -187,8 +187,8 @@ def order(p: Picture) -> None:
     fired, colours = (("g₂", "g₁"), ("g₁", "g₂")), {"g₂": BLUE, "g₁": ORANGE}
     for top, title, by_index in ((24, "sent as hooks fire", False), (168, "sent in one order: g₂, then g₁", True)):
         p.words(16, top, title, "ink bold")
-        for x, said in ((78, "hooks fire"), (168, "all-reduce 1"), (304, "all-reduce 2")):
-            p.words(x, top + 22, said, "soft small")
+        for x, text in ((78, "hooks fire"), (168, "all-reduce 1"), (304, "all-reduce 2")):
+            p.words(x, top + 22, text, "soft small")
         sent = [sorted(names, reverse=True) if by_index else names for names in fired]
         for r, (y, names) in enumerate(spaced(fired, top + 30, 32)):
             p.words(16, y + 18, f"rank {r}", "soft")
@@ -198,8 +198,8 @@ def order(p: Picture) -> None:
         p.words(16, top + 112, "sum", "soft")
         for x, summands in spaced(zip(*sent, strict=True), 168, 136):
             same = len(set(summands)) == 1
-            said = f"{' + '.join(summands)}: {'right' if same else 'wrong'}"
-            p.box(x, top + 94, 128, 26, GREEN if same else GREY, said, hatched=not same)
+            text = f"{' + '.join(summands)}: {'right' if same else 'wrong'}"
+            p.box(x, top + 94, 128, 26, GREEN if same else GREY, text, hatched=not same)
 
 
 @picture(200, "Pieces of norm 3 and 4 are a gradient of norm 5")
@@ -220,13 +220,13 @@ def norm(p: Picture) -> None:
 @picture(222, "A hook that waits, and a hook that starts: eight gradients of 0.5 MB")
 def hook_waits(p: Picture) -> None:
     """Figure 9's first case, and the same with `wait()` in the hook: backward stands still under each message."""
-    ms, each, cost = 20.5, 1e3 * LAYERS_BACKWARD_S / len(LAYERS), cost_ms(LAYERS[0])
+    ms, layer_ms, cost = 20.5, 1e3 * LAYERS_BACKWARD_S / len(LAYERS), cost_ms(LAYERS[0])
     p.words(16, 22, "upper lane: backward, 7 … 0; lower lane: messages", "soft")
-    for top, name, step in ((48, "the hook waits", each + cost), (126, "the hook starts", each)):
-        computed = [(at * step, each, str(len(LAYERS) - 1 - at)) for at in range(len(LAYERS))]
+    for top, name, step in ((48, "the hook waits", layer_ms + cost), (126, "the hook starts", layer_ms)):
+        computed = [(i * step, layer_ms, str(len(LAYERS) - 1 - i)) for i in range(len(LAYERS))]
         sent = Lane()
-        for start, takes, gradient in computed:
-            sent.add(start + takes, cost, gradient)
+        for start, length, gradient in computed:
+            sent.add(start + length, cost, gradient)
         p.lanes(top, name, ms, computed, sent)
     p.clock(194, ms, 18)
 
@@ -240,16 +240,16 @@ def drifting(averaged: tuple[bool, bool, bool], broadcast: bool = True) -> tuple
     shapes = ((8, 32), (1, 32), (32, 1))
     w = [torch.randn(RANKS, *s, generator=draw, dtype=kind) / s[0] ** 0.5 for s in shapes]
     w = [p[:1].expand_as(p) if broadcast else p for p in w]
-    apart, losses = [], []
+    distances, losses = [], []
     for _ in range(1000):
         x = torch.randn(RANKS, 8, 8, generator=draw, dtype=kind)  # (ranks, samples of a rank, numbers)
         w = [p.detach().requires_grad_() for p in w]
         loss = ((torch.tanh(x @ w[0] + w[1]) @ w[2] - x[..., :1] * x[..., 1:2]) ** 2).mean((1, 2))  # (ranks)
         gradients = torch.autograd.grad(loss.sum(), w)
         w = [p - 0.1 * (g.mean(0) if mean else g) for p, g, mean in zip(w, gradients, averaged, strict=True)]
-        apart.append(max(math.hypot(*((p[r] - p[0]).detach().norm() for p in w)) for r in range(RANKS)))
+        distances.append(max(math.hypot(*((p[r] - p[0]).detach().norm() for p in w)) for r in range(RANKS)))
         losses.append(loss.mean().item())
-    return apart, sum(losses[-100:]) / 100
+    return distances, sum(losses[-100:]) / 100
 
 
 @picture(300, "Replicas that drift apart, though the loss falls")
@@ -262,7 +262,7 @@ def unequal(p: Picture) -> None:
         ("bias not averaged", BLUE, False, (True, False, True), True, -20),
     )
     for name, colour, dashed, averaged, broadcast, dy in looks:
-        apart, loss = drifting(averaged, broadcast)
-        c.curve(list(enumerate(apart, 1)), colour, dashed)
-        c.say(1000, apart[-1], f"{name}: loss {loss:.3f}", "end", 0, dy)
-    c.say(1000, 0.05, f"right: distance 0, loss {right:.3f}", "end", 0, -8)
+        distances, loss = drifting(averaged, broadcast)
+        c.curve(list(enumerate(distances, 1)), colour, dashed)
+        c.label(1000, distances[-1], f"{name}: loss {loss:.3f}", "end", 0, dy)
+    c.label(1000, 0.05, f"right: distance 0, loss {right:.3f}", "end", 0, -8)

@@ -24,7 +24,7 @@ FLAT_S = 4.7e-6  # the mean hop of a flat ring: of eight, seven are inside a mac
 def machines(p: Picture) -> None:
     """Draw a ring's way through two machines and a tree's way up: by NVLink, or by card, leaf, spine, leaf, card."""
 
-    def way(*points: tuple[float, float]) -> None:
+    def draw(*points: tuple[float, float]) -> None:
         path = " L".join(f"{x:g} {y:g}" for x, y in points)
         p.parts.append(f'<path d="M{path}" class="line" style="stroke: {ORANGE}" marker-end="url(#tip)"/>')
 
@@ -45,10 +45,10 @@ def machines(p: Picture) -> None:
             for i, x in enumerate(row):
                 p.box(x - 11, t + 56, 22, 22, BLUE, str(i))
                 p.box(x - 11, t + 84, 22, 12, GREY)
-            for x, to in zip(row[::step], row[::step][1:], strict=False):
-                way((x + 4 * step, t + 56), (x + 4 * step, t + 34), (to - 4 * step, t + 34), (to - 4 * step, t + 56))
-        for (x, to), y in crossings:
-            way((x, t + 78), (x, t + y), (to, t + y), (to, t + 78))
+            for x, x2 in zip(row[::step], row[::step][1:], strict=False):
+                draw((x + 4 * step, t + 56), (x + 4 * step, t + 34), (x2 - 4 * step, t + 34), (x2 - 4 * step, t + 56))
+        for (x, x2), y in crossings:
+            draw((x, t + 78), (x, t + y), (x2, t + y), (x2, t + 78))
 
 
 @picture(320, "The rate of an all-reduce over its size: by (3), and measured")
@@ -64,7 +64,7 @@ def bandwidth(p: Picture) -> None:
         c.curve([(s, 2 * (1 - 1 / world) * s / t / 1e9) for s, t in zip(sizes, seconds, strict=True)], colour, dashed)
     for size, rate in ((m * 2**20, MEASURED[m]) for m in (16, 64, 256, 1024, 16384)):
         c.dot(size, rate, ORANGE)
-    c.say(16 * 2**20, MEASURED[16], "32 B200s", dx=10, dy=8)
+    c.label(16 * 2**20, MEASURED[16], "32 B200s", dx=10, dy=8)
     c.dot(10e9, 370, BLUE)
     c.dot(58e6, 150, BLUE, "8 H100s: 150", dx=11, dy=6)
     for size, rate in ((2**26, 369), (2**34, 480)):
@@ -87,17 +87,17 @@ def accumulation(p: Picture) -> None:
 @picture(298, "Host, compute stream and NCCL's stream in a step: naive and in buckets")
 def three_lanes(p: Picture) -> None:
     """Figure 9's step on a GPU: the host launches a layer in 0.3 ms, and the optimizer takes 1 ms."""
-    ms, host, each = 19.4, 0.3, 1e3 * LAYERS_BACKWARD_S / len(LAYERS)
+    ms, launch, layer_ms = 19.4, 0.3, 1e3 * LAYERS_BACKWARD_S / len(LAYERS)
     cost, done = cost_ms(LAYERS[0]), 1e3 * LAYERS_BACKWARD_S
-    naive: list[Bar] = [(done + at * cost, cost, str(len(LAYERS) - 1 - at)) for at in range(len(LAYERS))]
+    naive: list[Bar] = [(done + i * cost, cost, str(len(LAYERS) - 1 - i)) for i in range(len(LAYERS))]
     p.words(16, 22, "lanes: host, compute stream, NCCL's stream; s: step", "soft")
     for top, name, sends in ((48, "naive", naive), (168, "buckets of 1 MB", bucket_sends(LAYERS_BUCKET))):
         sent = sends[-1][0] + sends[-1][1]
         p.words(16, top, f"{name}: {sent + 1:.1f} ms", "ink bold")
-        p.bars(top + 8, ms, [(0, (len(LAYERS) + 1) * host, "launch")], YELLOW)
-        launched = (len(LAYERS) + 1) * host
+        p.bars(top + 8, ms, [(0, (len(LAYERS) + 1) * launch, "launch")], YELLOW)
+        launched = (len(LAYERS) + 1) * launch
         p.frame(16 + ms * launched, top + 8, ms * (sent + 1 - launched) - 2, 24, "loss.item() blocks")
-        p.bars(top + 36, ms, [(at * each, each, str(len(LAYERS) - 1 - at)) for at in range(len(LAYERS))], BLUE)
+        p.bars(top + 36, ms, [(i * layer_ms, layer_ms, str(len(LAYERS) - 1 - i)) for i in range(len(LAYERS))], BLUE)
         p.box(16 + ms * done, top + 36, ms * (sent - done) - 2, 24, GREY, "wait()", hatched=True)
         p.box(16 + ms * sent, top + 36, ms - 2, 24, GREEN, "s")
         p.bars(top + 64, ms, sends, ORANGE)
@@ -112,12 +112,12 @@ def steps_to(batch: int) -> int:
     draw, kind = torch.Generator().manual_seed(0), torch.float64
     rates = torch.tensor([0.005 * 2 ** (i / 4) for i in range(32)], dtype=kind).view(1, -1, 1)
     scales = torch.tensor([2 ** (-i / 2) for i in range(8)], dtype=kind)
-    off = torch.ones(64, 32, 8, dtype=kind)  # (runs, rates, weights): the model's weights less the true ones
+    offset = torch.ones(64, 32, 8, dtype=kind)  # (runs, rates, weights): the model's weights less the true ones
     for step in range(1, 1000):
         x = torch.randn(64, batch, 8, generator=draw, dtype=kind) * scales
-        error = off @ x.mT - torch.randn(64, 1, batch, generator=draw, dtype=kind)  # (runs, rates, samples)
-        off = off - rates * (error @ x) / batch
-        loss = ((off * scales) ** 2).sum(2).mean(0).nan_to_num(math.inf)
+        error = offset @ x.mT - torch.randn(64, 1, batch, generator=draw, dtype=kind)  # (runs, rates, samples)
+        offset = offset - rates * (error @ x) / batch
+        loss = ((offset * scales) ** 2).sum(2).mean(0).nan_to_num(math.inf)
         if loss.min() <= 0.05 * (scales**2).sum():
             return step
     raise ValueError(f"no rate reaches the loss with batches of {batch}")
@@ -126,13 +126,13 @@ def steps_to(batch: int) -> int:
 def fitted(steps: dict[int, int]) -> tuple[float, float]:
     """S_min and B_noise of steps = S_min (1 + B_noise / B), with the least squared error of the logarithms."""
 
-    def off(noise: float) -> tuple[float, float]:
+    def residual(noise: float) -> tuple[float, float]:
         logs = [math.log(s / (1 + noise / b)) for b, s in steps.items()]
         mean = sum(logs) / len(logs)
         return sum((v - mean) ** 2 for v in logs), math.exp(mean)
 
-    noise = min((1.02**i for i in range(400)), key=off)
-    return off(noise)[1], noise
+    noise = min((1.02**i for i in range(400)), key=residual)
+    return residual(noise)[1], noise
 
 
 @picture(300, "Steps fall and samples rise as the batch passes the critical batch size")
@@ -144,15 +144,15 @@ def critical(p: Picture) -> None:
     c.axes("batch, in units of the critical batch size", "times the least there could be", ticks, ticks[2:])
     c.curve([(b, 1 + 1 / b) for b in batches], BLUE)
     c.curve([(b, 1 + b) for b in batches], ORANGE, dashed=True)
-    c.say(0.03, 34, "steps", "start", 8, -4)
-    c.say(30, 31, "samples", "end", -10, -4)
-    c.say(1, 7, "both: twice", "middle")
-    c.p.line(*c.at(1, 6.4), *c.at(1, 2.4), arrow=True)
+    c.label(0.03, 34, "steps", "start", 8, -4)
+    c.label(30, 31, "samples", "end", -10, -4)
+    c.label(1, 7, "both: twice", "middle")
+    c.p.line(*c.pixel(1, 6.4), *c.pixel(1, 2.4), arrow=True)
     steps = {b: steps_to(b) for b in (1, 4, 16, 64, 256, 1024)}
     fewest, noise = fitted(steps)
-    for batch, taken in steps.items():
-        c.dot(batch / noise, taken / fewest, BLUE)
-        c.dot(batch / noise, taken * batch / fewest / noise, ORANGE)
+    for batch, count in steps.items():
+        c.dot(batch / noise, count / fewest, BLUE)
+        c.dot(batch / noise, count * batch / fewest / noise, ORANGE)
 
 
 def end_s(world: float, tree: bool, alpha_s: float = FLAT_S, messages: float | None = None) -> float:
@@ -177,19 +177,19 @@ def scaling(p: Picture) -> None:
     c = Chart(p, (32, 4096), (32, 4096))
     ticks = (32, 128, 512, 2048)
     c.axes("ranks", "as fast as this many ranks without messages", ticks, ticks)
-    whole_s = 6 * PARAMETERS * TOKENS / RANK_FLOPS  # forward and backward of the global batch on one rank
-    many = GRADIENTS / DDP_BUCKET
+    one_rank_s = 6 * PARAMETERS * TOKENS / RANK_FLOPS  # forward and backward of the global batch on one rank
+    buckets = GRADIENTS / DDP_BUCKET
     looks = (
         ("bandwidth alone", GREY, False, (False, 0.0, 1e5), (4096, "end", 0, -12)),
         ("trees", GREEN, False, (True, FLAT_S, None), (4096, "end", 0, 17)),
-        ("trees, 25 MiB", GREEN, True, (True, FLAT_S, many), (4096, "end", 0, 20)),
+        ("trees, 25 MiB", GREEN, True, (True, FLAT_S, buckets), (4096, "end", 0, 20)),
         ("flat rings", ORANGE, False, (False, FLAT_S, None), (4096, "end", 0, 20)),
-        ("rings, 25 MiB", ORANGE, True, (False, FLAT_S, many), (512, "start", 8, -6)),
+        ("rings, 25 MiB", ORANGE, True, (False, FLAT_S, buckets), (512, "start", 8, -6)),
     )
-    for name, colour, dashed, how, (at, anchor, dx, dy) in looks:
-        speed = {w: whole_s / (whole_s / w / 3 + end_s(w, *how)) for w in (*worlds, at)}
+    for name, colour, dashed, schedule, (label_x, anchor, dx, dy) in looks:
+        speed = {w: one_rank_s / (one_rank_s / w / 3 + end_s(w, *schedule)) for w in (*worlds, label_x)}
         c.curve([(w, speed[w]) for w in worlds if speed[w] >= 32], colour, dashed)
-        c.say(at, speed[at], name, anchor, dx, dy)
-        if how == (False, FLAT_S, many):
+        c.label(label_x, speed[label_x], name, anchor, dx, dy)
+        if schedule == (False, FLAT_S, buckets):
             best = max(worlds, key=lambda w: speed[w])
             c.dot(best, speed[best], ORANGE)

@@ -4,9 +4,9 @@ import torch
 
 from lab.model.transformer import SIZES, Transformer
 
-from .picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture, found, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture, load, picture, spaced
 
-MS = {(r["what"], r["size"]): float(r["ms"]) for r in found("results/link.json")["rows"]}
+MS = {(r["what"], r["size"]): float(r["ms"]) for r in load("results/link.json")["rows"]}
 ALPHA_MS = MS["one message", "4,096 B"]  # there and back
 with torch.device("meta"):
     BYTES = [2 * w.numel() for w in reversed(list(Transformer(SIZES["xl"]).parameters()))]  # in backward's order
@@ -19,19 +19,19 @@ def step_ms(alone_ms: float, limit: float) -> float:
     Forward is a third of the step alone. Backward spends time in proportion to bytes, and none on the embedding.
     """
     *layers, embedding = BYTES
-    out = back = passed = held = 0.0
+    out = back = passed = filled = 0.0
     for left, size in zip(range(len(layers), -1, -1), (*layers, embedding), strict=True):
-        held, passed = held + size, passed + (size if left else 0)
-        if held >= limit or not left:
-            ready, takes = alone_ms * (1 + 2 * passed / sum(layers)) / 3, ALPHA_MS / 2 + held / BYTES_PER_MS
-            out = max(out, ready) + takes
-            back, held = max(back, out) + takes, 0.0
+        filled, passed = filled + size, passed + (size if left else 0)
+        if filled >= limit or not left:
+            ready, length = alone_ms * (1 + 2 * passed / sum(layers)) / 3, ALPHA_MS / 2 + filled / BYTES_PER_MS
+            out = max(out, ready) + length
+            back, filled = max(back, out) + length, 0.0
     return back
 
 
 @picture(268, "A step on an H200 and its messages over the bus: naive, and in buckets of 64 MB")
 def link_trace(p: Picture) -> None:
-    steps, px = found("data/link.json"), 408 / 222e3
+    steps, px = load("data/link.json"), 408 / 222e3
     for top, (name, words) in spaced((("naive", "naive"), ("64 MB", "buckets of 64 MB")), 24, 114):
         lanes = [steps[name][lane] for lane in ("kernels", "out", "back")]
         last, done = lanes[2][-1][1], lanes[0][-1][1]
@@ -49,10 +49,10 @@ def link_buckets(p: Picture) -> None:
     c = Chart(p, (0.25, 4096), (90, 220), log_y=False)
     ticks = (1, 4, 16, 64, 256, 1024)
     c.axes("bucket, MB", "step, ms; dots: measured, dashed: computed", ticks, range(100, 221, 20))
-    ms = {what: taken for (what, size), taken in MS.items() if size == "4,096 tokens"}
+    ms = {what: time for (what, size), time in MS.items() if size == "4,096 tokens"}
     for what in ("nothing sent", "naive"):
         c.curve([(x, ms[what]) for x in c.x], GREY)
-        c.say(0.25, ms[what], f"{what}: {ms[what]:.0f}", "start", 6, 17)
+        c.label(0.25, ms[what], f"{what}: {ms[what]:.0f}", "start", 6, 17)
     computed = [(2 ** (i / 2), step_ms(ms["nothing sent"], 1e6 * 2 ** (i / 2))) for i in range(-4, 25)]
     c.curve(computed, BLUE, True)
     c.dot(0.25, ms["overlapped"], ORANGE, f"overlapped: {ms['overlapped']:.0f}", "start", 2, -18)
@@ -68,8 +68,8 @@ def link_tokens(p: Picture) -> None:
     for top, n in spaced((2048, 4096, 8192, 16384), 34, 50):
         alone = MS["nothing sent", f"{n:,} tokens"]
         p.words(58, top + 26, f"{n:,}", "ink", "end")
-        for y, way in spaced(("naive", "64 MB"), top, 22):
-            taken = MS[way, f"{n:,} tokens"]
+        for y, schedule in spaced(("naive", "64 MB"), top, 22):
+            total = MS[schedule, f"{n:,} tokens"]
             p.box(64, y, 0.58 * alone - 1, 20, BLUE, f"{alone:.0f}")
-            p.box(64 + 0.58 * alone, y, 0.58 * (taken - alone), 20, ORANGE)
-            p.words(70 + 0.58 * taken, y + 15, f"{way}: {taken - alone:.0f}", "ink small")
+            p.box(64 + 0.58 * alone, y, 0.58 * (total - alone), 20, ORANGE)
+            p.words(70 + 0.58 * total, y + 15, f"{schedule}: {total - alone:.0f}", "ink small")

@@ -24,16 +24,16 @@ CHAPTERS = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--out", type=Path, default=HERE)
-    asked.add_argument("--numbers", type=Path, default=HERE.parent / "site" / "moving")
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--numbers", type=Path, default=HERE.parent / "site" / "moving")
+    options = parser.parse_args()
     torch.set_num_threads(1)  # small tensors; and sums are added in one order everywhere
     for chapter in CHAPTERS:
         import_module(f"handout.images.{chapter}")
     for paper, draw in PICTURES:
         draw(paper)
-        (given.out / f"{paper.name}.svg").write_text(paper.svg(), encoding="utf-8")
+        (options.out / f"{paper.name}.svg").write_text(paper.svg(), encoding="utf-8")
     for numbers in MOVING:
         text = json.dumps(numbers(), ensure_ascii=False, separators=(",", ":"))
-        (given.numbers / f"{numbers.__name__}.json").write_text(f"{text}\n", encoding="utf-8")
+        (options.numbers / f"{numbers.__name__}.json").write_text(f"{text}\n", encoding="utf-8")

@@ -20,8 +20,8 @@ def traffic(p: Picture) -> None:
     n, dim = 8192, 128
     small, large = f"{2 * n * dim / 1e6:.0f} MB", f"{2 * n * n / 1e6:.0f} MB"
     p.words(16, 26, "Plain attention: three kernels", "ink bold")
-    for y, there in ((80, "memory"), (154, "chip"), (276, "memory"), (340, "chip")):
-        p.words(16, y, there, "soft")
+    for y, location in ((80, "memory"), (154, "chip"), (276, "memory"), (340, "chip")):
+        p.words(16, y, location, "soft")
     for x, (name, colour) in spaced((("q, k", GREEN), ("S", ORANGE), ("P", ORANGE), ("v, o", GREEN)), 86, 88):
         p.box(x, 60, 62, 32, colour, name, hatched=colour == ORANGE)
         p.words(x + 31, 52, large if colour == ORANGE else f"2 × {small}", "soft small", "middle")
@@ -55,10 +55,10 @@ def tiles(p: Picture) -> None:
             colour, words = (BLUE, "all") if j < i else (YELLOW, "i ≥ j") if i == j else (None, "")
             p.box(x, y, side - 4, side - 4, colour, words)
     p.words(16, 340, "A tile of queries walks along its row and keeps", "ink bold")
-    kept = (("m", 30, "the largest score so far"), ("l", 30, "the sum of exponentials"), ("acc", 110, "Σ P̃ v so far"))
-    for y, (name, w, said) in spaced(kept, 352, 36):
+    rows = (("m", 30, "the largest score so far"), ("l", 30, "the sum of exponentials"), ("acc", 110, "Σ P̃ v so far"))
+    for y, (name, w, text) in spaced(rows, 352, 36):
         p.box(16, y, w, 28, BLUE, name)
-        p.words(140, y + 19, said, "soft")
+        p.words(140, y + 19, text, "soft")
 
 
 @picture(236, "Which warp has which scores, in version 1 and in version 2")
@@ -68,8 +68,8 @@ def warps(p: Picture) -> None:
         p.words(x, 26, "version 1: by keys" if by_keys else "version 2: by queries", "ink bold")
         for i, (along, colour) in enumerate(spaced((BLUE, GREEN, YELLOW, ORANGE), 0, side / 4)):
             across = side / 4 - 3
-            place = (x + along, 44, across, side) if by_keys else (x, 44 + along, side, across)
-            p.box(*place, colour, f"{i}")
+            box = (x + along, 44, across, side) if by_keys else (x, 44 + along, side, across)
+            p.box(*box, colour, f"{i}")
         p.line(x - 8, 98, x + side + 8, 98, dashed=True)
         p.words(x, 212, "each row in 4 parts" if by_keys else "each row whole", "soft")
 
@@ -103,8 +103,8 @@ def programs(p: Picture) -> None:
     for left, (i, colour) in spaced(enumerate((BLUE, ORANGE, GREEN)), 16, 140):
         p.words(left, 26, f"program {i}", "ink bold")
         p.words(left, 46, f"offs = {block * i} … {block * i + 3}", "soft")
-        for x, at in spaced(range(block * i, block * (i + 1)), left, 32):
-            p.box(x, 62, 28, 34, colour if at < n else None, str(at))
+        for x, index in spaced(range(block * i, block * (i + 1)), left, 32):
+            p.box(x, 62, 28, 34, colour if index < n else None, str(index))
     p.line(16, 116, 16 + 140 * 2 + 60, 116)
     p.words(16, 138, "the tensor in memory ends here: n = 10", "soft")
     p.line(356, 116, 356, 100, arrow=True)
@@ -140,11 +140,11 @@ def kept(p: Picture) -> None:
     c.axes("tokens", "bytes kept for backward, one layer", {n: f"{n // 1024}k" for n in lengths}, gigabytes)
     memory = H100.hbm_bytes
     c.curve([(lengths[0], memory), (lengths[-1], memory)], GREY, dashed=True)
-    c.say(lengths[0], memory, "an H100's memory, 80 GB", dx=8, dy=-6)
+    c.label(lengths[0], memory, "an H100's memory, 80 GB", dx=8, dy=-6)
     c.curve(matrix, ORANGE, dashed=True)
     c.curve(flash, BLUE)
-    c.say(*matrix[4], "P", "end", dx=-10, dy=-4)
-    c.say(*flash[4], "q, k, v, o, lse", dx=0, dy=24)
+    c.label(*matrix[4], "P", "end", dx=-10, dy=-4)
+    c.label(*flash[4], "q, k, v, o, lse", dx=0, dy=24)
 
 
 @picture(268, "dq sums along a row of tiles, dk and dv down a column: two kernels")
@@ -155,8 +155,8 @@ def backward(p: Picture) -> None:
         p.words(left, 46, rule, "soft")
         for y, i in spaced(range(4), 58, 40):
             for x, j in spaced(range(i + 1), left, 46):
-                mine = i == 2 if left < 100 else j == 1
-                p.box(x, y, 42, 36, YELLOW if mine else GREY, "dS" if mine else "")
+                summed = i == 2 if left < 100 else j == 1
+                p.box(x, y, 42, 36, YELLOW if summed else GREY, "dS" if summed else "")
     p.box(162, 138, 42, 36, ORANGE, "dq 2")
     p.line(152, 156, 160, 156, arrow=True)
     p.box(278, 226, 62, 32, GREEN, "dk, dv 1")
@@ -179,7 +179,7 @@ def roofline(p: Picture) -> None:
 
     balance = H100.peak_flops / H100.hbm_bytes_per_s
     c.curve([(x, roof(x)) for x in (16, balance, 4096)], GREY)
-    c.say(balance, roof(balance), f"balance: {balance:.0f}", "middle", dy=-10)
+    c.label(balance, roof(balance), f"balance: {balance:.0f}", "middle", dy=-10)
     for x, colour, name, anchor, dx, dy in (
         (naive.intensity, ORANGE, f"plain: {naive.intensity:.0f}", "start", 12, 6),
         (flash.intensity, BLUE, f"flash, cache misses all: {flash.intensity:.0f}", "start", 12, 8),
@@ -252,13 +252,13 @@ def pipelined(p: Picture) -> None:
 def mistaken(n: int = 36, tile: int = 16) -> list[tuple[str, str, Tensor]]:
     """By mistake and mask: the largest error of each row of o, over the row's largest number."""
     q, k, v = torch.randn(3, n, tile, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    scores, at = q @ k.T / tile**0.5, torch.arange(n)
-    causal = scores.masked_fill(at > at[:, None], -torch.inf)
+    scores, pos = q @ k.T / tile**0.5, torch.arange(n)
+    causal = scores.masked_fill(pos > pos[:, None], -torch.inf)
     plain, right = scores.softmax(1) @ v, causal.softmax(1) @ v
     weights, absent = scores.exp(), -n % tile  # an absent key has the score 0, so the weight 1, and the value 0
-    tops = torch.stack([causal[:, : (j // tile + 1) * tile].amax(1) for j in at.tolist()], 1)  # m after the key's tile
-    unrepaired, late = (causal - tops).exp(), torch.where(at // tile < at[:, None] // tile, causal, -torch.inf)
-    short = plain.masked_fill((at >= n // tile * tile)[:, None], torch.nan)
+    tops = torch.stack([causal[:, : (j // tile + 1) * tile].amax(1) for j in pos.tolist()], 1)  # m after the key's tile
+    unrepaired, late = (causal - tops).exp(), torch.where(pos // tile < pos[:, None] // tile, causal, -torch.inf)
+    short = plain.masked_fill((pos >= n // tile * tile)[:, None], torch.nan)
     return [
         (name, rule, ((o - want).abs().amax(1) / want.abs().amax(1)))
         for name, rule, o, want in (
@@ -266,7 +266,7 @@ def mistaken(n: int = 36, tile: int = 16) -> list[tuple[str, str, Tensor]]:
             ("absent keys", "causal", right, right),
             ("grid too small", "no mask", short, plain),
             ("α left out", "causal", unrepaired @ v / unrepaired.sum(1, True), right),
-            ("i > j", "causal", causal.masked_fill(at == at[:, None], -torch.inf).softmax(1) @ v, right),
+            ("i > j", "causal", causal.masked_fill(pos == pos[:, None], -torch.inf).softmax(1) @ v, right),
             ("no diagonal", "causal", late.softmax(1) @ v, right),
         )
     ]
@@ -285,7 +285,7 @@ def wrong_rows(p: Picture) -> None:
             p.words(left - 9, y + 5, f"{row}" if i % 3 == 0 else "", "soft small", "end")
         y = float(top)
         for kind, run in groupby(kinds):
-            high = 3 * len(list(run))
-            p.box(left, y, 108, high - 0.5, kind, hatched=kind == ORANGE)
-            y += high
+            height = 3 * len(list(run))
+            p.box(left, y, 108, height - 0.5, kind, hatched=kind == ORANGE)
+            y += height
     p.words(16, 342, "green: right; yellow: up to 10 % off; hatched: more", "soft")

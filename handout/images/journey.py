@@ -42,11 +42,11 @@ def stops() -> tuple[Stop, ...]:
     found = []
     for name, recipe, plan in STOPS:
         job = Job(MODELS["7b"], 64, 4096, cluster("dgx-h100", GPUS), recipe)
-        causes, held = steps.price(job, plan).causes, steps.memory(job, plan)
+        causes, memory = steps.price(job, plan).causes, steps.memory(job, plan)
         compute, optimizer = causes["products"] + causes["memory bandwidth"], causes["optimizer step"]
         seconds = {"compute": compute, "waits": sum(causes.values()) - compute - optimizer, "optimizer": optimizer}
-        gb = {kind: held[kind] / 1e9 for kind in ("parameters", "gradients", "optimizer")}
-        gb["activations and buffers"] = (held["activations"] + held["buffers"]) / 1e9
+        gb = {kind: memory[kind] / 1e9 for kind in ("parameters", "gradients", "optimizer")}
+        gb["activations and buffers"] = (memory["activations"] + memory["buffers"]) / 1e9
         found.append(Stop(name, seconds, gb))
     return tuple(found)
 
@@ -60,9 +60,9 @@ def journey(p: Picture) -> None:
         for top, scale, amounts, colours in ((y + 6, 160, stop.seconds, TIMES), (y + 26, 408 / 215, stop.gb, KINDS)):
             x = 16.0
             for name, colour in colours.items():
-                long = amounts[name] * scale
-                p.box(x, top, max(long - 1, 0.5), 16, colour, name[0] if long > 13 else "", hatched=colour == GREY)
-                x += long
+                length = amounts[name] * scale
+                p.box(x, top, max(length - 1, 0.5), 16, colour, name[0] if length > 13 else "", hatched=colour == GREY)
+                x += length
         p.frame(16, y + 26, CARD_GB * 408 / 215, 16)
     p.words(16, 482, "upper: seconds; c: computes, w: waits for messages, o: optimizer", "soft small")
     p.words(16, 502, "lower: GB; p: parameters, g: gradients, o: state, a: activations", "soft small")

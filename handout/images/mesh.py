@@ -20,13 +20,13 @@ def grid(p: Picture) -> None:
         p.words(16, top - 10, f"machine {d}: data {d}", "ink bold")
         p.frame(16, top, 330, 140, kind="line")
         for rank in Mesh(data=2, pipe=2, tensor=2, rank=0).ranks("pipe", "tensor"):
-            place = Mesh(data=2, pipe=2, tensor=2, rank=rank).coordinate()
-            x, y = 36 + 200 * place["pipe"], top + 14 + 72 * place["tensor"]
-            p.box(x, y, 90, 40, COLOURS[place["tensor"]], f"rank {rank + 4 * d}")
-            if place["tensor"] == 0:
+            coordinate = Mesh(data=2, pipe=2, tensor=2, rank=rank).coordinate()
+            x, y = 36 + 200 * coordinate["pipe"], top + 14 + 72 * coordinate["tensor"]
+            p.box(x, y, 90, 40, COLOURS[coordinate["tensor"]], f"rank {rank + 4 * d}")
+            if coordinate["tensor"] == 0:
                 p.line(x + 45, y + 42, x + 45, y + 70)
                 p.words(x + 52, y + 61, "tensor", "soft small")
-            if place["pipe"] == 0:
+            if coordinate["pipe"] == 0:
                 p.line(x + 94, y + 20, x + 194, y + 20, arrow=True)
                 p.words(x + 145, y + 14, "pipe", "soft small", "middle")
     p.line(390, 106, 390, 306, dashed=True)
@@ -69,14 +69,14 @@ def matrix(
 @picture(358, "A 4 × 4 matrix on a mesh of data=2 × tensor=2: what each of the four ranks has, for six ways to cut it")
 def placed(p: Picture) -> None:
     """A[i, j] of 4 × 4 on data=2 × tensor=2, cut in six ways: the cells of each rank."""
-    every, half = range(4), (range(2), range(2, 4))
-    ways = (
-        ("A[i, j]", lambda d, t: (every, every, 0)), ("A[i/D, j]", lambda d, t: (half[d], every, d)),
-        ("A[i, j/T]", lambda d, t: (every, half[t], t)), ("A[i/D, j/T]", lambda d, t: (half[d], half[t], 2 * d + t)),
-        ("A[i/(D·T), j]", lambda d, t: (range(2 * d + t, 2 * d + t + 1), every, 2 * d + t)),
-        ("A[i/D, j]{T}", lambda d, t: (half[d], every, 2 * d + t)),
+    full, half = range(4), (range(2), range(2, 4))
+    layouts = (
+        ("A[i, j]", lambda d, t: (full, full, 0)), ("A[i/D, j]", lambda d, t: (half[d], full, d)),
+        ("A[i, j/T]", lambda d, t: (full, half[t], t)), ("A[i/D, j/T]", lambda d, t: (half[d], half[t], 2 * d + t)),
+        ("A[i/(D·T), j]", lambda d, t: (range(2 * d + t, 2 * d + t + 1), full, 2 * d + t)),
+        ("A[i/D, j]{T}", lambda d, t: (half[d], full, 2 * d + t)),
     )  # fmt: skip
-    for n, (name, cells) in enumerate(ways):
+    for n, (name, cells) in enumerate(layouts):
         left, top = 22 + 142 * (n % 3), 22 + 164 * (n // 3)
         p.words(left + 52, top, name, "ink bold small", "middle")
         for d in range(2):
@@ -90,28 +90,28 @@ def placed(p: Picture) -> None:
 @picture(470, "A product of 4 × 4 matrices on two ranks in four cases: what each rank has, and what it computes")
 def cases(p: Picture) -> None:
     """Y = A B on two ranks, cut in four ways, before any message: whose cells of A and B each rank has."""
-    every, half = range(4), (range(2), range(2, 4))
+    full, half = range(4), (range(2), range(2, 4))
     rows = (
-        ("1: i is cut", lambda r: (half[r], every), lambda r: (every, every), "nothing to send"),
-        ("2: j is cut in both", lambda r: (every, half[r]), lambda r: (half[r], every), "all-reduce Y"),
-        ("3: j is cut in A", lambda r: (every, half[r]), lambda r: (every, every), "all-gather A, or cut B"),
-        ("4: i and k, by one axis", lambda r: (half[r], every), lambda r: (every, half[r]), "all-gather A or B"),
+        ("1: i is cut", lambda r: (half[r], full), lambda r: (full, full), "nothing to send"),
+        ("2: j is cut in both", lambda r: (full, half[r]), lambda r: (half[r], full), "all-reduce Y"),
+        ("3: j is cut in A", lambda r: (full, half[r]), lambda r: (full, full), "all-gather A, or cut B"),
+        ("4: i and k, by one axis", lambda r: (half[r], full), lambda r: (full, half[r]), "all-gather A or B"),
     )
 
     for left, r in spaced(range(2), 16, 216):
         p.words(left, 22, f"rank {r}", "ink bold")
-    for top, (name, of_a, of_b, send) in spaced(rows, 46, 104):
+    for top, (name, part_a, part_b, send) in spaced(rows, 46, 104):
         p.words(16, top, name, "ink")
         p.words(424, top, send, "ink", "end")
         for left, r in spaced(range(2), 16, 216):
-            (i, j), (inner, k) = of_a(r), of_b(r)
+            (i, j), (inner, k) = part_a(r), part_b(r)
             y = top + 26
             matrix(p, left, y, "A", i, j, r)
             p.words(left + 54, y + 27, "·", "ink bold", "middle")
             matrix(p, left + 64, y, "B", inner, k, r)
             p.words(left + 118, y + 27, "=", "ink bold", "middle")
-            there = i if j == inner else range(0)  # a product needs as many columns of A as rows of B
-            matrix(p, left + 128, y, "Y", there, k, r, hatched=len(j) < 4)
+            computed = i if j == inner else range(0)  # a product needs as many columns of A as rows of B
+            matrix(p, left + 128, y, "Y", computed, k, r, hatched=len(j) < 4)
     p.words(16, 448, "blue, orange: this rank's own part; grey: whole, on both ranks", "soft small")
     p.words(16, 464, "hatched: a summand; empty: not on this rank", "soft small")
 
@@ -124,12 +124,12 @@ def matrices(p: Picture) -> None:
     before = x @ a
     hidden = before.relu()
     for top, r in spaced(range(2), 40, 140):
-        own = slice(2 * r, 2 * r + 2)
+        part = slice(2 * r, 2 * r + 2)
         p.words(16, top - 14, f"rank {r}", "ink bold")
         blocks = (
-            ("x", x, GREY), ("A", a[:, own], COLOURS[r]), ("x A", before[:, own], COLOURS[r]),
-            ("φ(x A)", hidden[:, own], COLOURS[r]), ("B", b[own], COLOURS[r]),
-            ("summand", hidden[:, own] @ b[own], YELLOW),
+            ("x", x, GREY), ("A", a[:, part], COLOURS[r]), ("x A", before[:, part], COLOURS[r]),
+            ("φ(x A)", hidden[:, part], COLOURS[r]), ("B", b[part], COLOURS[r]),
+            ("summand", hidden[:, part] @ b[part], YELLOW),
         )  # fmt: skip
         for left, (name, block, colour) in spaced(blocks, 16, 70):
             p.words(left, top + 8, name, "soft small")
@@ -149,11 +149,11 @@ def conjugates(p: Picture) -> None:
             p.box(16, y, 40, 32, GREY, f"{d}x")
             p.box(172, y, 96, 32, COLOURS[r], f"part {r}")
             p.box(384, y, 40, 32, GREY, f"{d}y")
-            for ends in ((58, 70), (158, 170), (270, 282), (370, 382)):
-                start, end = ends if way == "forward" else reversed(ends)
+            for span in ((58, 70), (158, 170), (270, 282), (370, 382)):
+                start, end = span if way == "forward" else reversed(span)
                 p.line(start, y + 16, end, y + 16, arrow=True)
-        for left, said, name in ((72, f, "f"), (284, g, "g")):
-            p.box(left, top, 84, 72, ORANGE if said == "all-reduce" else GREY, said)
+        for left, op, name in ((72, f, "f"), (284, g, "g")):
+            p.box(left, top, 84, 72, ORANGE if op == "all-reduce" else GREY, op)
             p.words(left + 42, top + 18, name, "in bold", "middle")
     p.words(16, 240, "grey: the same on all ranks", "soft")
 
@@ -184,39 +184,39 @@ def heads(p: Picture) -> None:
 def sequence(p: Picture) -> None:
     """The mlp with sequence parallelism on two ranks: shapes forward, and the collectives of both directions."""
     columns = ((16, 34, "n/T × w"), (138, 34, "n × w"), (196, 56, "n × h/T"), (276, 34, "n × w"), (398, 34, "n/T × w"))
-    names, high = ("norm", "X", "φ(X A)", "summand", "next"), 40
-    for (x, wide, shape), name in zip(columns, names, strict=True):
-        inner = min(max(x + wide / 2, 38), WIDTH - 38)
+    names, height = ("norm", "X", "φ(X A)", "summand", "next"), 40
+    for (x, width, shape), name in zip(columns, names, strict=True):
+        inner = min(max(x + width / 2, 38), WIDTH - 38)
         p.words(inner, 24, name, "ink", "middle")
         p.words(inner, 42, shape, "soft small", "middle")
     for top, r in spaced(range(2), 76, 112):
         p.words(16, top - 8, f"rank {r}", "ink small")
-        for place, (x, wide, _) in enumerate(columns):
-            if place in (0, 4):
-                p.box(x, top + high * r, wide, high, COLOURS[r])
-                p.frame(x, top + high * (1 - r), wide, high)
-            elif place == 2:
-                p.box(x, top, wide, 2 * high, COLOURS[2 + r])
+        for column, (x, width, _) in enumerate(columns):
+            if column in (0, 4):
+                p.box(x, top + height * r, width, height, COLOURS[r])
+                p.frame(x, top + height * (1 - r), width, height)
+            elif column == 2:
+                p.box(x, top, width, 2 * height, COLOURS[2 + r])
             else:
                 for part in range(2):
-                    p.box(x, top + high * part, wide, high - 1, COLOURS[part], hatched=place == 3)
-        for left, said in ((173, "A"), (255, "B")):
+                    p.box(x, top + height * part, width, height - 1, COLOURS[part], hatched=column == 3)
+        for left, text in ((173, "A"), (255, "B")):
             p.line(left + 1, top + 54, left + 18, top + 54, arrow=True)
-            p.words(left + 9, top + 46, said, "soft small", "middle")
+            p.words(left + 9, top + 46, text, "soft small", "middle")
     for x, forward, backward in ((56, "all-gather", "reduce-scatter"), (316, "reduce-scatter", "all-gather")):
         p.box(x, 76, 76, 192, GREY)
-        for y, said, way in ((112, forward, 1), (204, backward, -1)):
-            first, dash, second = said.partition("-")
+        for y, text, sign in ((112, forward, 1), (204, backward, -1)):
+            first, dash, second = text.partition("-")
             p.words(x + 38, y, first + dash, "in", "middle")
             p.words(x + 38, y + 17, second, "in", "middle")
-            ends = (x + 16, x + 60)[::way]
-            p.parts.append(f'<path d="M{ends[0]} {y + 32} H{ends[1]}" stroke="#101418" stroke-width="1.5"/>')
-            tip = 7 * way
-            p.parts.append(f'<path d="M{ends[1] + tip} {y + 32} l{-tip} -4 v8 Z" fill="#101418"/>')
+            span = (x + 16, x + 60)[::sign]
+            p.parts.append(f'<path d="M{span[0]} {y + 32} H{span[1]}" stroke="#101418" stroke-width="1.5"/>')
+            tip = 7 * sign
+            p.parts.append(f'<path d="M{span[1] + tip} {y + 32} l{-tip} -4 v8 Z" fill="#101418"/>')
     p.words(16, 294, "grey: forward above, backward below; hatched: not summed yet", "soft small")
 
 
-def played(kind: str, micro_batches: int = MICRO_BATCHES, chunks: int = 1, stages: int = STAGES) -> Simulation:
+def simulate(kind: str, micro_batches: int = MICRO_BATCHES, chunks: int = 1, stages: int = STAGES) -> Simulation:
     """A schedule on logical clocks: a micro-batch through a rank takes 1 forward and 2 backward, in chunks a part."""
     if kind == "interleaved":
         ranks = [schedule_interleaved(r, stages, micro_batches, chunks) for r in range(stages)]
@@ -241,26 +241,26 @@ def lanes(p: Picture, top: float, name: str, run: Simulation, unit: float) -> No
 
 @picture(440, "Four stages: one batch whole, then six micro-batches by GPipe and by 1F1B")
 def schedules(p: Picture) -> None:
-    unit, whole = 14.6, [[Action("forward", 0), Action("backward", 0)]] * STAGES
-    lanes(p, 24, "one batch, smaller scale", check(whole, 1, 1, MICRO_BATCHES, 2 * MICRO_BATCHES), unit * 27 / 72)
+    unit, one_batch = 14.6, [[Action("forward", 0), Action("backward", 0)]] * STAGES
+    lanes(p, 24, "one batch, smaller scale", check(one_batch, 1, 1, MICRO_BATCHES, 2 * MICRO_BATCHES), unit * 27 / 72)
     for top, name, kind in ((160, "GPipe", "gpipe"), (296, "1F1B", "1f1b")):
-        lanes(p, top, name, played(kind), unit)
+        lanes(p, top, name, simulate(kind), unit)
     p.words(16, 430, "rows: ranks; blue: forward, orange: backward of a micro-batch", "soft small")
 
 
 @picture(304, "Four stages and four micro-batches by 1F1B and interleaved in two chunks")
 def interleaved(p: Picture) -> None:
-    lanes(p, 24, "1F1B", played("1f1b", 4), 18.6)
-    lanes(p, 160, "interleaved, 2 chunks", played("interleaved", 4, 2), 18.6)
+    lanes(p, 24, "1F1B", simulate("1f1b", 4), 18.6)
+    lanes(p, 160, "interleaved, 2 chunks", simulate("interleaved", 4, 2), 18.6)
     p.words(16, 294, "blue, orange: chunk 0; green, yellow: chunk 1", "soft small")
 
 
 def alive(run: Simulation, rank: int) -> list[int]:
     """Activations that a rank keeps in each unit of time: forwards that have begun, less backwards that have ended."""
     rows = list(zip(run.ranks[rank], run.starts[rank], run.ends[rank], strict=True))
-    begun = [start for action, start, _ in rows if action.kind == "forward"]
-    ended = [end for action, _, end in rows if action.kind == "backward"]
-    return [sum(s <= t for s in begun) - sum(e <= t for e in ended) for t in range(round(run.length))]
+    starts = [start for action, start, _ in rows if action.kind == "forward"]
+    ends = [end for action, _, end in rows if action.kind == "backward"]
+    return [sum(s <= t for s in starts) - sum(e <= t for e in ends) for t in range(round(run.length))]
 
 
 @picture(262, "Activations alive on rank 0: six by GPipe, at most four by 1F1B")
@@ -268,7 +268,7 @@ def live(p: Picture) -> None:
     """Rank 0's activations over the step of the worked example."""
     left, bottom, width, unit = 36.0, 206.0, 14.6, 26.0
     p.words(16, 22, "alive on rank 0: grey GPipe, blue 1F1B", "soft")
-    many, few = (alive(played(kind), 0) for kind in ("gpipe", "1f1b"))
+    many, few = (alive(simulate(kind), 0) for kind in ("gpipe", "1f1b"))
     for x, (grey, blue) in spaced(zip(many, few, strict=True), left, width):
         p.box(x, bottom - unit * grey, width - 1, unit * grey, GREY)
         p.box(x + 4, bottom - unit * blue, width - 7, unit * blue, BLUE)

@@ -6,7 +6,7 @@ from lab.model.transformer import MODELS
 from reference.mesh.accounting import Cost, Degrees, Workload, accounting
 from reference.mesh.schedule_1f1b import schedule_1f1b
 
-from .mesh import STAGES, played
+from .mesh import STAGES, simulate
 from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture, spaced
 
 
@@ -57,8 +57,8 @@ def exposed(p: Picture) -> None:
     ):  # fmt: skip
         p.words(16, top + 13, name, "soft small")
         p.bars(top + 18, unit, bars, colour)
-    for start, long, _ in nvlink:
-        p.frame(16 + unit * start, 52, unit * long - 3, 24, "waits")
+    for start, length, _ in nvlink:
+        p.frame(16 + unit * start, 52, unit * length - 3, 24, "waits")
     p.line(16, 188, 424, 188, arrow=True)
     p.times(206, unit, range(0, 13, 4), "ms")
     p.words(16, 238, "speed left from 8 to 16 ranks, on two machines", "ink bold")
@@ -78,7 +78,7 @@ def split_messages(p: Picture) -> None:
     chart.axes("tokens of a device, t", "ms in forward of one mlp", (256, 1024, 4096, 16_384), (0.5, 1, 2, 5, 10, 20))
     tokens = [2 ** (8 + i / 8) for i in range(57)]
     chart.curve([(t, 4e3 * t * width * hidden / h100.device.peak_flops) for t in tokens], GREY, dashed=True)
-    chart.say(12_000, 14, "products", "end")
+    chart.label(12_000, 14, "products", "end")
 
     def sent(t: float, T: int) -> float:
         return 1e3 * 4 * width * (hidden / T + t * (T - 1)) / h100.inside.bytes_per_s
@@ -87,7 +87,7 @@ def split_messages(p: Picture) -> None:
         chart.curve([(t, sent(t, T)) for t in tokens], colour)
         best = hidden / T**2
         chart.dot(best, sent(best, T), colour)
-        chart.say(tokens[-1], sent(tokens[-1], T), f"T = {T}", dx=6, dy=5)
+        chart.label(tokens[-1], sent(tokens[-1], T), f"T = {T}", dx=6, dy=5)
 
 
 @picture(376, "Messages of rank 0 in a block with experts, data=2, expert=2, tensor=2")
@@ -100,11 +100,11 @@ def block_messages(p: Picture) -> None:
         ("dispatch", ("all-to-all, twice", expert), ("all-to-all", expert)), ("experts", None, None),
         ("combine", ("all-to-all", expert), ("all-to-all", expert)),
     )  # fmt: skip
-    for x, said in ((16, "block"), (136, "forward, down"), (286, "backward, up")):
-        p.words(x, 22, said, "ink bold")
-    for y, (name, *ways) in spaced(rows, 32, 42):
+    for x, title in ((16, "block"), (136, "forward, down"), (286, "backward, up")):
+        p.words(x, 22, title, "ink bold")
+    for y, (name, *messages) in spaced(rows, 32, 42):
         p.frame(16, y, 108, 36, name, "line")
-        for x, message in zip((136, 286), ways, strict=True):
+        for x, message in zip((136, 286), messages, strict=True):
             if message:
                 op, (group, colour) = message
                 p.box(x, y, 138, 36, colour)
@@ -125,10 +125,10 @@ def axis_memory(p: Picture) -> None:
         ("tensor", jobs.Plan(tensor=8)),
     )  # fmt: skip
     p.words(16, 24, "GB per device, Llama 3 8B on 8 devices", "ink bold")
-    rows, kept = list[tuple[str, float, float]](), ("parameters", "gradients", "optimizer")
+    rows, state_kinds = list[tuple[str, float, float]](), ("parameters", "gradients", "optimizer")
     for name, plan in plans:
         kinds = steps.memory(job, plan)
-        rows.append((name, sum(kinds[kind] for kind in kept) / 1e9, kinds["activations"] / 1e9))
+        rows.append((name, sum(kinds[kind] for kind in state_kinds) / 1e9, kinds["activations"] / 1e9))
     _, state, live = rows[0]  # of data: a rank has one whole sequence
     rows.append(("context", state, live / 8))
     scale = 1.55
@@ -153,23 +153,23 @@ def halves(micro_batches: int) -> list[list[Step]]:
     ended = set[tuple[str, str, int]]()  # (kind, micro-batch, rank)
     now = 0
     while any(len(rank) < 3 * micro_batches for rank in ranks):
-        begun = list[tuple[str, str, int]]()
+        started = list[tuple[str, str, int]]()
         for r, rank in enumerate(ranks):
             done = {kind: [name for what, name, _ in rank if what == kind] for kind in "FXW"}
-            place = len(done["F"]) + len(done["X"])
-            if place < len(orders[r]):
-                action = orders[r][place]
+            index = len(done["F"]) + len(done["X"])
+            if index < len(orders[r]):
+                action = orders[r][index]
                 kind, before = ("F", r - 1) if action.kind == "forward" else ("X", r + 1)
                 name = str(action.micro_batch)
                 ready = not 0 <= before < STAGES or (kind, name, before) in ended
                 if ready and (kind == "X" or len(done["F"]) - len(done["W"]) < STAGES):
                     rank.append((kind, name, now))
-                    begun.append((kind, name, r))
+                    started.append((kind, name, r))
                     continue
             if len(done["W"]) < len(done["X"]):
                 rank.append(("W", done["X"][len(done["W"])], now))
         now += 1
-        ended.update(begun)
+        ended.update(started)
     return ranks
 
 
@@ -210,19 +210,19 @@ def dual_pipe() -> list[list[Step]]:
 @picture(426, "Four stages and eight micro-batches by 1F1B, in halves, and by DualPipe")
 def zero_bubble(p: Picture) -> None:
     """Eight micro-batches by 1F1B, with backward in halves, and by DualPipe."""
-    many = 8
-    run = played("1f1b", many)
+    count = 8
+    run = simulate("1f1b", count)
     plain = [
         [(action.kind[0].upper(), str(action.micro_batch), round(start)) for action, start in zip(*rank, strict=True)]
         for rank in zip(run.ranks, run.starts, strict=True)
     ]
-    rows = (("1F1B", plain), ("in halves", halves(many)), ("DualPipe", dual_pipe()))
+    rows = (("1F1B", plain), ("in halves", halves(count)), ("DualPipe", dual_pipe()))
     unit, colours = 12.2, {"F": BLUE, "B": ORANGE, "X": ORANGE, "W": YELLOW}
     for top, (name, ranks) in spaced(rows, 22, 124):
         length = max(start + UNITS[kind] for rank in ranks for kind, _, start in rank)
-        busy = 3 * many
-        said = f"{name}: {length} units, idle/busy {length - busy}/{busy} = {(length - busy) / busy:.1%}"
-        p.words(16, top, said.replace("%", " %"), "ink bold")
+        busy = 3 * count
+        text = f"{name}: {length} units, idle/busy {length - busy}/{busy} = {(length - busy) / busy:.1%}"
+        p.words(16, top, text.replace("%", " %"), "ink bold")
         for r, (y, rank) in enumerate(spaced(ranks, top + 8, 24)):
             p.words(16, y + 16, str(r), "soft small")
             p.frame(30, y, unit * length, 22, kind="faint")

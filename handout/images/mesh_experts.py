@@ -19,12 +19,12 @@ def routing(p: Picture) -> None:
     for y, e in spaced(range(3), 48, 58):
         p.words(16, y + 26, f"expert {e}", "ink")
         queue = [(c, t) for c in range(2) for t, chosen in enumerate(CHOICES) if chosen[c] == e]
-        for place in range(max(capped.limit, len(queue))):
-            x = 90 + 48 * place + (14 if place >= capped.limit else 0)
-            if place >= len(queue):
+        for slot in range(max(capped.limit, len(queue))):
+            x = 90 + 48 * slot + (14 if slot >= capped.limit else 0)
+            if slot >= len(queue):
                 p.frame(x, y, 44, 40)
                 continue
-            choice, token = queue[place]
+            choice, token = queue[slot]
             kept = int(capped.experts[token, choice]) == e
             p.box(x, y, 44, 40, COLOURS[choice] if kept else GREY, f"t{token}", hatched=not kept)
     p.line(287, 36, 287, 208, dashed=True)
@@ -122,26 +122,26 @@ def stuck(ranks: int = 4, micro_batches: int = 8, chunks: int = 2) -> tuple[list
     """
     orders = [schedule_interleaved(r, ranks, micro_batches, chunks) for r in range(ranks)]
     done, now, waits = [list[Bar]() for _ in orders], [0.0] * ranks, [""] * ranks
-    begun: dict[tuple[bool, str, int, int], float] = {}  # (send, kind, micro-batch, to which stage): when
+    started: dict[tuple[bool, str, int, int], float] = {}  # (send, kind, micro-batch, to which stage): when
     while True:
-        before = len(begun), sum(map(len, done))
+        before = len(started), sum(map(len, done))
         for r, order in enumerate(orders):
-            at, others = len(done[r]), list[float | None]()
-            for i in range(max(at - 1, 0), at + 1):  # the last action's result is sent, the next one's input received
-                action, send = order[i], i < at
-                here, on = action.chunk * ranks + r, 1 if action.kind == "forward" else -1
-                there = here + on if send else here - on
-                if 0 <= there < ranks * chunks:
-                    key = action.kind, action.micro_batch, there if send else here
-                    begun.setdefault((send, *key), now[r])
-                    others.append(begun.get((not send, *key)))
+            n, others = len(done[r]), list[float | None]()
+            for i in range(max(n - 1, 0), n + 1):  # the last action's result is sent, the next one's input received
+                action, send = order[i], i < n
+                stage, step = action.chunk * ranks + r, 1 if action.kind == "forward" else -1
+                peer = stage + step if send else stage - step
+                if 0 <= peer < ranks * chunks:
+                    key = action.kind, action.micro_batch, peer if send else stage
+                    started.setdefault((send, *key), now[r])
+                    others.append(started.get((not send, *key)))
                     if send:
-                        waits[r] = f"{action.kind[0]}{action.micro_batch} to rank {there % ranks}"
+                        waits[r] = f"{action.kind[0]}{action.micro_batch} to rank {peer % ranks}"
             if None not in others:
-                start = max([now[r], *(when for when in others if when is not None)])
-                now[r] = start + (1 if order[at].kind == "forward" else 2) / chunks
-                done[r].append((order[at].kind, order[at].chunk, start, now[r] - start))
-        if before == (len(begun), sum(map(len, done))):
+                start = max([now[r], *(time for time in others if time is not None)])
+                now[r] = start + (1 if order[n].kind == "forward" else 2) / chunks
+                done[r].append((order[n].kind, order[n].chunk, start, now[r] - start))
+        if before == (len(started), sum(map(len, done))):
             return done, waits
 
 
@@ -150,8 +150,8 @@ def circle(p: Picture) -> None:
     colours = {"forward": (BLUE, GREEN), "backward": (GREY, YELLOW)}
     for r, (y, (bars, waits)) in enumerate(spaced(zip(*stuck(), strict=True), 12, 34)):
         p.words(16, y + 19, str(r), "soft small")
-        for kind, chunk, start, long in bars:
-            p.box(30 + 13.5 * start, y, 13.5 * long - 1.5, 28, colours[kind][chunk])
+        for kind, chunk, start, length in bars:
+            p.box(30 + 13.5 * start, y, 13.5 * length - 1.5, 28, colours[kind][chunk])
         end = 30 + 13.5 * (bars[-1][2] + bars[-1][3])
         p.frame(end + 2, y, 424 - end, 28, f"sends {waits}")
     p.words(16, 164, "rows: ranks; blue, green: forward of chunk 0, 1; yellow:", "soft small")

@@ -57,8 +57,8 @@ def formats(p: Picture) -> None:
         p.words(16, y + 25, f"{exponent} + {fraction} bits", "soft small")
         p.box(across(normal - fraction), y, across(normal) - across(normal - fraction), 22, YELLOW, hatched=True)
         p.box(across(normal), y, across(math.log2(largest)) - across(normal), 22, ORANGE)
-    for at in (-126, -64, -14, 16, 64, 128):
-        p.words(across(at), 222, power(at), "soft small", "middle" if at < 128 else "end")
+    for tick in (-126, -64, -14, 16, 64, 128):
+        p.words(across(tick), 222, power(tick), "soft small", "middle" if tick < 128 else "end")
     p.words(16, 246, "hatched: subnormal, with fewer digits", "soft")
     p.words(right, 272, "numbers from 1 to 2", "soft", "end")
     for y, (name, _, fraction, _) in spaced(FORMATS, 280, 24):
@@ -68,8 +68,8 @@ def formats(p: Picture) -> None:
             continue
         for x, _ in spaced(range(2**fraction + 1), left, (right - left) / 2**fraction):
             p.line(x, y + 1, x, y + 17)
-    for x, at, anchor in ((left, "1", "start"), ((left + right) / 2, "1.5", "middle"), (right, "2", "end")):
-        p.words(x, 414, at, "soft small", anchor)
+    for x, tick, anchor in ((left, "1", "start"), ((left + right) / 2, "1.5", "middle"), (right, "2", "end")):
+        p.words(x, 414, tick, "soft small", anchor)
 
 
 def power(exponent: int) -> str:
@@ -80,7 +80,7 @@ def power(exponent: int) -> str:
 @picture(340, "Gradients by power of two, plain and scaled by 2¹⁶, over the range of float16")
 def range_(p: Picture) -> None:
     """Measured gradients by power of two, plain and scaled, over the ranges of the dtypes."""
-    low, high, floor, tall = -42, 18, 196, 148 / max(GRADIENTS.values())
+    low, high, floor, unit = -42, 18, 196, 148 / max(GRADIENTS.values())
     smallest, normal, end = -24, -14, 16  # of float16: the smallest number, the smallest normal, one beyond the largest
     lost = {scale: sum(n for e, n in GRADIENTS.items() if e + scale < smallest - 1) for scale in (0, 16)}
     share = {scale: n / sum(GRADIENTS.values()) for scale, n in lost.items()}
@@ -88,15 +88,15 @@ def range_(p: Picture) -> None:
     def across(exponent: float) -> float:
         return 16 + (exponent - low) * 408 / (high - low)
 
-    for at in (smallest, normal, end):
-        p.line(across(at), 40, across(at), floor + 56, dashed=True)
-    wide = across(1) - across(0) - 1
+    for tick in (smallest, normal, end):
+        p.line(across(tick), 40, across(tick), floor + 56, dashed=True)
+    width = across(1) - across(0) - 1
     outline = [f"M{across(low):g} {floor}"]
     for e, n in GRADIENTS.items():
-        gone = e < smallest - 1  # up to half of the smallest number
+        zeroed = e < smallest - 1  # up to half of the smallest number
         if e >= low:
-            p.box(across(e), floor - n * tall, wide, n * tall, ORANGE if gone else BLUE, hatched=gone)
-        outline.append(f"V{floor - n * tall:.1f} H{across(e + 17):.1f}" if e > low else f"H{across(e + 17):.1f}")
+            p.box(across(e), floor - n * unit, width, n * unit, ORANGE if zeroed else BLUE, hatched=zeroed)
+        outline.append(f"V{floor - n * unit:.1f} H{across(e + 17):.1f}" if e > low else f"H{across(e + 17):.1f}")
     p.parts.append(f'<path d="{" ".join(outline)} V{floor}" class="curve" stroke="{GREEN}"/>')
     p.line(16, floor, 424, floor)
     p.line(across(-20.5), 34, across(-4.5), 34, arrow=True)
@@ -108,8 +108,8 @@ def range_(p: Picture) -> None:
     p.words((across(smallest) + across(normal)) / 2 - 1, y + 15, "subnormal", "in small", "middle")
     p.box(across(normal), y, across(end) - across(normal), 20, BLUE, "float16: normal")
     p.box(16, y + 26, 408, 20, GREY, "bfloat16, float32: from 2⁻¹²⁶ to 2¹²⁷, wider than this")
-    for at in (-40, -32, smallest, normal, -8, 0, 8, end):
-        p.words(across(at), floor + 74, power(at) if at else "1", "soft small", "middle" if at < end else "end")
+    for tick in (-40, -32, smallest, normal, -8, 0, 8, end):
+        p.words(across(tick), floor + 74, power(tick) if tick else "1", "soft small", "middle" if tick < end else "end")
     p.words(16, floor + 98, "filled: gradients as they are; outline: scaled", "soft")
     p.words(16, floor + 118, "hatched orange: float16 rounds them to zero", "soft")
 
@@ -129,8 +129,8 @@ def gaps(p: Picture) -> None:
     p.line(x, 76, 24, 76, arrow=True)
     p.words(x + 8, 82, "1 + 2⁻⁹ rounds to 1", "ink")
     p.words(x + 8, 156, "1 + 2⁻⁹ is a number", "ink")
-    for x, said, anchor in ((20, "1", "start"), (220, "1 + 2⁻⁷", "middle"), (420, "1 + 2⁻⁶", "end")):
-        p.words(x, 184, said, "soft small", anchor)
+    for x, text, anchor in ((20, "1", "start"), (220, "1 + 2⁻⁷", "middle"), (420, "1 + 2⁻⁶", "end")):
+        p.words(x, 184, text, "soft small", anchor)
 
 
 def running(dtype: torch.dtype, until: int) -> list[tuple[float, float]]:
@@ -152,8 +152,8 @@ def stuck(p: Picture) -> None:
     for dtype, colour, name in ((torch.float16, BLUE, "float16"), (torch.bfloat16, ORANGE, "bfloat16")):
         points = running(dtype, 8192)
         c.curve(points, colour, dashed=True)
-        c.say(*points[-1], name, "end", dx=-4, dy=16)
-    c.say(8192, 8192, "float32", "end", dx=-30, dy=-4)
+        c.label(*points[-1], name, "end", dx=-4, dy=16)
+    c.label(8192, 8192, "float32", "end", dx=-30, dy=-4)
 
 
 @picture(300, "The loss scale: it doubles after 20 good steps and halves at an overflow")
@@ -170,11 +170,11 @@ def scales(p: Picture) -> None:
     powers = {2.0**i: power(i) for i in range(11, 18)}
     c.axes("step", "loss scale; interval of 20 steps", range(0, 201, 50), powers)
     c.curve(points, BLUE)
-    for at in skipped:
-        c.dot(*at, ORANGE)
-    c.say(60, 2.0**16, "dots: infinite, step skipped", dx=-60, dy=-14)
-    c.say(120, 2.0**12, "from step 120 gradients", "start", dx=-20, dy=-4)
-    c.say(120, 2.0**12, "are four times as large", "start", dx=-20, dy=14)
+    for point in skipped:
+        c.dot(*point, ORANGE)
+    c.label(60, 2.0**16, "dots: infinite, step skipped", dx=-60, dy=-14)
+    c.label(120, 2.0**12, "from step 120 gradients", "start", dx=-20, dy=-4)
+    c.label(120, 2.0**12, "are four times as large", "start", dx=-20, dy=14)
 
 
 @picture(320, "A step in mixed precision: 16 bits on the left, float32 on the right")
@@ -202,26 +202,26 @@ def segments(p: Picture) -> None:
     """What exists at three moments of a checkpointed chain of eight layers."""
     size = 2
     moments = (("after forward: four inputs", LAYERS), ("backward of layers 6, 7", 6), ("backward of layers 0, 1", 0))
-    for y, (name, at) in spaced(moments, 34, 74):
+    for y, (name, layer) in spaced(moments, 34, 74):
         p.words(16, y - 8, name, "ink bold")
         for x, i in spaced(range(LAYERS), 16, 51):
-            if at <= i < at + size:
+            if layer <= i < layer + size:
                 p.box(x, y, 47, 34, BLUE, "all 4")
-            elif i % size == 0 and i < at:
+            elif i % size == 0 and i < layer:
                 p.box(x, y, 47, 34, ORANGE, "in: 1")
             else:
                 p.frame(x, y, 47, 34, str(i))
     p.words(16, 252, "dashed: nothing is kept", "soft")
 
 
-def kept(lengths: Sequence[int]) -> list[tuple[float, float]]:
+def memory_curve(lengths: Sequence[int]) -> list[tuple[float, float]]:
     """Units kept over time, by a chain cut into checkpointed segments; forward takes 1 a layer, backward 2."""
-    points, now, held = list[tuple[float, float]](), 0.0, 0.0
+    points, now, memory = list[tuple[float, float]](), 0.0, 0.0
 
-    def spend(seconds: float, more: float) -> None:
-        nonlocal now, held
-        points.extend([(now, held + max(more, 0)), (now + seconds, held + max(more, 0))])
-        now, held = now + seconds, held + more
+    def spend(seconds: float, change: float) -> None:
+        nonlocal now, memory
+        points.extend([(now, memory + max(change, 0)), (now + seconds, memory + max(change, 0))])
+        now, memory = now + seconds, memory + change
 
     starts = [0, *sums(lengths)][:-1]
     checkpointed = len(lengths) > 1
@@ -241,10 +241,10 @@ def chain(p: Picture) -> None:
     c = Chart(p, (0, 33), (0, 36), log_x=False, log_y=False)
     c.axes("time: a layer's forward is 1, its backward 2", "units kept", range(0, 33, 8), range(0, 33, 8))
     for lengths, colour, dashed in (((LAYERS,), GREY, False), ((2,) * 4, ORANGE, True), (plan.segments, BLUE, False)):
-        c.curve(kept(lengths), colour, dashed)
-    c.say(9, 33, "everything kept: 32", dx=14, dy=4)
-    c.say(24, 14, "segments of 2: 11", dx=-30)
-    c.say(24, 11, f"best plan: {plan.peak}", dx=-30)
+        c.curve(memory_curve(lengths), colour, dashed)
+    c.label(9, 33, "everything kept: 32", dx=14, dy=4)
+    c.label(24, 14, "segments of 2: 11", dx=-30)
+    c.label(24, 11, f"best plan: {plan.peak}", dx=-30)
 
 
 @picture(292, "Ten equal layers: equal segments peak unequally, unequal ones equally")
@@ -267,13 +267,13 @@ def stairs(p: Picture) -> None:
 @picture(222, "Backward of four layers: copies fetched when needed, and one layer before")
 def offload(p: Picture) -> None:
     """Four layers' backward, and copies that come one layer before: computed for a layer of 3 ms and a copy of 2."""
-    ms, works, copy = 19.5, 3.0, 2.0
+    ms, layer_ms, copy = 19.5, 3.0, 2.0
     p.words(16, 22, "upper lane: backward; lower lane: copies", "soft")
     for top, name, early in ((48, "fetched when needed", False), (126, "fetched one layer before", True)):
         compute, copies, before = Lane(), Lane(), 0.0
         for layer in (3, 2, 1, 0):
             copies.add(before if early else compute.end, copy, f"get {layer}")
-            before = compute.add(copies.end, works, f"layer {layer}")
+            before = compute.add(copies.end, layer_ms, f"layer {layer}")
         p.lanes(top, name, ms, compute, copies)
     p.clock(196, ms, 20)
 
@@ -285,9 +285,9 @@ def rounded(p: Picture) -> None:
     c.axes("step", "loss", range(0, 161, 40), range(2, 6))
     for name, colour, dashed in (("no scale", ORANGE, False), ("one scale", BLUE, False), ("bfloat16", GREEN, True)):
         c.curve([(8 * i + 4, loss) for i, loss in enumerate(ROUNDED[name])], colour, dashed)
-    c.say(156, 3.08, "E4M3, no scale", "end", dy=-8)
-    c.say(100, 2.4, "bfloat16, and E4M3 with", "end", dy=-4)
-    c.say(100, 2.4, "a scale for each tensor", "end", dy=14)
+    c.label(156, 3.08, "E4M3, no scale", "end", dy=-8)
+    c.label(100, 2.4, "bfloat16, and E4M3 with", "end", dy=-4)
+    c.label(100, 2.4, "a scale for each tensor", "end", dy=14)
 
 
 def fitted(weights: torch.dtype, gradients: torch.dtype, steps: int = 450) -> list[tuple[float, float]]:
@@ -305,11 +305,11 @@ def fitted(weights: torch.dtype, gradients: torch.dtype, steps: int = 450) -> li
 def stalled(p: Picture) -> None:
     c = Chart(p, (0, 450), (1e-5, 10), log_x=False)
     c.axes("step", "loss", range(0, 451, 150), {10.0**e: f"10{power(e)[1:]}" for e in range(-5, 2)})
-    for at, name, dy, colour, dtypes in (
+    for step, name, dy, colour, dtypes in (
         (450, "bfloat16 weights, no masters", -12, ORANGE, (torch.bfloat16, torch.float32)),
         (450, "float16, no scaling", -28, BLUE, (torch.float32, torch.float16)),
         (450, "masters, float32 gradients", 26, GREEN, (torch.float32, torch.float32)),
     ):
         points = fitted(*dtypes)
         c.curve(points, colour, dashed=colour != GREEN)
-        c.say(*points[at], name, "end", dy=dy)
+        c.label(*points[step], name, "end", dy=dy)

@@ -34,18 +34,18 @@ def ring() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for world in range(2, 7):
         states = ddp.ring_states(world)
-        whole, half = states[-1][0][0], world - 1
+        sums, half = states[-1][0][0], world - 1
         gathered = [
-            ([[n if n == total else None for n, total in zip(row, whole, strict=True)] for row in rows], came)
-            for rows, came in states[half:]
+            ([[n if n == total else None for n, total in zip(row, sums, strict=True)] for row in rows], received)
+            for rows, received in states[half:]
         ]
         gathered[0] = (gathered[0][0], [])
-        of_op = {"all_reduce": states, "reduce_scatter": states[: half + 1], "all_gather": gathered}
-        for op, steps in of_op.items():
+        by_op = {"all_reduce": states, "reduce_scatter": states[: half + 1], "all_gather": gathered}
+        for op, steps in by_op.items():
             payload = MB if op == "all_reduce" else MB / world
             found[f"{op} {world}"] = {
                 "reduces": {"all_reduce": half, "reduce_scatter": half, "all_gather": 0}[op],
-                "states": [{"rows": rows, "came": came} for rows, came in steps],
+                "states": [{"rows": rows, "came": received} for rows, received in steps],
                 "ms": 1e3 * ring_cost(op, payload, world, ddp.LINK.alpha_s, 1 / ddp.LINK.bytes_per_s),
                 "sent_kb": sent_bytes(op, payload, world) / 1e3,
             }
@@ -81,29 +81,29 @@ def buckets() -> dict[str, Any]:
     layers, backward_ms = ddp.LAYERS, 1e3 * ddp.LAYERS_BACKWARD_S
     found: dict[str, Any] = {"layers": len(layers), "backward_ms": backward_ms, "bucket_mb": layers[0] / MB}
     variants = product((10, 30, 100, 300, 1000), (0.25, 0.5, 1, 2, 4, 8), range(1, len(layers) + 1))
-    for alpha_us, gb_per_s, many in variants:
-        link, limit = Link(alpha_us * 1e-6, gb_per_s * 1e9), many * layers[0]
+    for alpha_us, gb_per_s, per_bucket in variants:
+        link, limit = Link(alpha_us * 1e-6, gb_per_s * 1e9), per_bucket * layers[0]
         bucketed = {"variant": "bucketed", "backward_s": ddp.LAYERS_BACKWARD_S, "bucket_bytes": limit}
         sends = ddp.bucket_sends(limit, link)
-        found[f"{alpha_us} {gb_per_s:g} {many}"] = {
+        found[f"{alpha_us} {gb_per_s:g} {per_bucket}"] = {
             "step_ms": round(1e3 * accounting(layers, ddp.RANKS, link, **bucketed).step_s, 3),
-            "sends": [[round(at, 3), round(takes, 3), said] for at, takes, said in sends],
+            "sends": [[round(start, 3), round(length, 3), text] for start, length, text in sends],
         }
     return found
 
 
 def schedules() -> dict[str, Any]:
     """By kind, stages, micro-batches and chunks: (backward?, micro-batch, chunk, start) of each rank's actions."""
-    asked = [(kind, p, m, 1) for kind in ("gpipe", "1f1b") for p in (2, 3, 4) for m in range(1, 9)]
-    asked += [("interleaved", p, m, v) for p in (2, 3, 4) for m in range(p, 9, p) for v in (2, 3)]
+    cases = [(kind, p, m, 1) for kind in ("gpipe", "1f1b") for p in (2, 3, 4) for m in range(1, 9)]
+    cases += [("interleaved", p, m, v) for p in (2, 3, 4) for m in range(p, 9, p) for v in (2, 3)]
     found = {}
-    for kind, p, m, v in asked:
-        run, ranks = mesh.played(kind, m, v, p), []
+    for kind, p, m, v in cases:
+        run, ranks = mesh.simulate(kind, m, v, p), []
         for actions, starts in zip(run.ranks, run.starts, strict=True):
-            begun = zip(actions, starts, strict=True)
-            ranks.append([[int(a.kind == "backward"), a.micro_batch, a.chunk, round(start, 3)] for a, start in begun])
-        played = {"ranks": ranks, "length": round(run.length, 3), "bubble": round(run.bubble, 4), "live": run.live}
-        found[f"{kind} {p} {m} {v}"] = played
+            timed = zip(actions, starts, strict=True)
+            ranks.append([[int(a.kind == "backward"), a.micro_batch, a.chunk, round(start, 3)] for a, start in timed])
+        entry = {"ranks": ranks, "length": round(run.length, 3), "bubble": round(run.bubble, 4), "live": run.live}
+        found[f"{kind} {p} {m} {v}"] = entry
     return found
 
 
@@ -111,8 +111,8 @@ def growth() -> dict[str, Any]:
     """By precision and ranks: (parameters, gradients, state) in bytes per parameter for each stage."""
     found: dict[str, Any] = {"models": MODELS, "gpu_bytes": GPU_BYTES, "stages": [name for name, _ in zero.STAGES]}
     for precision, world in product(("mixed", "float32"), (2**i for i in range(11))):
-        kept = [zero.bytes_per_parameter(method, world, precision) for _, method in zero.STAGES]
-        found[f"{precision} {world}"] = kept
+        sizes = [zero.bytes_per_parameter(method, world, precision) for _, method in zero.STAGES]
+        found[f"{precision} {world}"] = sizes
     return found
 
 
@@ -128,10 +128,10 @@ def grid() -> dict[str, Any]:
     for sizes in product((1, 2, 4, 8), repeat=len(AXES)):
         if math.prod(sizes) != 8:
             continue
-        here = Mesh(*sizes, rank=0)
-        name = " × ".join(f"{axis} {n}" for axis, n in here.sizes.items() if n > 1)
-        places = [list(here.coordinate(rank).values()) for rank in range(here.world)]
-        found[name] = {"places": places, "groups": {axis: here.partition(axis) for axis in AXES}}
+        layout = Mesh(*sizes, rank=0)
+        name = " × ".join(f"{axis} {n}" for axis, n in layout.sizes.items() if n > 1)
+        coordinates = [list(layout.coordinate(rank).values()) for rank in range(layout.world)]
+        found[name] = {"places": coordinates, "groups": {axis: layout.partition(axis) for axis in AXES}}
     return found
 
 

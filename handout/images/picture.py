@@ -37,7 +37,7 @@ def spaced(items: Iterable[T], start: float, step: float) -> Iterator[tuple[floa
     return ((start + step * i, item) for i, item in enumerate(items))
 
 
-def found(file: str) -> Any:
+def load(file: str) -> Any:
     """Read the results of a benchmark. file: such as "results/link.json"."""
     return json.loads((HERE.parent.parent / "benchmarks" / file).read_text(encoding="utf-8"))
 
@@ -49,10 +49,10 @@ class Lane(list[Bar]):
     def end(self) -> float:
         return self[-1][0] + self[-1][1] if self else 0.0
 
-    def add(self, ready: float, long: float, words: str = "") -> float:
+    def add(self, ready: float, length: float, words: str = "") -> float:
         """Add a bar that starts when it is ready and the one before it has ended; its start."""
         start = max(ready, self.end)
-        self.append((start, long, words))
+        self.append((start, length, words))
         return start
 
 
@@ -74,11 +74,11 @@ class Picture:
             self.words(x + w / 2, y + h / 2 + 5, words, "in" if w > 5 * len(words) + 12 else "in small", "middle")
 
     def stack(
-        self, x: float, y: float, scale: float, parts: Iterable[tuple[float, str, str]], high: float, gap: float = 2
+        self, x: float, y: float, scale: float, parts: Iterable[tuple[float, str, str]], height: float, gap: float = 2
     ) -> float:
         """Boxes side by side, for (amount, colour, words), with `scale` pixels a unit; where the last one ends."""
         for amount, colour, words in parts:
-            self.box(x, y, amount * scale - gap, high, colour, words)
+            self.box(x, y, amount * scale - gap, height, colour, words)
             x += amount * scale
         return x
 
@@ -91,8 +91,8 @@ class Picture:
     def disc(self, x: float, y: float, colour: str) -> None:
         self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}" class="rim"/>')
 
-    def words(self, x: float, y: float, said: str, kind: str = "ink", anchor: str = "start") -> None:
-        self.parts.append(f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{escape(said)}</text>')
+    def words(self, x: float, y: float, text: str, kind: str = "ink", anchor: str = "start") -> None:
+        self.parts.append(f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, dashed: bool = False, arrow: bool = False) -> None:
         tip = ' marker-end="url(#tip)"' if arrow else ""
@@ -103,46 +103,46 @@ class Picture:
         self, top: float, name: str, scale: float, upper: Sequence[Bar], lower: Sequence[Bar], end: str = "{:.1f} ms"
     ) -> None:
         """A lane, as of compute, over another, as of messages, and, written like `end`, when the last bar ends."""
-        last = max(start + long for start, long, _ in (*upper, *lower))
+        last = max(start + length for start, length, _ in (*upper, *lower))
         self.words(16, top, f"{name}: {end.format(last)}", "ink bold")
         self.bars(top + 8, scale, upper, BLUE)
         self.bars(top + 36, scale, lower, ORANGE)
 
-    def bars(self, y: float, scale: float, bars: Sequence[Bar], colour: str, high: float = 24) -> None:
+    def bars(self, y: float, scale: float, bars: Sequence[Bar], colour: str, height: float = 24) -> None:
         """Boxes along an axis of time, with `scale` pixels a unit."""
-        for start, long, words in bars:
-            self.box(16 + start * scale, y, long * scale - 2, high, colour, words)
+        for start, length, words in bars:
+            self.box(16 + start * scale, y, length * scale - 2, height, colour, words)
 
     def busy(
-        self, y: float, scale: float, spans: Iterable[Sequence[float]], colour: str, high: float, end: float
+        self, y: float, scale: float, spans: Iterable[Sequence[float]], colour: str, height: float, end: float
     ) -> None:
         """Columns on a line at y, as high as the spans fill each 3 pixels of an axis of time that ends at `end`."""
-        spans, wide = list(spans), 3 / scale
-        for i in range(round(end / wide)):
-            share = sum(max(0.0, min(b, (i + 1) * wide) - max(a, i * wide)) for a, b in spans) / wide
+        spans, column = list(spans), 3 / scale
+        for i in range(round(end / column)):
+            share = sum(max(0.0, min(b, (i + 1) * column) - max(a, i * column)) for a, b in spans) / column
             if share > 0.005:
-                x, up = 16 + 3 * i, max(1.0, high * share)
+                x, up = 16 + 3 * i, max(1.0, height * share)
                 self.parts.append(f'<rect x="{x}" y="{y - up:.1f}" width="3" height="{up:.1f}" fill="{colour}"/>')
         self.line(16, y, 16 + end * scale, y)
 
-    def times(self, y: float, scale: float, at: Iterable[int], unit: str, left: float = 16) -> None:
+    def times(self, y: float, scale: float, times: Iterable[int], unit: str, left: float = 16) -> None:
         """Names of points on an axis of time; the unit stands beside the 0."""
-        for time in at:
-            said, anchor = (str(time), "middle") if time else (f"0 {unit}", "start")
-            self.words(left + time * scale, y, said, "soft small", anchor)
+        for time in times:
+            text, anchor = (str(time), "middle") if time else (f"0 {unit}", "start")
+            self.words(left + time * scale, y, text, "soft small", anchor)
 
-    def clock(self, y: float, ms: float, last: int, each: int = 2, left: float = 16) -> None:
+    def clock(self, y: float, ms: float, last: int, step: int = 2, left: float = 16) -> None:
         """An axis of time in ms, with a tick and a name at each `each`."""
         self.line(left, y, left + ms * last + 12, y, arrow=True)
-        for at in range(0, last + 1, each):
-            self.line(left + at * ms, y, left + at * ms, y + 5)
-            self.times(y + 20, ms, [at], "ms", left)
+        for time in range(0, last + 1, step):
+            self.line(left + time * ms, y, left + time * ms, y + 5)
+            self.times(y + 20, ms, [time], "ms", left)
 
     def svg(self) -> str:
         width, height = self.size
         hatch = '<pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         tip = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        inside = [
+        lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
             f' width="{width}" height="{height}">',
             f"<title>{escape(self.title)}</title><style>{STYLE}</style>",
@@ -152,7 +152,7 @@ class Picture:
             *self.parts,
             "</svg>",
         ]
-        return "\n".join(inside) + "\n"
+        return "\n".join(lines) + "\n"
 
 
 Draw = Callable[[Picture], None]
@@ -178,46 +178,46 @@ class Chart:
         self.p, self.x, self.y, self.log_x, self.log_y = p, x, y, log_x, log_y
         self.left, self.top, self.right, self.bottom = 64.0, 40.0, p.size[0] - 20.0, p.size[1] - 46.0
 
-    def at(self, x: float, y: float) -> tuple[float, float]:
-        across, up = _along(x, self.x, self.log_x), _along(y, self.y, self.log_y)
-        return self.left + across * (self.right - self.left), self.bottom - up * (self.bottom - self.top)
+    def pixel(self, x: float, y: float) -> tuple[float, float]:
+        x_share, y_share = _share(x, self.x, self.log_x), _share(y, self.y, self.log_y)
+        return self.left + x_share * (self.right - self.left), self.bottom - y_share * (self.bottom - self.top)
 
     def axes(self, x_name: str, y_name: str, xs: Ticks, ys: Ticks) -> None:
         """Names of the axes, and ticks."""
         for value, label in _labels(ys):
-            _, y = self.at(self.x[0], value)
+            _, y = self.pixel(self.x[0], value)
             self.p.parts.append(f'<path d="M{self.left:g} {y:g} H{self.right:g}" class="faint"/>')
             self.p.words(self.left - 6, y + 5, label, "soft small", "end")
         for value, label in _labels(xs):
-            x, _ = self.at(value, self.y[1])
+            x, _ = self.pixel(value, self.y[1])
             self.p.words(x, self.bottom + 18, label, "soft small", "middle")
         self.p.line(self.left, self.bottom, self.right, self.bottom)
         self.p.words((self.left + self.right) / 2, self.bottom + 37, x_name, "soft", "middle")
         self.p.words(12, 22, y_name, "soft")
 
     def curve(self, points: Sequence[tuple[float, float]], colour: str, dashed: bool = False) -> None:
-        path = " L".join("{:.1f} {:.1f}".format(*self.at(x, y)) for x, y in points)
+        path = " L".join("{:.1f} {:.1f}".format(*self.pixel(x, y)) for x, y in points)
         kind = "curve dashed" if dashed else "curve"
         self.p.parts.append(f'<path d="M{path}" class="{kind}" stroke="{colour}"/>')
 
     def dot(
-        self, x: float, y: float, colour: str, said: str = "", anchor: str = "start", dx: float = 0, dy: float = 0
+        self, x: float, y: float, colour: str, text: str = "", anchor: str = "start", dx: float = 0, dy: float = 0
     ) -> None:
         """Draw a dot with a label beside it."""
-        self.p.disc(*self.at(x, y), colour)
-        if said:
-            self.say(x, y, said, anchor, dx, dy)
+        self.p.disc(*self.pixel(x, y), colour)
+        if text:
+            self.label(x, y, text, anchor, dx, dy)
 
-    def say(self, x: float, y: float, said: str, anchor: str = "start", dx: float = 0, dy: float = 0) -> None:
-        at_x, at_y = self.at(x, y)
-        self.p.words(at_x + dx, at_y + dy, said, "ink", anchor)
+    def label(self, x: float, y: float, text: str, anchor: str = "start", dx: float = 0, dy: float = 0) -> None:
+        left, top = self.pixel(x, y)
+        self.p.words(left + dx, top + dy, text, "ink", anchor)
 
 
 def _labels(ticks: Ticks) -> Iterable[tuple[float, str]]:
     return ticks.items() if isinstance(ticks, Mapping) else ((value, f"{value:,g}") for value in ticks)
 
 
-def _along(value: float, axis: tuple[float, float], log: bool) -> float:
+def _share(value: float, axis: tuple[float, float], log: bool) -> float:
     """Where on an axis a value lies: 0 at its low end, 1 at its high end."""
     low, high = axis
     return math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)

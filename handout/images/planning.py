@@ -6,8 +6,8 @@ from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MODELS, RECOMPUTE, Job, Plan, unfit
 from lab.cluster.prices import group_s
 
-from .mesh import played
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, found, picture, spaced
+from .mesh import simulate
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, load, picture, spaced
 
 H100 = cluster("dgx-h100", 16)
 
@@ -53,8 +53,8 @@ def roof(p: Picture) -> None:
         ms, tokens = 2e3 * layer / link.bytes_per_s, peak / link.bytes_per_s
         c.curve([(1000, ms), (50_000, ms)], ORANGE, dashed=True)
         c.dot(tokens, ms, ORANGE, f"{tokens:,.0f}", dx=6, dy=20)
-        c.say(x, ms, f"{words}: {ms:.2g} ms", dx=6, dy=-7)
-    c.say(6000, 2e3 * layer * 6000 / peak, "products", "end", dx=-8, dy=-6)
+        c.label(x, ms, f"{words}: {ms:.2g} ms", dx=6, dy=-7)
+    c.label(6000, 2e3 * layer * 6000 / peak, "products", "end", dx=-8, dy=-6)
 
 
 @picture(330, "MFU of 70B over the number of devices, cut in four ways")
@@ -95,7 +95,7 @@ def few_tokens(p: Picture) -> None:
 def bubble(p: Picture) -> None:
     """The forwards and backwards of a batch by stage, in 4 or 16 micro-batches and in chunks; idle is hatched."""
     for top, (count, chunks, words) in spaced(((4, 1, ""), (16, 1, ""), (4, 2, ", two chunks")), 22, 108):
-        run, scale = played("interleaved", count, chunks), 76.8 / count
+        run, scale = simulate("interleaved", count, chunks), 76.8 / count
         p.words(16, top, f"{count} micro-batches{words}: idle / busy {run.bubble:.0%}", "ink bold")
         for y, (actions, starts, ends) in spaced(zip(run.ranks, run.starts, run.ends, strict=True), top + 8, 20):
             p.box(16, y, scale * run.length, 17, GREY, hatched=True)
@@ -116,12 +116,12 @@ def optimal(p: Picture) -> None:
     def loss(n: float, flops: float) -> float:
         return 1.817 + 482.01 / n**0.3478 + 2085.43 / (flops / 6 / n) ** 0.3658
 
-    for flops, said, colour in ((5.9e22, "5.9·10²²", ORANGE), (5.9e23, "5.9·10²³", BLUE), (5.9e24, "5.9·10²⁴", GREEN)):
+    for flops, text, colour in ((5.9e22, "5.9·10²²", ORANGE), (5.9e23, "5.9·10²³", BLUE), (5.9e24, "5.9·10²⁴", GREEN)):
         sizes = [4e9 * 1.05**i for i in range(117)]
         c.curve([(n, loss(n, flops)) for n in sizes if loss(n, flops) < 2.15], colour)
         best = (0.3478 * 482.01 / (0.3658 * 2085.43) * (flops / 6) ** 0.3658) ** (1 / (0.3478 + 0.3658))
         anchor = "middle" if flops > 1e24 else "start"
-        c.dot(best, loss(best, flops), colour, f"{said} FLOPs: {best / 1e9:.0f} B", anchor, dy=20)
+        c.dot(best, loss(best, flops), colour, f"{text} FLOPs: {best / 1e9:.0f} B", anchor, dy=20)
 
 
 @picture(340, "Predicted over published TFLOP/s a GPU, twenty-eight runs")
@@ -132,11 +132,11 @@ def published(p: Picture) -> None:
     c.axes("published, TFLOP/s a GPU", "predicted", ticks, ticks)
     c.curve([(90, 90), (480, 480)], GREY, dashed=True)
     colours = {"Narayanan": BLUE, "Korthikanti": GREEN, "Jiang": YELLOW, "Grattafiori": ORANGE}
-    for row in found("results/planner.json")["rows"]:
+    for row in load("results/planner.json")["rows"]:
         c.dot(float(row["published"]), float(row["predicted"]), colours[row["source"].split()[0]])
-    c.say(400, 374, "Llama 3, 405B", "end", dx=44, dy=54)
-    c.say(100, 260, "on the dashed line:")
-    c.say(100, 260, "predicted as published", dy=20)
+    c.label(400, 374, "Llama 3, 405B", "end", dx=44, dy=54)
+    c.label(100, 260, "on the dashed line:")
+    c.label(100, 260, "predicted as published", dy=20)
 
 
 @picture(314, "Gigabytes on a device over one micro-batch of 70B")
@@ -148,24 +148,24 @@ def step_memory(p: Picture) -> None:
                                                kinds["activations"], kinds["buffers"]))  # fmt: skip
     pair = 6 * (job.model.layer_products + job.model.ends[1]) / 4 / 1e9  # weights and gradients of a layer and the head
     levels = [*range(17), 16, *range(16, -1, -1)]
-    foot, scale = 236.0, 2.6
+    bottom, scale = 236.0, 2.6
     p.words(16, 22, "GB", "soft")
     for gb in (0, 20, 40, 60):
-        p.words(38, foot - scale * gb + 5, f"{gb}", "soft small", "end")
-        p.parts.append(f'<path d="M44 {foot - scale * gb:g} H424" class="faint"/>')
+        p.words(38, bottom - scale * gb + 5, f"{gb}", "soft small", "end")
+        p.parts.append(f'<path d="M44 {bottom - scale * gb:g} H424" class="faint"/>')
     for i, (x, level) in enumerate(spaced(levels, 46, 10.8)):
         parts = ((rest, BLUE), (buffers if i == 17 else pair, ORANGE), (peak * level / 16, GREEN))
-        y = foot
+        y = bottom
         for gb, colour in parts:
             y -= scale * gb
             p.box(x, y, 9.8, scale * gb, colour)
-    p.words(46, foot + 20, "forward", "soft small")
-    p.words(235, foot + 20, "loss", "soft small", "middle")
-    p.words(424, foot + 20, "backward", "soft small", "end")
-    room = foot - scale * (1 - steps.RESERVED) * H100.device.hbm_bytes / 1e9
-    p.line(44, room, 424, room, dashed=True)
-    p.words(46, room - 6, "76 GB fit", "soft small")
-    p.words(424, room - 6, f"peak {kinds['total'] / 1e9:.1f} GB", "soft small", "end")
+    p.words(46, bottom + 20, "forward", "soft small")
+    p.words(235, bottom + 20, "loss", "soft small", "middle")
+    p.words(424, bottom + 20, "backward", "soft small", "end")
+    limit_y = bottom - scale * (1 - steps.RESERVED) * H100.device.hbm_bytes / 1e9
+    p.line(44, limit_y, 424, limit_y, dashed=True)
+    p.words(46, limit_y - 6, "76 GB fit", "soft small")
+    p.words(424, limit_y - 6, f"peak {kinds['total'] / 1e9:.1f} GB", "soft small", "end")
     p.words(16, 286, f"blue: {rest:.0f} GB of weights, gradients, state; green: activations;", "soft small")
     p.words(16, 304, "orange: a pair of whole layers, at the loss the logits, too", "soft small")
 
@@ -173,13 +173,13 @@ def step_memory(p: Picture) -> None:
 @picture(408, "Nineteen runs with ZeRO 3: published speeds between two predictions")
 def sharded(p: Picture) -> None:
     """A bar from the speed with messages waited for to that with them overlapped, and a dot at the published one."""
-    rows = found("results/planner_zero3.json")["rows"]
+    rows = load("results/planner_zero3.json")["rows"]
     left, scale = 98.0, 0.53
     for y, row in spaced(rows, 8, 19):
-        low, high, said = (float(row[name]) for name in ("waited for", "hidden", "published"))
+        low, high, speed = (float(row[name]) for name in ("waited for", "hidden", "published"))
         p.words(16, y + 11, f"{row['model']}, {row['GPUs']}", "soft small")
         p.box(left + scale * low, y, scale * (high - low), 14, BLUE if "A100" in row["GPUs"] else GREEN)
-        p.disc(left + scale * said, y + 7, ORANGE)
+        p.disc(left + scale * speed, y + 7, ORANGE)
     for value in (0, 200, 400, 600):
         p.words(left + scale * value, 382, f"{value}", "soft small", "middle")
     p.words(16, 402, "TFLOP/s of a GPU; dot: published, bar: waited for to overlapped", "soft small")
@@ -190,7 +190,7 @@ def zero_memory(p: Picture) -> None:
     """GB of weights, gradients and state of 70B on 256 devices by ZeRO's stage: data=256, and data=32 with tensor=8."""
     p.words(16, 22, "GB of a device: 70B on 256 H100s", "ink bold")
     left, scale, end = 66.0, 1.6, 362.0
-    room = (1 - steps.RESERVED) * H100.device.hbm_bytes / 1e9
+    limit = (1 - steps.RESERVED) * H100.device.hbm_bytes / 1e9
     for top, (data, tensor) in spaced(((256, 1), (32, 8)), 46, 120):
         job = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", data * tensor))
         p.words(16, top, f"data={data}" + (f", tensor={tensor}" if tensor > 1 else ""), "ink")
@@ -200,15 +200,15 @@ def zero_memory(p: Picture) -> None:
             x, total = left, 0.0
             for kind, colour in (("parameters", BLUE), ("gradients", ORANGE), ("optimizer", GREEN)):
                 total += kinds[kind] / 1e9
-                wide = min(kinds[kind] / 1e9 * scale, end - x)
-                if wide > 0:
-                    p.box(x, y, wide, 19, colour)
-                    x += wide
+                width = min(kinds[kind] / 1e9 * scale, end - x)
+                if width > 0:
+                    p.box(x, y, width, 19, colour)
+                    x += width
             if left + total * scale > end:
                 p.words(end + 6, y + 15, "…", "ink")
             p.words(424, y + 15, f"{total:,.0f}", "ink small", "end")
-    p.line(left + scale * room, 34, left + scale * room, 266, dashed=True)
-    p.words(left + scale * room + 5, 264, f"{room:.0f} GB fit", "soft small")
+    p.line(left + scale * limit, 34, left + scale * limit, 266, dashed=True)
+    p.words(left + scale * limit + 5, 264, f"{limit:.0f} GB fit", "soft small")
     p.words(16, 288, "blue: weights, orange: gradients, green: state; …: goes on", "soft small")
 
 
@@ -216,7 +216,7 @@ def zero_memory(p: Picture) -> None:
 def stage_memory(p: Picture) -> None:
     """GB of the fullest stage of 405B on 1,024 H100s, by pipe and recomputation: 1F1B, tensor 8, ZeRO 1."""
     job = Job(MODELS["405b"], 512, 8192, cluster("dgx-h100", 1024))
-    room = (1 - steps.RESERVED) * job.cluster.device.hbm_bytes / 1e9
+    limit = (1 - steps.RESERVED) * job.cluster.device.hbm_bytes / 1e9
     p.words(16, 22, "GB of the fullest stage, 405B on 1,024 devices", "ink bold")
     left, scale = 122.0, 1.86
     for top, pipe in spaced((4, 8, 16, 32), 36, 80):
@@ -228,8 +228,8 @@ def stage_memory(p: Picture) -> None:
             p.words(left - 6, y + 15, words, "soft small", "end")
             p.stack(left, y, scale, ((state, BLUE, ""), (live, ORANGE, "")), 20, gap=0)
             p.words(424, y + 15, f"{state + live:.0f}", "ink small", "end")
-    p.line(left + scale * room, 32, left + scale * room, 352, dashed=True)
-    p.words(left + scale * room + 5, 350, f"{room:.0f} GB fit", "soft small")
+    p.line(left + scale * limit, 32, left + scale * limit, 352, dashed=True)
+    p.words(left + scale * limit + 5, 350, f"{limit:.0f} GB fit", "soft small")
     p.words(16, 368, "blue: weights, gradients, state; orange: activations", "soft small")
     p.words(16, 383, "recomputed: none, some (norms, SwiGLU), all", "soft small")
 
@@ -237,17 +237,17 @@ def stage_memory(p: Picture) -> None:
 @picture(300, "Bandwidth of an all-reduce over its payload, measured and by our rate")
 def payloads(p: Picture) -> None:
     """GB/s of an all-reduce over four nodes of eight B200s: Bekman's measurements, and the kit's rate."""
-    where = cluster("hgx-b200", 32)
+    b200s = cluster("hgx-b200", 32)
     c = Chart(p, (14, 18000), (0, 400), log_y=False)
     named = {16: "16 MiB", 64: "64", 256: "256", 1024: "1 GiB", 4096: "4", 16384: "16"}
     c.axes("payload", "GB/s, four nodes of eight B200s", named, range(0, 500, 100))
 
     def price(mib: float) -> float:
-        return sent_bytes("all_reduce", mib * 2**20, 32) / group_s("all_reduce", mib * 2**20, 4, 8, where) / 1e9
+        return sent_bytes("all_reduce", mib * 2**20, 32) / group_s("all_reduce", mib * 2**20, 4, 8, b200s) / 1e9
 
     c.curve([(mib, price(mib)) for mib in MEASURED], BLUE, dashed=True)
     c.curve([*MEASURED.items()], ORANGE)
     for value, colour in ((price(256), BLUE), (MEASURED[256], ORANGE)):
         c.dot(256, value, colour)
-    c.say(256, price(256), f"our rate: {price(256):.0f}", "end", dx=-10, dy=-8)
-    c.say(256, MEASURED[256], f"measured: {MEASURED[256]:.0f}", dx=10, dy=16)
+    c.label(256, price(256), f"our rate: {price(256):.0f}", "end", dx=-10, dy=-8)
+    c.label(256, MEASURED[256], f"measured: {MEASURED[256]:.0f}", dx=10, dy=16)

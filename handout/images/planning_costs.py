@@ -10,7 +10,7 @@ from lab.cluster.layers import Layers
 from lab.cluster.parts import held_by
 from lab.cluster.prices import collective_s, compute_s
 
-from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, found, picture, spaced
+from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Picture, load, picture, spaced
 
 JOB = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", 256))
 WAITED = replace(TODAY, overlap_data=False)
@@ -57,7 +57,7 @@ def tensor_waits(p: Picture) -> None:
 @picture(352, "Errors of nine forecasts on one H200, of time and of memory")
 def forecast(p: Picture) -> None:
     """Predicted over measured, less one: in each row a blue disc for time and an orange one for memory."""
-    rows = found("results/single.json")["rows"]
+    rows = load("results/single.json")["rows"]
     p.words(16, 22, "predicted over measured, less one", "ink bold")
     zero, scale = 264.0, 3.6
     for percent in range(-20, 41, 20):
@@ -65,8 +65,8 @@ def forecast(p: Picture) -> None:
         p.line(x, 34, x, 308, dashed=percent != 0)
         p.words(x, 326, f"{percent:+d} %" if percent else "0", "soft small", "middle")
     for y, row in spaced(rows, 52, 30):
-        again = ", recomputed" if row["recomputed"] != "nothing" else ""
-        p.words(16, y, row["model"] + again, "ink small")
+        suffix = ", recomputed" if row["recomputed"] != "nothing" else ""
+        p.words(16, y, row["model"] + suffix, "ink small")
         p.words(16, y + 14, f"{row['micro-batches']} × {int(row['context']):,}", "soft small")
         for kind, colour in (("error of memory", ORANGE), ("error", BLUE)):
             p.disc(zero + scale * float(row[kind].split()[0]), y + 3, colour)
@@ -79,14 +79,14 @@ def chosen(p: Picture) -> None:
     p.words(16, 22, "MFU; data · pipe · tensor, and ZeRO's stage", "ink bold")
     for y, (model, plans) in spaced(CHOSEN.items(), 54, 90):
         p.words(16, y + 46, f"{model.upper()}", "ink")
-        for x, (devices, both) in spaced(plans.items(), 64, 92):
+        for x, (devices, pair) in spaced(plans.items(), 64, 92):
             if y == 54:
                 p.words(x + 44, 46, f"{devices:,}", "soft small", "middle")
-            if both is None:
+            if pair is None:
                 p.frame(x, y, 88, 80, "nothing fits", "faint")
                 continue
             job = Job(MODELS[model], 1024, 8192, cluster("dgx-h100", devices))
-            for top, plan, recipe, colour in ((y, both[0], TODAY, BLUE), (y + 42, both[1], WAITED, ORANGE)):
+            for top, plan, recipe, colour in ((y, pair[0], TODAY, BLUE), (y + 42, pair[1], WAITED, ORANGE)):
                 step_s = steps.price(replace(job, recipe=recipe), plan).step_s
                 share = steps.model_flops(job) / step_s / devices / job.cluster.device.peak_flops
                 p.box(x, top, 88, 40, colour)
@@ -99,22 +99,22 @@ def chosen(p: Picture) -> None:
 def unequal_stages(p: Picture) -> None:
     """Memory and seconds of work of our pipeline: four stages of 20 layers in five chunks, norms and product again."""
     plan = Plan(16, 4, 4, 1, 5, "selective", zero=1)
-    played, kept = steps.price(JOB, plan), steps.activation_bytes(JOB, plan.tensor, 1, plan.recompute)[1]
+    priced, layer_bytes = steps.price(JOB, plan), steps.activation_bytes(JOB, plan.tensor, 1, plan.recompute)[1]
     p.words(16, 24, "GB of a device", "ink bold")
     p.words(16, 162, "seconds of a step", "ink bold")
     for y, stage in spaced(range(4), 36, 24):
         # 2(p − 1 − r) + (c − 1) · p + 1 chunks of four layers
-        alive = (2 * (3 - stage) + 4 * 4 + 1) * 4 * kept / 1e9
+        alive = (2 * (3 - stage) + 4 * 4 + 1) * 4 * layer_bytes / 1e9
         state = (6 + 12 / plan.data) * sum(held_by(JOB, plan, stage)) / 1e9
         logits = 10 * JOB.context * JOB.model.vocabulary / plan.tensor / 1e9 if stage == 3 else 0
         p.words(16, y + 14, f"stage {stage}", "soft small")
         parts = ((state, BLUE, f"{state:.0f}"), (alive, GREEN, f"{alive:.0f}"), (logits, ORANGE, ""))
         end = p.stack(70, y, 3.9, parts[: 2 + (stage == 3)], 18)
         p.words(end + 4, y + 14, f"{state + alive + logits:.1f}", "soft small")
-        causes = played.by_rank[stage * plan.tensor]
+        causes = priced.by_rank[stage * plan.tensor]
         idle = causes.get("bubble", 0.0) + causes.get("pipe", 0.0)
         p.words(16, y + 152, f"stage {stage}", "soft small")
-        busy = played.step_s - idle
+        busy = priced.step_s - idle
         end = p.stack(70, y + 138, 11.6, ((busy, YELLOW, f"{busy:.1f}"), (idle, GREY, "")), 18)
         p.words(end + 4, y + 152, f"{idle:.1f}", "soft small")
     p.line(70 + 3.9 * 76, 30, 70 + 3.9 * 76, 132, dashed=True)
@@ -128,10 +128,10 @@ def utilizations(p: Picture) -> None:
     flops = steps.model_flops(JOB)
     seconds = steps.price(JOB, Plan(256, micro_batch=2, recompute="full", zero=3)).step_s
     causal = flops - 6 * JOB.sequences * JOB.context**2 * JOB.model.width * JOB.model.layers
-    again = steps.model_flops(JOB, recompute=True)
+    recomputed = steps.model_flops(JOB, recompute=True)
     rows = (
         ("MFU, causal scores", causal, 1, BLUE), ("MFU, whole scores", flops, 1, BLUE),
-        ("HFU, with recomputation", again, 1, ORANGE), ("MFU of a peak with sparsity", flops, 2, GREEN),
+        ("HFU, with recomputation", recomputed, 1, ORANGE), ("MFU of a peak with sparsity", flops, 2, GREEN),
     )  # fmt: skip
     p.words(16, 24, f"one step of {seconds:.1f} s", "ink bold")
     for y, (name, counted, peaks, colour) in spaced(rows, 40, 36):
@@ -153,6 +153,6 @@ def batch(p: Picture) -> None:
         c.curve([(size, 1 + size / critical) for size in sizes], colour)
         c.curve([(size, 1 + critical / size) for size in sizes], colour, dashed=True)
         c.dot(ours, 1 + ours / critical, colour, f"{1 + ours / critical:.1f}×", anchor, dx, dy)
-    x, _ = c.at(ours, 1)
+    x, _ = c.pixel(ours, 1)
     p.line(x, c.top, x, c.bottom, dashed=True)
     p.words(16, 311, "full: tokens, dashed: steps; orange: at a loss of 3, blue: at 1.974", "soft small")

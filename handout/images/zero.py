@@ -45,7 +45,7 @@ def growth(p: Picture) -> None:
     for (name, method), (colour, dx, dy) in zip(STAGES, looks, strict=True):
         curve = [(w, sum(bytes_per_parameter(method, w, "mixed"))) for w in worlds]
         c.curve(curve, colour, dashed=method == "zero2")
-        c.say(*curve[6], name, "end" if method == "zero3" else "start", dx, dy)
+        c.label(*curve[6], name, "end" if method == "zero3" else "start", dx, dy)
 
 
 @picture(362, "What a step sends: data parallel, the paper's ZeRO-1, the one you write, ZeRO-2 and ZeRO-3")
@@ -70,9 +70,9 @@ def stages(p: Picture) -> None:
 def owners(largest_first: bool) -> list[list[int]]:
     """Tensors of two ranks: the largest first to the rank that has least, or in turn."""
     ranks: list[list[int]] = [[], []]
-    for at, size in enumerate(TENSORS):
-        least = min(ranks, key=sum) if largest_first else ranks[at % 2]
-        least.append(size)
+    for i, size in enumerate(TENSORS):
+        target = min(ranks, key=sum) if largest_first else ranks[i % 2]
+        target.append(size)
     return ranks
 
 
@@ -119,18 +119,18 @@ def turns(p: Picture) -> None:
         p.words(16, y + 18, name, "ink")
         for rank, x in enumerate(xs):
             for part, name in enumerate(("w₀", "w₁")):
-                there = kept == "all" or part == rank
-                p.box(x + w * part, y, w - 4, 26, BLUE if there else None, name if there else "")
+                present = kept == "all" or part == rank
+                p.box(x + w * part, y, w - 4, 26, BLUE if present else None, name if present else "")
             for left, number in spaced(gradients[rank].split() if gradients else (), x, w):
-                there = number != "·"
-                p.box(left, y + 30, w - 4, 26, ORANGE if there else None, number if there else "")
+                present = number != "·"
+                p.box(left, y + 30, w - 4, 26, ORANGE if present else None, number if present else "")
         y += 60 if gradients else 30
         if i < len(sent):
             p.words(xs[0], y + 13, sent[i], "soft small")
             y += 24
 
 
-def held(method: Method, layers: int = 6) -> list[tuple[float, float, float]]:
+def memory_over_step(method: Method, layers: int = 6) -> list[tuple[float, float, float]]:
     """Parameters, gradients and float32 AdamW's state that a rank holds, in layers; a moment a layer, and rests.
 
     No message is ahead of its layer, and each is waited for at once.
@@ -146,7 +146,7 @@ def memory(p: Picture) -> None:
     p.words(16, 22, "held, in layers; blue parameters, green gradients, orange state", "soft small")
     left, width, unit, top = 24.0, 27.0, 4.4, 46.0
     for name, method in STAGES:
-        moments = held(method)
+        moments = memory_over_step(method)
         highest = max(sum(parts) for parts in moments)
         p.words(16, top, f"{name}: at most {highest:g} layers", "ink bold")
         bottom = top + 8 + unit * highest
@@ -164,15 +164,15 @@ def memory(p: Picture) -> None:
 @picture(262, "The views that autograd saved stay; the storage below them is emptied and filled again")
 def storage(p: Picture) -> None:
     """Views over a storage that comes and goes."""
-    for x, (title, there) in spaced((("forward", True), ("between", False), ("backward", True)), 16, 140):
+    for x, (title, filled) in spaced((("forward", True), ("between", False), ("backward", True)), 16, 140):
         p.words(x, 26, title, "ink bold")
         for left, name in ((x, "weight"), (x + 66, "bias")):
             p.box(left, 40, 60, 30, YELLOW, name)
-            p.line(left + 30, 72, left + 30, 100, dashed=not there, arrow=True)
-        p.box(x, 104, 126, 34, BLUE if there else None, "full: W · n" if there else "0 bytes")
+            p.line(left + 30, 72, left + 30, 100, dashed=not filled, arrow=True)
+        p.box(x, 104, 126, 34, BLUE if filled else None, "full: W · n" if filled else "0 bytes")
         p.box(x, 196, 34, 30, GREEN, "n")
         p.words(x + 42, 216, "shard", "soft")
-        if there:
+        if filled:
             p.line(x + 17, 192, x + 17, 142, arrow=True)
             p.words(x + 26, 172, "all-gather", "soft small")
     p.words(16, 250, "yellow: views, saved by autograd, with shapes and strides", "soft")
@@ -180,10 +180,10 @@ def storage(p: Picture) -> None:
 
 def gathers(ahead: bool) -> tuple[Lane, Lane]:
     """Compute and messages of a forward pass, in ms: each layer is gathered when it is needed, or one ahead."""
-    compute, messages, begun = Lane(), Lane(), 0.0
+    compute, messages, start = Lane(), Lane(), 0.0
     for layer in range(1, LAYERS + 1):
-        messages.add(begun if ahead else compute.end, GATHER_MS, str(layer))
-        begun = compute.add(messages.end, COMPUTE_MS, f"layer {layer}")
+        messages.add(start if ahead else compute.end, GATHER_MS, str(layer))
+        start = compute.add(messages.end, COMPUTE_MS, f"layer {layer}")
     return compute, messages
 
 
@@ -197,7 +197,7 @@ def prefetch(p: Picture) -> None:
 
 
 Host = Literal["ahead", "waits", "asks early"]
-ASK_MS = 0.3  # that a host needs to ask for all of a layer
+LAUNCH_MS = 0.3  # that a host needs to ask for all of a layer
 
 
 def hosted(host: Host) -> tuple[Lane, Lane, Lane, Lane]:
@@ -209,11 +209,11 @@ def hosted(host: Host) -> tuple[Lane, Lane, Lane, Lane]:
     asks, waits, compute, messages = Lane(), Lane(), Lane(), Lane()
     now = 0.0
     for layer in range(1, LAYERS + 1):
-        for asked in range(len(messages) + 1, min(LAYERS, layer + (host == "asks early")) + 1):
-            messages.add(now, GATHER_MS, str(asked))
+        for requested in range(len(messages) + 1, min(LAYERS, layer + (host == "asks early")) + 1):
+            messages.add(now, GATHER_MS, str(requested))
         compute.add(max(now, messages[layer - 1][0] + GATHER_MS), COMPUTE_MS, f"layer {layer}")
-        asks.add(now, ASK_MS)
-        now += ASK_MS
+        asks.add(now, LAUNCH_MS)
+        now += LAUNCH_MS
         if host != "ahead":
             waits.add(now, compute.end - now, "waits")
             now = compute.end
@@ -234,14 +234,14 @@ def streams(p: Picture) -> None:
         lanes = (("host", asks, YELLOW), ("computes", compute, BLUE), ("gathers", messages, ORANGE))
         for y, (lane, bars, colour) in spaced(lanes, top + 8, 28):
             p.words(16, y + 17, lane, "soft small")
-            for start, long, words in bars:
-                p.box(left + ms * start, y, ms * long - 1.5, 24, colour, words)
-        for start, long, words in waits:
-            p.frame(left + ms * start, top + 9, ms * long - 3, 22, words)
+            for start, length, words in bars:
+                p.box(left + ms * start, y, ms * length - 1.5, 24, colour, words)
+        for start, length, words in waits:
+            p.frame(left + ms * start, top + 9, ms * length - 3, 22, words)
     p.clock(376, ms, 10, left=left)
 
 
-def whole_step(order: Order) -> tuple[Lane, Lane]:
+def step_lanes(order: Order) -> tuple[Lane, Lane]:
     """Compute and messages of a step, in ms; a backward takes two forwards, the optimizer's step nothing.
 
     A link carries one message at a time, in the order in which they are asked for. ZeRO-3 keeps the last layer whole
@@ -249,24 +249,24 @@ def whole_step(order: Order) -> tuple[Lane, Lane]:
     """
     compute, messages = Lane(), Lane()
 
-    def send(what: str, asked: float, times: int = 1) -> float:
-        messages.add(asked, times * GATHER_MS, what)
+    def send(what: str, ready: float, times: int = 1) -> float:
+        messages.add(ready, times * GATHER_MS, what)
         return messages.end
 
-    layers, here = range(1, LAYERS + 1), dict.fromkeys(range(1, LAYERS + 1), 0.0)
+    layers, arrival = range(1, LAYERS + 1), dict.fromkeys(range(1, LAYERS + 1), 0.0)
     if order == "early":
-        here = {layer: send(f"p{layer}", 0.0) for layer in layers}
+        arrival = {layer: send(f"p{layer}", 0.0) for layer in layers}
     if order == "zero3":
-        here[1] = send("p1", 0.0)
+        arrival[1] = send("p1", 0.0)
     for layer in layers:
-        start = compute.add(here[layer], COMPUTE_MS, f"f{layer}")
+        start = compute.add(arrival[layer], COMPUTE_MS, f"f{layer}")
         if order == "zero3" and layer < LAYERS:
-            here[layer + 1] = send(f"p{layer + 1}", start)
+            arrival[layer + 1] = send(f"p{layer + 1}", start)
     for layer in reversed(layers):
-        start = compute.add(here[layer], 2 * COMPUTE_MS, f"b{layer}")
+        start = compute.add(arrival[layer], 2 * COMPUTE_MS, f"b{layer}")
         if order == "zero3":
             if layer > 1:  # the gather is asked for before the reduce-scatter of the layer above
-                here[layer - 1] = send(f"p{layer - 1}", start)
+                arrival[layer - 1] = send(f"p{layer - 1}", start)
             if layer < LAYERS:
                 send(f"g{layer + 1}", start)
         else:
@@ -289,17 +289,17 @@ def hidden(p: Picture) -> None:
         ("ZeRO-1 and 2, gathers under forward", "early"), ("ZeRO-3", "zero3"),
     )  # fmt: skip
     for top, (name, order) in spaced(rows, 48, 80):
-        compute, messages = whole_step(order)
-        exposed = max(compute.end, messages.end) - sum(long for _, long, _ in compute)  # when nothing computes
+        compute, messages = step_lanes(order)
+        exposed = max(compute.end, messages.end) - sum(length for _, length, _ in compute)  # when nothing computes
         p.words(16, top, f"{name}: {exposed:.1f} ms", "ink bold")
-        for start, long, what in compute:
-            p.box(16 + ms * start, top + 8, ms * long - 1.5, 24, BLUE if what[0] == "f" else GREEN, what)
-        for start, long, what in messages:
-            under = any(at < start + long and start < at + ran for at, ran, _ in compute)
+        for start, length, what in compute:
+            p.box(16 + ms * start, top + 8, ms * length - 1.5, 24, BLUE if what[0] == "f" else GREEN, what)
+        for start, length, what in messages:
+            under = any(begin < start + length and start < begin + duration for begin, duration, _ in compute)
             colour = YELLOW if what[0] == "p" else ORANGE
-            p.box(16 + ms * start, top + 34, ms * long - 1.5, 24, colour, hatched=not under)
-            p.words(16 + ms * (start + long / 2), top + 51, what, "in small", "middle")
-    p.clock(350, ms, 23, each=4)
+            p.box(16 + ms * start, top + 34, ms * length - 1.5, 24, colour, hatched=not under)
+            p.words(16 + ms * (start + length / 2), top + 51, what, "in small", "middle")
+    p.clock(350, ms, 23, step=4)
     p.words(16, 388, "f, b: forward, backward of a layer; p: its parameters", "soft small")
     p.words(16, 406, "gathered; g: its gradient reduced; hatched: nothing computes", "soft small")
 

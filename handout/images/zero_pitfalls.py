@@ -1,29 +1,29 @@
 """Pictures of the chapter on ZeRO: what two of its pitfalls look like. Both are counted, or computed step by step."""
 
 from .picture import BLUE, ORANGE, Chart, Picture, picture, spaced
-from .zero import held
+from .zero import memory_over_step
 
-MANY = 6  # layers, as in held()
+LAYERS = 6  # as in memory_over_step()
 
 
 @picture(352, "Parameters and gradients held in a step of six layers, where layers are freed and where they are not")
 def unfreed(p: Picture) -> None:
-    """The parameters and gradients of held(), and above them what a layer leaves behind until its backward."""
-    unit, width, moments = 7.0, 27.0, [sum(parts[:2]) for parts in held("zero3")]
+    """Parameters and gradients of memory_over_step(), and above them what a layer leaves behind until its backward."""
+    unit, width, moments = 7.0, 27.0, [sum(parts[:2]) for parts in memory_over_step("zero3")]
     p.words(16, 22, "held, in layers; orange: what should be free", "soft")
-    for top, (name, own) in spaced(
+    for top, (name, extra) in spaced(
         (("layers are freed", None), ("storage not emptied", 0), ("weight * scale", 1)), 46, 98
     ):
         left_over = [0.0] * len(moments)
-        if own is not None:  # from forward to backward; the layer at work leaves `own` more
-            left_over[1:-1] = [done + own for done in (*range(MANY), *reversed(range(MANY)))]
-        highest = max(n + more for n, more in zip(moments, left_over, strict=True))
+        if extra is not None:  # from forward to backward; the layer at work leaves `extra` more
+            left_over[1:-1] = [done + extra for done in (*range(LAYERS), *reversed(range(LAYERS)))]
+        highest = max(n + leftover for n, leftover in zip(moments, left_over, strict=True))
         p.words(16, top, f"{name}: at most {highest:g} layers", "ink bold")
-        for x, (n, more) in spaced(zip(moments, left_over, strict=True), 24, width):
+        for x, (n, leftover) in spaced(zip(moments, left_over, strict=True), 24, width):
             bottom = top + 82
             p.box(x, bottom - unit * n, width - 3, unit * n, BLUE)
-            if more:
-                p.box(x, bottom - unit * (n + more), width - 3, unit * more - 1, ORANGE, hatched=True)
+            if leftover:
+                p.box(x, bottom - unit * (n + leftover), width - 3, unit * leftover - 1, ORANGE, hatched=True)
     for x, name in ((24 + 4 * width, "forward"), (24 + 10 * width, "backward")):
         p.words(x, 344, name, "soft", "middle")
 
@@ -40,6 +40,6 @@ def lagging(p: Picture) -> None:
             seen.append(full)  # y, and dy: the gradient of w is y
             full, shard = None if frees else shard, shard - 0.5 * seen[-1]
         c.curve([*enumerate(seen, 1)], colour, dashed=not frees)
-        for at, y in enumerate(seen, 1):
-            c.dot(at, y, colour)
-        c.say(2, seen[1], name, "end" if frees else "start", dx=-12 if frees else 12, dy=5)
+        for step, y in enumerate(seen, 1):
+            c.dot(step, y, colour)
+        c.label(2, seen[1], name, "end" if frees else "start", dx=-12 if frees else 12, dy=5)

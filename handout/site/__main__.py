@@ -24,34 +24,34 @@ def build(edition: str, profile: str, out: Path) -> int:
     stage(out / "source", edition, profile)
     strict = ["-q", "-n", "-W", "--keep-going", "-E"]
     settings = ["-c", str(HERE), "-D", f"edition={edition}", "-D", f"profile={profile}", "-d", str(out / "doctrees")]
-    named = ["with solutions"] * (edition == "solutions") + [f"profile {profile}"] * (profile != "full")
-    if named:
-        settings += ["-D", f"html_title=Shardlings, {', '.join(named)}"]
+    labels = ["with solutions"] * (edition == "solutions") + [f"profile {profile}"] * (profile != "full")
+    if labels:
+        settings += ["-D", f"html_title=Shardlings, {', '.join(labels)}"]
     return sphinx([*strict, "-b", "html", *settings, str(out / "source"), str(out / "html")])
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(prog="python -m handout.site", description=__doc__)
-    asked.add_argument("--edition", choices=EDITIONS, default="student")
-    asked.add_argument("--profile", choices=list(default().profiles), default="full", help="whose exercises it has")
-    asked.add_argument("--out", type=Path, default=ROOT / "build" / "handout")
-    asked.add_argument("--pdf", action="store_true", help="print the site's pages to book.pdf too, through Chromium")
-    asked.add_argument("--cards", action="store_true", help="write the cards' lines into the chapters")
-    given = asked.parse_args()
-    if given.cards:
+    parser = argparse.ArgumentParser(prog="python -m handout.site", description=__doc__)
+    parser.add_argument("--edition", choices=EDITIONS, default="student")
+    parser.add_argument("--profile", choices=list(default().profiles), default="full", help="whose exercises it has")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "handout")
+    parser.add_argument("--pdf", action="store_true", help="print the site's pages to book.pdf too, through Chromium")
+    parser.add_argument("--cards", action="store_true", help="write the cards' lines into the chapters")
+    options = parser.parse_args()
+    if options.cards:
         for chapter in (ROOT / "handout").glob("*.md"):
             chapter.write_text(refreshed(chapter.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    if given.edition == "solutions" and not (ROOT / "reference").is_dir():
+    if options.edition == "solutions" and not (ROOT / "reference").is_dir():
         sys.exit("EDITION=solutions: expected the folder reference/, found none; leave EDITION out for the student's")
-    out = given.out / (given.edition if given.profile == "full" else f"{given.edition}-{given.profile}")
-    if status := build(given.edition, given.profile, out):
+    out = options.out / (options.edition if options.profile == "full" else f"{options.edition}-{options.profile}")
+    if status := build(options.edition, options.profile, out):
         sys.exit(status)
-    if given.pdf:
+    if options.pdf:
         from .book import BookError, title, write_pdf  # what it imports comes with the theme
 
         try:
-            write_pdf(out / "html", out / "book.pdf", title(given.profile))
+            write_pdf(out / "html", out / "book.pdf", title(options.profile))
         except BookError as error:
             sys.exit(f"--pdf: {error}")
         print(f"open {out / 'book.pdf'}")

@@ -47,13 +47,13 @@ def write_pdf(html: Path, out: Path, title: str) -> None:
         "--no-pdf-header-footer", "--generate-pdf-document-outline", f"--print-to-pdf={out}", page.resolve().as_uri(),
     ]  # fmt: skip
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     except subprocess.TimeoutExpired:
         raise BookError("Chromium took longer than 600 s to print the book") from None
     finally:
         page.unlink()
-    if said.returncode or not out.is_file():
-        raise BookError(f"Chromium ended with {said.returncode}: {said.stderr[-500:]}")
+    if result.returncode or not out.is_file():
+        raise BookError(f"Chromium ended with {result.returncode}: {result.stderr[-500:]}")
 
 
 def as_one_page(html: Path, title: str) -> str:
@@ -74,8 +74,8 @@ def as_one_page(html: Path, title: str) -> str:
 
 def _pages(html: Path) -> list[str]:
     """The pages in the order of the side bar: index.html first, then chapters, notebooks, and what is beside them."""
-    side = BeautifulSoup((html / FIRST).read_text(encoding="utf-8"), "html.parser").select(".sidebar-tree a.reference")
-    names = [str(link["href"]).partition("#")[0] for link in side if not str(link["href"]).startswith("http")]
+    links = BeautifulSoup((html / FIRST).read_text(encoding="utf-8"), "html.parser").select(".sidebar-tree a.reference")
+    names = [str(link["href"]).partition("#")[0] for link in links if not str(link["href"]).startswith("http")]
     return list(dict.fromkeys([FIRST, *(name for name in names if name)]))
 
 
@@ -84,10 +84,10 @@ def _article(html: Path, name: str, pages: list[str]) -> Tag:
     soup = BeautifulSoup((html / name).read_text(encoding="utf-8"), "html.parser")
     article = soup.select_one("article")
     assert article is not None, f"{name}: expected an article, found none"
-    for left_out in article.select(".moving, script, .headerlink, button"):
-        left_out.decompose()
-    for folded in article.select("details"):
-        folded["open"] = ""
+    for element in article.select(".moving, script, .headerlink, button"):
+        element.decompose()
+    for details in article.select("details"):
+        details["open"] = ""
     folder = os.path.dirname(name)
     for tag in article.select("[id]"):
         tag["id"] = _anchor(name, str(tag["id"]))
@@ -98,10 +98,10 @@ def _article(html: Path, name: str, pages: list[str]) -> Tag:
         target = str(link["href"])
         if "://" in target or target.startswith("mailto:"):
             continue
-        path, _, place = target.partition("#")
+        path, _, fragment = target.partition("#")
         page = os.path.normpath(os.path.join(folder, path)) if path else name
         if page in pages:
-            link["href"] = f"#{_anchor(page, place)}"
+            link["href"] = f"#{_anchor(page, fragment)}"
         else:  # a file's own page, which the book leaves out
             link.unwrap()
     return article
@@ -112,15 +112,15 @@ def _contents(name: str, article: Tag) -> str:
     head = article.select_one("h1")
     title = head.get_text() if head else name
     sections = [
-        f'<li><a href="#{section["id"]}">{below.get_text()}</a></li>'
+        f'<li><a href="#{section["id"]}">{h2.get_text()}</a></li>'
         for section in article.select("section[id]")
-        if (below := section.find("h2", recursive=False)) and len(below.get_text()) > 1  # no letters of the glossary
+        if (h2 := section.find("h2", recursive=False)) and len(h2.get_text()) > 1  # no letters of the glossary
     ]
     return f'<li><a href="#{_anchor(name)}"><strong>{title}</strong></a><ul>{"".join(sections)}</ul></li>'
 
 
-def _anchor(page: str, place: str = "") -> str:
-    return f"{page.removesuffix('.html').replace('/', '-')}{'--' if place else ''}{place}"
+def _anchor(page: str, fragment: str = "") -> str:
+    return f"{page.removesuffix('.html').replace('/', '-')}{'--' if fragment else ''}{fragment}"
 
 
 def title(profile: str) -> str:

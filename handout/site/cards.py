@@ -22,14 +22,14 @@ def refreshed(chapter: str) -> str:
 
 def judged(e: Exercise) -> dict[str, tuple[float, list[str]]]:
     """By kind of test: (the points it carries, the names of its tests in words), in the order of the files."""
-    of_kind: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    by_kind: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for path in sorted((ROOT / "tests" / e.stage).glob("test_*.py")):
         for mark in marks(path):
             if mark.id == e.id:
-                of_kind[mark.kind].append(mark.test.removeprefix("test_").replace("_", " "))
+                by_kind[mark.kind].append(mark.test.removeprefix("test_").replace("_", " "))
     split = e.split
-    whole = sum(split[kind] for kind, names in of_kind.items() if names)
-    return {kind: (e.points * (split[kind] / whole if whole else 1), names) for kind, names in of_kind.items() if names}
+    total = sum(split[kind] for kind, names in by_kind.items() if names)
+    return {kind: (e.points * (split[kind] / total if total else 1), names) for kind, names in by_kind.items() if names}
 
 
 def lists_forbidden(e: Exercise) -> bool:

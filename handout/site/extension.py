@@ -40,28 +40,28 @@ class Card(SphinxDirective):
         edition = self.config.edition
         box = nodes.container(classes=["exercise-card"])
         box += self.parse_text_to_nodes(_facts(e, set(default().of_profile(self.config.profile).exercises)))
-        more = nodes.container(classes=["exercise-more"])
-        more += _folded("What judges it", self.parse_text_to_nodes(_judged(e)))
+        details = nodes.container(classes=["exercise-more"])
+        details += _folded("What judges it", self.parse_text_to_nodes(_judged(e)))
         if e.forbidden and not cards.lists_forbidden(e):
             names = ", ".join(f"`{name}`" for name in e.forbidden)
-            more += _folded("Forbidden calls", self.parse_text_to_nodes(names))
+            details += _folded("Forbidden calls", self.parse_text_to_nodes(names))
         title = "Solution" if edition == "solutions" else "Interface"
         code = nodes.literal_block(text := code_of(e.file, edition), text, language="python")
-        shown = nodes.container(ids=[anchor(e.id)], names=[anchor(e.id)])
-        self.state.document.note_explicit_target(shown)
-        shown += _folded(f"{title}: {e.file}", [code], unfolded=edition == "student")
-        more += shown
-        return [box, more]
+        code_box = nodes.container(ids=[anchor(e.id)], names=[anchor(e.id)])
+        self.state.document.note_explicit_target(code_box)
+        code_box += _folded(f"{title}: {e.file}", [code], unfolded=edition == "student")
+        details += code_box
+        return [box, details]
 
 
 def _facts(e: Exercise, kept: set[str]) -> str:
     """The card's head, in Markdown; of what is not kept there is no section to link to."""
     needs = [f"[`{id}`]({heading(id)})" if id in kept else f"`{id}`" for id in e.needs]
     stars = "●" * e.difficulty + "○" * (5 - e.difficulty)
-    where = "a GPU" if e.track == "gpu" else "a laptop"
+    machine = "a GPU" if e.track == "gpu" else "a laptop"
     rows = [
         f"{cards.counted(e.points, 'point')} · {cards.counted(e.hours, 'hour')} · "
-        f"difficulty {stars} ({e.difficulty} of 5) · on {where}",
+        f"difficulty {stars} ({e.difficulty} of 5) · on {machine}",
         f"Builds on: {', '.join(needs) or 'no other exercise'}.",
         f"Hand in: `student/{e.file}` with `{e.name}`. `lab check {e.id}` says whether it is done.",
     ]
@@ -76,10 +76,10 @@ def _judged(e: Exercise) -> str:
     )
 
 
-def _folded(title: str, inside: list[nodes.Node], unfolded: bool = False) -> list[nodes.Node]:
+def _folded(title: str, children: list[nodes.Node], unfolded: bool = False) -> list[nodes.Node]:
     opened = " open" if unfolded else ""
     head = f"<details{opened}><summary>{html.escape(title)}</summary>"
-    return [nodes.raw("", head, format="html"), *inside, nodes.raw("", "</details>", format="html")]
+    return [nodes.raw("", head, format="html"), *children, nodes.raw("", "</details>", format="html")]
 
 
 NUMBERS = Path(__file__).resolve().parent / "moving"
@@ -92,17 +92,17 @@ class Captions(SphinxTransform):
 
     def apply(self, **kwargs: object) -> None:
         for image in list(self.document.findall(nodes.image)):
-            paragraph, below = image.parent, image.parent.next_node(descend=False, siblings=True)
-            if isinstance(below, nodes.paragraph) and below.astext().startswith("Figure "):
-                below.parent.remove(below)
-                number = nodes.make_id(below.astext().partition(".")[0])
-                figure = nodes.figure("", image, nodes.caption("", "", *below.children), ids=[number])
+            paragraph, caption = image.parent, image.parent.next_node(descend=False, siblings=True)
+            if isinstance(caption, nodes.paragraph) and caption.astext().startswith("Figure "):
+                caption.parent.remove(caption)
+                number = nodes.make_id(caption.astext().partition(".")[0])
+                figure = nodes.figure("", image, nodes.caption("", "", *caption.children), ids=[number])
                 paragraph.replace_self(figure)
                 figure += _moving(PurePosixPath(image["uri"]).stem)
-        for more in [box for box in self.document.findall(nodes.container) if "exercise-more" in box["classes"]]:
-            section = more.parent
-            section.remove(more)
-            section += more
+        for details in [box for box in self.document.findall(nodes.container) if "exercise-more" in box["classes"]]:
+            section = details.parent
+            section.remove(details)
+            section += details
             section["classes"].append("exercise")
 
 
@@ -112,8 +112,8 @@ def _moving(name: str) -> list[nodes.Node]:
     if not numbers.is_file():
         return []
     data = numbers.read_text(encoding="utf-8").strip().replace("<", "\\u003c")
-    place = f'<div class="moving" data-moving="{name}" hidden><script type="application/json">{data}</script></div>'
-    return [nodes.raw("", place, format="html", moving=name)]
+    markup = f'<div class="moving" data-moving="{name}" hidden><script type="application/json">{data}</script></div>'
+    return [nodes.raw("", markup, format="html", moving=name)]
 
 
 def _add_scripts(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:

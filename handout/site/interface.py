@@ -8,7 +8,7 @@ import tokenize
 from collections.abc import Iterator
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_LATER = "..."  # stands for a body
+_BODY = "..."  # stands for a body
 _WIDTH = 88  # of a docstring's lines
 
 
@@ -18,7 +18,7 @@ def interface(source: str) -> str:
     Bodies are left out, also those of a stub; so are private names, constants and what is nested in a function.
     """
     lines = source.splitlines(keepends=True)
-    parts = [_shown(node, lines) for node in ast.parse(source).body if _public(node)]
+    parts = [_excerpt(node, lines) for node in ast.parse(source).body if _public(node)]
     return "\n\n\n".join(parts) + "\n" if parts else ""
 
 
@@ -26,40 +26,40 @@ def _public(node: ast.stmt) -> bool:
     return isinstance(node, Definition) and (not node.name.startswith("_") or node.name.endswith("__"))
 
 
-def _shown(node: Definition, lines: list[str]) -> str:
+def _excerpt(node: Definition, lines: list[str]) -> str:
     """One definition, from its first decorator on, with its own indentation taken away."""
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     if any(ast.unparse(d).partition(".")[0] == "provided" for d in node.decorator_list):
         return textwrap.dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
-    parts = list(_inside(node, lines))
-    return f"{_header(node, lines, first)}\n{textwrap.indent(''.join(parts) or _LATER, '    ')}"
+    parts = list(_body_parts(node, lines))
+    return f"{_header(node, lines, first)}\n{textwrap.indent(''.join(parts) or _BODY, '    ')}"
 
 
-def _inside(node: Definition, lines: list[str]) -> Iterator[str]:
+def _body_parts(node: Definition, lines: list[str]) -> Iterator[str]:
     """The docstring, then, of a class, its public methods."""
     if document := ast.get_docstring(node):
-        raw, text = "r" if "\\" in document else "", _filled(document)
+        raw, text = "r" if "\\" in document else "", _wrapped(document)
         yield f'{raw}"""{text}{chr(10) if chr(10) in text else ""}"""'
     if isinstance(node, ast.ClassDef):
         for method in filter(_public, node.body):
-            yield f"\n\n{_shown(method, lines)}"
+            yield f"\n\n{_excerpt(method, lines)}"
 
 
-def _filled(document: str) -> str:
+def _wrapped(document: str) -> str:
     """Its paragraphs in lines that fit a page; what is indented or listed stays as it is, and a source has its line."""
     blocks = re.sub(r"(?m)^(?=Source: )", "\0", document).replace("\n\0", "\n\n\0").split("\n\n")
-    filled = [b if re.search(r"(?m)^(\s|[-*|])|\S {2,}\S", b) else textwrap.fill(b, _WIDTH) for b in blocks]
-    return "\n\n".join(filled).replace("\n\n\0", "\n").replace("\0", "")
+    wrapped = [b if re.search(r"(?m)^(\s|[-*|])|\S {2,}\S", b) else textwrap.fill(b, _WIDTH) for b in blocks]
+    return "\n\n".join(wrapped).replace("\n\n\0", "\n").replace("\0", "")
 
 
 def _header(node: Definition, lines: list[str], first: int) -> str:
     """Decorators and signature as they are written, up to the colon before the body."""
     text = textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
-    depth, begun = 0, False
+    depth, in_signature = 0, False
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        begun = begun or (not depth and token.string in ("def", "class"))
+        in_signature = in_signature or (not depth and token.string in ("def", "class"))
         depth += (token.string in "([{") - (token.string in ")]}") if token.type == tokenize.OP else 0
-        if begun and not depth and token.string == ":":
+        if in_signature and not depth and token.string == ":":
             row, column = token.end
             return "".join([*text.splitlines(keepends=True)[: row - 1], text.splitlines()[row - 1][:column]])
     raise SyntaxError(f"line {node.lineno}: no colon after {node.name}")  # ast.parse saw one

@@ -63,8 +63,8 @@ def anchor(id: str) -> str:
 def without_exercises(chapter: str, kept: set[str]) -> str:
     """A chapter less the sections of exercises that are not kept."""
     sections = re.split(r"(?m)^(?=## )", chapter)
-    named = [re.match(r"## Exercise `(\S+)`", section) for section in sections]
-    return "".join(s for s, name in zip(sections, named, strict=True) if name is None or name[1] in kept)
+    headings = [re.match(r"## Exercise `(\S+)`", section) for section in sections]
+    return "".join(s for s, match in zip(sections, headings, strict=True) if match is None or match[1] in kept)
 
 
 def heading(id: str) -> str:
@@ -76,39 +76,39 @@ def _page(name: str) -> str:
     return "index.md" if name == "README.md" else name
 
 
-def _relinked(text: str, of: str, edition: str, linked: set[str], kept: set[str]) -> str:
-    """`text`, a page of the folder `of`, with links that lead somewhere in the site; adds files that want a page."""
+def _relinked(text: str, folder: str, edition: str, linked: set[str], kept: set[str]) -> str:
+    """`text`, a page of `folder`, with links that lead somewhere in the site; adds files that want a page."""
     parts = _CODE.split(text)
     for i in range(0, len(parts), 2):  # those between are code
-        parts[i] = _LINK.sub(lambda m: _target(m[1], of, edition, linked, kept), parts[i])
+        parts[i] = _LINK.sub(lambda m: _target(m[1], folder, edition, linked, kept), parts[i])
     joined = "".join(parts)
     return re.sub(r"(?<!!)\[([^\[\]]+)\]\(\)", r"\1", joined)  # what has no page is no link
 
 
-def _target(link: str, of: str, edition: str, linked: set[str], kept: set[str]) -> str:
-    """Where a link of a page in the folder `of` leads; nothing for what has no page in the site."""
+def _target(link: str, folder: str, edition: str, linked: set[str], kept: set[str]) -> str:
+    """Where a link of a page in `folder` leads; nothing for what has no page in the site."""
     if link.startswith(("http", "#", "mailto:")):
         return link
-    path, hash, place = link.partition("#")
-    file = os.path.normpath(f"{of}/{path}").replace(os.sep, "/")
-    up = "../" if of == "notebooks" else ""
+    path, hash, fragment = link.partition("#")
+    file = os.path.normpath(f"{folder}/{path}").replace(os.sep, "/")
+    prefix = "../" if folder == "notebooks" else ""
     top, _, rest = file.partition("/")
     exercise = next((e for e in default().exercises.values() if top == "student" and e.file == rest), None)
     left_out = {heading(id) for id in default().exercises if id not in kept}
-    if (exercise and exercise.id not in kept) or f"{PurePosixPath(path).name}#{place}" in left_out:
+    if (exercise and exercise.id not in kept) or f"{PurePosixPath(path).name}#{fragment}" in left_out:
         return ""
     if exercise:
-        return f"{up}{exercise.stage}.md#{anchor(exercise.id)}" if up else f"#{anchor(exercise.id)}"
+        return f"{prefix}{exercise.stage}.md#{anchor(exercise.id)}" if prefix else f"#{anchor(exercise.id)}"
     if top == "handout" and "/" not in rest and rest.endswith(".md"):
         known = (ROOT / file).is_file() and (edition, rest) != ("student", INSTRUCTORS)
-        return f"{up}{_page(rest)}{hash}{place}" if known else ""
+        return f"{prefix}{_page(rest)}{hash}{fragment}" if known else ""
     if top == "handout" and rest.startswith("images/"):
-        return f"{up}{rest}"
+        return f"{prefix}{rest}"
     if top == "notebooks" and rest.endswith(".ipynb"):
-        return rest if up else file
+        return rest if prefix else file
     if (ROOT / file).is_file() and PurePosixPath(file).suffix != ".md":
         linked.add(file)
-        return f"{up}code/{file}.md"
+        return f"{prefix}code/{file}.md"
     return ""
 
 
@@ -118,10 +118,10 @@ def _contents(name: str, pages: dict[str, str]) -> str:
         return ""
     chapters = [s.name for s in default().stages if f"{s.name}.md" in pages]
     books = [f"notebooks/{p.stem}" for p in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-    beside = [
+    extras = [
         n for n in ("planning", "published", "conventions", "cluster", "glossary", "instructors") if f"{n}.md" in pages
     ]
-    trees = {"Chapters": chapters, "Notebooks": books, "Beside them": beside}
+    trees = {"Chapters": chapters, "Notebooks": books, "Beside them": extras}
     head = "\n```{toctree}\n:hidden:\n:caption:"
     return "".join(f"{head} {title}\n\n{chr(10).join(names)}\n```\n" for title, names in trees.items())
 
@@ -139,10 +139,10 @@ def _code_page(file: str, edition: str) -> str:
     top, _, rest = file.partition("/")
     shown = top == "student" and rest.endswith(".py")
     text = code_of(rest, edition) if shown else (ROOT / file).read_text(encoding="utf-8")
-    where = f"reference/{rest}" if shown and edition == "solutions" else file
+    title = f"reference/{rest}" if shown and edition == "solutions" else file
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`{3,}", text)), 3)
     language = _LANGUAGES.get(PurePosixPath(file).suffix, "none")
-    return f"---\norphan: true\nnosearch: true\n---\n# `{where}`\n\n{fence}{language}\n{text}\n{fence}\n"
+    return f"---\norphan: true\nnosearch: true\n---\n# `{title}`\n\n{fence}{language}\n{text}\n{fence}\n"
 
 
 def _write(path: Path, text: str) -> None:
