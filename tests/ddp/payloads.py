@@ -6,7 +6,7 @@ from torch import Tensor
 from lab.course.listing import some
 from lab.harness.named import number_of
 
-NEAR = 1e-2  # tolerance relative to the largest value: deep chains amplify rounding
+TOLERANCE = 1e-2  # tolerance relative to the largest value: deep chains amplify rounding
 SUM_OPS = ("all_reduce", "reduce_scatter")  # operations that begin a sum over ranks
 
 
@@ -28,7 +28,7 @@ def carries_own(what: str, record: dict, world: int) -> None:
     for name in sorted(exact, key=lambda name: -exact[name].numel()):
         values = exact[name].double().flatten()
         error = float((plain[name].double().flatten() - values).abs().max())
-        allowed = max(NEAR * float(values.abs().max()), 15 * error)
+        allowed = max(TOLERANCE * float(values.abs().max()), 15 * error)
         matches = [(*match, i, divisor) for i, (_, payload) in enumerate(sums) for divisor in {1, world}
                   if (match := _find(payload, values / divisor, free[i], allowed / divisor))]  # fmt: skip
         if matches:

@@ -106,9 +106,9 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 @pytest.mark.parametrize("set_to_none", [True, False, "resting"])
 def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2)
-    every = list(range(len(chain[1])))
-    resting = [rng.shuffled(every)[: rng.integers(1, len(every) - 2)] for _ in range(2)]
-    orders = [[[i for i in every if i not in rest]] for rest in (every[1:], [], *resting, [])]
+    layers = list(range(len(chain[1])))
+    resting = [rng.shuffled(layers)[: rng.integers(1, len(layers) - 2)] for _ in range(2)]
+    orders = [[[i for i in layers if i not in rest]] for rest in (layers[1:], [], *resting, [])]
     trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
 
 
@@ -129,9 +129,9 @@ def test_dtypes_mixed_in_one_model(run, rng, expect):
 @pytest.mark.parametrize("last", ["all", "some"])
 def test_accumulation_is_the_sum_of_its_micro_batches(run, rng, expect, last):
     chain = draw_chain(rng, 2)
-    every = list(range(len(chain[1])))
-    end = every if last == "all" else rng.shuffled(every)[: len(every) // 2]
-    orders = [[rng.shuffled(every)] * rng.integers(1, 2) + [end], [every], [every, end]]
+    layers = list(range(len(chain[1])))
+    end = layers if last == "all" else rng.shuffled(layers)[: len(layers) // 2]
+    orders = [[rng.shuffled(layers)] * rng.integers(1, 2) + [end], [layers], [layers, end]]
     trains_as_one(run, rng, expect, "bucketed", chain, orders, options={"bucket_bytes": draw_limit(rng, chain)})
 
 
@@ -225,9 +225,9 @@ def test_the_limit_is_one_of_bytes_and_buckets_have_one_dtype(run, rng):
 def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
     chain = draw_chain(rng, 2, layers=6)
     limit = 1 if resting == "alone" else draw_limit(rng, chain)  # a bucket a parameter: whole ones rest
-    every = list(range(len(chain[1])))
+    layers = list(range(len(chain[1])))
     absent = rng.integers(1, 4) if resting else None
-    orders = [[rng.shuffled([i for i in every if i != absent])] for _ in range(2)]
+    orders = [[rng.shuffled([i for i in layers if i != absent])] for _ in range(2)]
     buckets = packing(chain, limit)
     incomplete = [any(number_of(e[0]) == absent for e in b) for b in buckets]
     present = [sum(e[1] for e in b if number_of(e[0]) != absent) for b in buckets]
@@ -278,8 +278,8 @@ def test_nobody_waits_during_backward(run, rng):
 def test_nothing_is_sent_within_no_sync(run, rng):
     chain = draw_chain(rng, 2)
     limit = draw_limit(rng, chain)
-    (every,) = natural(chain, 1)[0]
-    orders = [[every, every, every], [every, every]]
+    (layers,) = natural(chain, 1)[0]
+    orders = [[layers, layers, layers], [layers, layers]]
     bucket_sizes = [sum(e[1] for e in bucket) for bucket in packing(chain, limit)]
     for rank, step, record in each_step(steps_of(run, rng, "bucketed", chain, orders, options={"bucket_bytes": limit})):
         assert record["unsent"] == 0, (
@@ -297,7 +297,7 @@ def test_nothing_is_sent_within_no_sync(run, rng):
             f"rank {rank}, step {step}: {len(late)} of {len(rows)} buckets were sent when the last backward had "
             f"gone on, the first after it had left layer {late[0][1]}, whose gradients filled it"
         )
-    batch = [b[0][0] for b in draw_batches(rng, chain[0], 2, [[every]])]
+    batch = [b[0][0] for b in draw_batches(rng, chain[0], 2, [[layers]])]
     for rank, trace in enumerate(run.trace(probes_wrappers.left_by_error, *chain, batch, world=2, replace=NEEDS)):
         within, after, _ = trace.cut(["within", "backward", "finish"])
         assert not within, (

@@ -43,10 +43,10 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 @pytest.mark.parametrize("set_to_none", [True, False, "resting"])
 def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2, dtypes=MIXED)
-    every = list(range(len(chain[1])))  # of one dtype and the other, in turn
-    other = rng.shuffled(every)[: rng.integers(1, len(every) - 1)]
+    layers = list(range(len(chain[1])))  # of one dtype and the other, in turn
+    other = rng.shuffled(layers)[: rng.integers(1, len(layers) - 1)]
     first = number_of(next(iter(chain[2][0])))  # its gradients alone are views before the second step
-    orders = [[[first]], [every], [every[rng.integers(0, 1) :: 2]], [other], [every]]
+    orders = [[[first]], [layers], [layers[rng.integers(0, 1) :: 2]], [other], [layers]]
     trains_as_one(run, rng, expect, "flat", chain, orders, set_to_none)
 
 
@@ -82,8 +82,8 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 @pytest.mark.parametrize("dtypes", [MIXED[:1], MIXED])
 def test_one_all_reduce_a_step_and_dtype(run, rng, dtypes):
     chain = draw_chain(rng, 2, dtypes=dtypes)
-    every = list(range(len(chain[1])))
-    orders = [[every], [rng.shuffled(every)[: len(every) - 1]]]
+    layers = list(range(len(chain[1])))
+    orders = [[layers], [rng.shuffled(layers)[: len(layers) - 1]]]
     for rank, step, record in each_step(steps_of(run, rng, "flat", chain, orders)):
         want = sorted((d, n, "all_reduce", "finish") for d, n in elements_by_dtype(chain, orders[step][0]).items())
         sent = sorted((r["dtype"], r["elements"], r["op"], r["phase"]) for r in record["rows"])
@@ -108,8 +108,8 @@ def test_what_is_sent_is_no_copy(run, rng):
 @pytest.mark.parametrize("dtypes", [MIXED[:1], MIXED])
 def test_gradients_become_views_of_one_buffer(run, rng, dtypes):
     chain = draw_chain(rng, 2, dtypes=dtypes)
-    every = list(range(len(chain[1])))
-    batches = draw_batches(rng, chain[0], 2, [[every], [rng.shuffled(every)[:-1]]])
+    layers = list(range(len(chain[1])))
+    batches = draw_batches(rng, chain[0], 2, [[layers], [rng.shuffled(layers)[:-1]]])
     ranks = run(probes_wrappers.storages, *chain, batches, True, world=2, replace=["ddp.naive"])
     for rank, got in enumerate(ranks):
         for step, rows in enumerate(got):

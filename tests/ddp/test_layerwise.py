@@ -133,8 +133,8 @@ def test_biases_and_gains_can_be_left_out(run, rng, kind):
 @exercise(LAYERWISE, kind="numerics")
 def test_the_ratio_is_1_where_a_norm_is_0(run, rng, kind):
     """Weights of zeros, a gradient of zeros, both."""
-    w, g, none = rng.normal(3, 2), rng.normal(3, 2), torch.zeros(3, 2)
-    weights, gradients = [none, w, none], [[g, none, none], [g, g, none]]
+    w, g, zeros = rng.normal(3, 2), rng.normal(3, 2), torch.zeros(3, 2)
+    weights, gradients = [zeros, w, zeros], [[g, zeros, zeros], [g, g, zeros]]
     for decay in (0.0, 0.3):
         options = {**hyperparameters(rng, kind), "weight_decay": decay}
         cause = f"weight_decay {decay}: the ratio is 1 where a norm is 0"

@@ -31,10 +31,10 @@ def estimates(shares: list, samples: int) -> list[float]:
     small = sum(map(squared, shares)) / world
     columns = [column for column in zip(*shares, strict=True) if column[0] is not None]
     means = [torch.stack([s.double() for s in column]).mean(0) for column in columns]
-    return solved(small, squared(means), samples, world * samples)
+    return solve(small, squared(means), samples, world * samples)
 
 
-def solved(small: float, big: float, small_batch: int, big_batch: int) -> list[float]:
+def solve(small: float, big: float, small_batch: int, big_batch: int) -> list[float]:
     system = torch.tensor([[1.0, 1 / small_batch], [1.0, 1 / big_batch]], dtype=torch.float64)
     return torch.linalg.solve(system, torch.tensor([small, big], dtype=torch.float64)).tolist()
 
@@ -74,7 +74,7 @@ def test_two_lengths_give_two_estimates(run, rng):
         small = rng.integers(1, 64)
         cases.append([rng.uniform(1, 9), rng.uniform(0.1, 9), small, small * rng.integers(2, 9)])
     for case, got in zip(cases, run(probes.two_batches, cases), strict=True):
-        for name, w, g in zip(("|G|²", "tr(Σ)"), solved(*case), got, strict=True):
+        for name, w, g in zip(("|G|²", "tr(Σ)"), solve(*case), got, strict=True):
             assert abs(g - w) <= 1e-9 * (1 + abs(w)), (
                 f"{name} from {case} (small and big squared, their batches): expected {w:.9g}, got {g:.9g}"
             )
@@ -163,7 +163,7 @@ def test_no_gradient_is_kept(run, rng):
     (baseline, _) = run.trace(probes.noise_weighed, samples, seeds, 8, 64, world=2)
     shares = [torch.randn(count, generator=torch.Generator().manual_seed(seed)).double() for seed in seeds]
     small, big = sum(float(s.square().sum()) for s in shares) / 2, float((sum(shares) / 2).square().sum())
-    want = solved(small, big, samples, 2 * samples)
+    want = solve(small, big, samples, 2 * samples)
     for rank, trace in enumerate(run.trace(probes.noise_weighed, samples, seeds, count, ballast, world=2)):
         for name, true in zip(("gradient_squared", "trace"), want, strict=True):
             assert abs(trace.values[name] - true) <= 1e-5 * samples * small, (

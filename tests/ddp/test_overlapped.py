@@ -33,9 +33,9 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
-    every = list(range(len(chain[1])))  # of one dtype and the other, in turn: in the third step one has no gradient
-    part = rng.shuffled(every)[: rng.integers(1, len(every) - 1)]
-    orders = [[every], [part], [every[rng.integers(0, 1) :: 2]], [every]]
+    layers = list(range(len(chain[1])))  # of one dtype and the other, in turn: in the third step one has no gradient
+    part = rng.shuffled(layers)[: rng.integers(1, len(layers) - 1)]
+    orders = [[layers], [part], [layers[rng.integers(0, 1) :: 2]], [layers]]
     trains_as_one(run, rng, expect, "overlapped", chain, orders, set_to_none)
 
 
@@ -58,8 +58,8 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 @pytest.mark.parametrize(("world", "dtypes"), [(2, ("float32", "float64")), (3, ("float32",))])
 def test_each_gradient_is_sent_once_and_during_backward(run, rng, world, dtypes):
     chain = draw_chain(rng, world, dtypes=dtypes)
-    every = list(range(len(chain[1])))
-    orders = [[every], [rng.shuffled(every)[:-1]]]
+    layers = list(range(len(chain[1])))
+    orders = [[layers], [rng.shuffled(layers)[:-1]]]
     m = probes_wrappers.Chain(*chain[:2])
     for rank, step, record in each_step(steps_of(run, rng, "overlapped", chain, orders)):
         what = f"rank {rank} of {world}, step {step}, layers {orders[step][0]}"
