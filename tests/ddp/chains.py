@@ -25,13 +25,13 @@ def draw_chain(rng, world, dtypes=("float32",), layers=None, hidden=None, larges
     plan = [[hidden or rng.integers(1, 7), dtypes[i % len(dtypes)]] for i in range(count)]
     if largest:
         plan[rng.integers(0, count - 1)][0] = largest
-    return width, plan, [gated.draw_state(rng, probes_wrappers.made(width, plan), 0.4) for _ in range(world)]
+    return width, plan, [gated.draw_state(rng, probes_wrappers.build(width, plan), 0.4) for _ in range(world)]
 
 
 def draw_model(rng, world, steps=3):
     """Draw (width, depth, states) of a Model, with values that differ between ranks, and batches for some steps."""
     width, depth = rng.integers(3, 6), rng.integers(1, 3)
-    states = [gated.draw_state(rng, probes_wrappers.made(width, depth), 0.5) for _ in range(world)]
+    states = [gated.draw_state(rng, probes_wrappers.build(width, depth), 0.5) for _ in range(world)]
     return (width, depth, states), draw_batches(rng, width, world, [[[0]]] * steps)
 
 
@@ -47,40 +47,40 @@ def whole_batch(width, plan, state, batches, lr, set_to_none, exact, numbers) ->
 
     numbers: by which gates multiply. In the result, "own"[step][rank] has the gradients of that rank's batch only.
     """
-    m = probes_wrappers.made(width, plan)
+    m = probes_wrappers.build(width, plan)
     m.load_state_dict(state)
     if exact:
         m.double()
     probes_wrappers.start(m, set_to_none)
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
-    gradients, outputs, own = [], [], []
+    gradients, outputs, local_gradients = [], [], []
 
     def loss(ranks: list, step: int, outs: list) -> torch.Tensor:
         """The loss of a step on the samples of these ranks, averaged over micro-batches."""
-        micro, total = len(ranks[0][step]), torch.zeros(())
-        for i in range(micro):
+        micro_batches, total = len(ranks[0][step]), torch.zeros(())
+        for i in range(micro_batches):
             x, y = (torch.cat([rank[step][i][j] for rank in ranks]) for j in (0, 1))
             if exact:
                 x, y = x.double(), y.double()
-            outs.append(m(x, ranks[0][step][i][2], at=f"{step}.{i}", **probes_wrappers.keywords(plan)))
-            total = total + ((outs[-1] - y) ** 2).mean() / micro
+            outs.append(m(x, ranks[0][step][i][2], prefix=f"{step}.{i}", **probes_wrappers.keywords(plan)))
+            total = total + ((outs[-1] - y) ** 2).mean() / micro_batches
         return total
 
     with gates.answered(numbers):
         for step in range(len(batches[0])):
             probes_wrappers.clear(m, set_to_none, [layer for *_, order in batches[0][step] for layer in order])
-            own.append([own_gradients(m, loss([rank], step, [])) for rank in batches])
+            local_gradients.append([loss_gradients(m, loss([rank], step, [])) for rank in batches])
             loss(batches, step, outputs).backward()
             gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
             optimizer.step()
     outputs = [out.detach() for out in outputs]
-    return {"gradients": gradients, "outputs": outputs, "own": own, "state": dict(m.state_dict())}
+    return {"gradients": gradients, "outputs": outputs, "own": local_gradients, "state": dict(m.state_dict())}
 
 
-def own_gradients(m: torch.nn.Module, loss: torch.Tensor) -> dict:
+def loss_gradients(m: torch.nn.Module, loss: torch.Tensor) -> dict:
     """Gradients of a loss by parameter name, None if it does not depend on the parameter. Does not touch .grad."""
-    wanted = {n: p for n, p in m.named_parameters() if p.requires_grad}
-    return dict(zip(wanted, torch.autograd.grad(loss, [*wanted.values()], allow_unused=True), strict=True))
+    trained = {n: p for n, p in m.named_parameters() if p.requires_grad}
+    return dict(zip(trained, torch.autograd.grad(loss, [*trained.values()], allow_unused=True), strict=True))
 
 
 def needs(kind: str) -> list[str]:
@@ -88,10 +88,10 @@ def needs(kind: str) -> list[str]:
     return [] if kind == "naive" else ["ddp.naive"]
 
 
-def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, most_lr) -> tuple:
+def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, max_lr) -> tuple:
     """(traces of a training, result of the float64 oracle, result of a plain computation)."""
     width, plan, states = model
-    lr = rng.uniform(0.05, most_lr)
+    lr = rng.uniform(0.05, max_lr)
     numbers = gated.draw(rng, orders, width)
     traces = run.trace(
         probes_wrappers.steps, kind, options or {}, width, plan, states, batches, lr, set_to_none, world=len(states),
@@ -103,15 +103,15 @@ def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, 
     return traces, *(expect(whole_batch, *args, exact, numbers) for exact in (True, False))
 
 
-def seen_of(trace, orders, rank, want, plain) -> dict:
+def rank_record(trace, orders, rank, want, plain) -> dict:
     """A rank's values; "made", what was sent before the first step; and of each "step" what lab.harness.gated.steps
     finds, and this rank's "own" gradients, exact and plain."""
-    steps = [{**seen, "own": [oracle["own"][step][rank] for oracle in (want, plain)]}
-             for step, seen in enumerate(gated.steps(trace, orders))]  # fmt: skip
+    steps = [{**record, "own": [oracle["own"][step][rank] for oracle in (want, plain)]}
+             for step, record in enumerate(gated.steps(trace, orders))]  # fmt: skip
     return {**trace.values, "made": trace.messages[: trace.gates[0].issued], "steps": steps}
 
 
-def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expect=call) -> tuple:
+def train_chain(run, rng, kind, chain, orders, set_to_none=True, options=None, expect=call) -> tuple:
     """Train a chain; return (what each rank did, the oracle's result, the plain result).
 
     Asserts that gradients are right, since other properties of a run with wrong gradients mean nothing.
@@ -121,9 +121,9 @@ def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expec
     traces, want, plain = train(run, rng, kind, chain, batches, orders, set_to_none, options, expect, 0.15)
     ranks, mode = [], ", in evaluation mode" if world % 2 else ""
     for rank, trace in enumerate(traces):
-        ranks.append(seen_of(trace, orders, rank, want, plain))
+        ranks.append(rank_record(trace, orders, rank, want, plain))
         for step, got in enumerate(ranks[-1]["gradients"]):
-            one_step(
+            check_gradients(
                 f"rank {rank} of {world}, step {step}{mode}", got, want["gradients"][step], plain["gradients"][step],
                 orders[step],
             )  # fmt: skip
@@ -132,7 +132,7 @@ def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expec
 
 def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
     """Assert that ranks train a chain like one process on the whole batch, with bitwise equal states on all ranks."""
-    ranks, want, plain = trained(run, rng, kind, chain, orders, set_to_none, options, expect)
+    ranks, want, plain = train_chain(run, rng, kind, chain, orders, set_to_none, options, expect)
     end_as_one([got["state"] for got in ranks], want, plain, len(orders), 15)
 
 
@@ -151,7 +151,7 @@ def end_as_one(states, want, plain, steps, factor):
             )
 
 
-def one_step(what, got, want, plain, order):
+def check_gradients(what, got, want, plain, order):
     """Assert that gradients are those of one process. Each is a mean, or None for a parameter without gradient."""
     usual = usual_error(want, plain)
     for name, tensor in want.items():
@@ -166,10 +166,10 @@ def one_step(what, got, want, plain, order):
         )
         layer = number_of(name)
         # If the last backward did not reach a gradient, only backwards under no_sync() have accumulated it.
-        alone = "" if layer in order[-1] or not any(layer in o for o in order) else " (no_sync() alone reached it)"
+        note = "" if layer in order[-1] or not any(layer in o for o in order) else " (no_sync() alone reached it)"
         # float(): in a chain of both dtypes, float32 layers round the inputs of float64 layers too.
         close(
-            got[name], tensor, plain[name].float(), f"{what}, gradient of {name}{alone}", factor=15, usual=usual,
+            got[name], tensor, plain[name].float(), f"{what}, gradient of {name}{note}", factor=15, usual=usual,
             cause="expected the mean over ranks of all that backward accumulated",
         )  # fmt: skip
 
@@ -191,31 +191,31 @@ def trains_model_as_one(run, rng, kind, model, batches, expect=call) -> list:
     for rank, trace in enumerate(traces):
         got = trace.values
         for step, out in enumerate(got["outputs"]):
-            mine = slice(rank * len(out), (rank + 1) * len(out))
+            local = slice(rank * len(out), (rank + 1) * len(out))
             close(
-                out, want["outputs"][step][mine].double(), plain["outputs"][step][mine],
+                out, want["outputs"][step][local].double(), plain["outputs"][step][local],
                 f"rank {rank} of {world}, output of step {step}", factor=10, dims="row, column",
                 cause="forward returns what the module returns" if step == 0 else "gradients are means over ranks",
             )  # fmt: skip
         for step, gradients in enumerate(got["gradients"]):
-            none = sorted(name for name, g in gradients.items() if g is None)
-            assert none == ["frozen", "unused"], (
-                f"rank {rank}, step {step}: .grad is None for {none}, expected for frozen and unused"
+            absent = sorted(name for name, g in gradients.items() if g is None)
+            assert absent == ["frozen", "unused"], (
+                f"rank {rank}, step {step}: .grad is None for {absent}, expected for frozen and unused"
             )
     end_as_one([trace.values["state"] for trace in traces], want, plain, len(orders), 10)
-    return [seen_of(trace, orders, rank, want, plain) for rank, trace in enumerate(traces)]
+    return [rank_record(trace, orders, rank, want, plain) for rank, trace in enumerate(traces)]
 
 
 def steps_of(run, rng, kind, chain, orders, options=None) -> list:
     """Train a few steps of a chain; assert right gradients that were sent; return what each rank did."""
-    ranks, _, _ = trained(run, rng, kind, chain, orders, options=options)
-    for rank, step, told in each_step(ranks):
-        carries_own(f"rank {rank} of {len(ranks)}, step {step}", told, len(ranks))
+    ranks, _, _ = train_chain(run, rng, kind, chain, orders, options=options)
+    for rank, step, record in each_step(ranks):
+        carries_own(f"rank {rank} of {len(ranks)}, step {step}", record, len(ranks))
     return ranks
 
 
 def each_step(ranks: list) -> Iterator[tuple[int, int, dict]]:
     """(rank, step, record of the step) for every rank and step."""
     for rank, got in enumerate(ranks):
-        for step, told in enumerate(got["steps"]):
-            yield rank, step, told
+        for step, record in enumerate(got["steps"]):
+            yield rank, step, record

@@ -12,9 +12,9 @@ from lab.harness.judge import measured, never_holds
 from . import probes_collectives
 from .probes_collectives import case_of, results, rubbish
 
-SUMMED = [torch.float32, torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.int32]
-MOVED = [*SUMMED, torch.uint8, torch.bool]
-SUMS = ("ring_reduce_scatter", "ring_all_reduce")
+SUM_DTYPES = [torch.float32, torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.int32]
+COPY_DTYPES = [*SUM_DTYPES, torch.uint8, torch.bool]
+SUM_OPS = ("ring_reduce_scatter", "ring_all_reduce")
 CAUSES = {
     "broadcast": "every rank ends with what src had",
     "ring_all_gather": "the output has all parts, in rank order",
@@ -24,14 +24,14 @@ CAUSES = {
 }
 
 
-def by_hand(run, op, cases, members=(), by_rounds=False) -> list:
+def run_cases(run, op, cases, members=(), by_rounds=False) -> list:
     """Each rank's results and messages for each case; fails if anything but point-to-point messages was used."""
     ranks, world = [], len(cases)
     traces = run.trace(probes_collectives.collect, op, cases, list(members), world=world, by_rounds=by_rounds)
     for rank, trace in enumerate(traces):
-        cut = trace.cut([f"case {i}" for i in range(len(trace.values))])
+        parts = trace.cut([f"case {i}" for i in range(len(trace.values))])
         ranks.append(
-            [{**told, "rows": rows, "rounds": trace.rounds} for told, rows in zip(trace.values, cut, strict=True)]
+            [{**value, "rows": rows, "rounds": trace.rounds} for value, rows in zip(trace.values, parts, strict=True)]
         )
         sends([row.plain() for row in trace.messages], f"{op}, rank {rank} of {world}")
     return ranks
@@ -52,7 +52,7 @@ def draw(rng, op, ranks, world, shapes=(), dtypes=(), sources=()) -> list:
 
 def draw_dtypes(rng, count, op) -> list:
     """`count` dtypes, each about equally often."""
-    return [t for _ in range(count) for t in rng.shuffled(SUMMED if op in SUMS else MOVED)][:count]
+    return [t for _ in range(count) for t in rng.shuffled(SUM_DTYPES if op in SUM_OPS else COPY_DTYPES)][:count]
 
 
 def draw_values(rng, dtype, shape) -> torch.Tensor:
@@ -67,20 +67,20 @@ def draw_members(rng, size=3, world=5) -> list:
     return sorted(rng.shuffled(range(1, world))[:size])
 
 
-def right(run, op, cases, members=(), by_rounds=False) -> list:
-    """Assert right results on the ranks of a group, or on all without members; return what by_hand does."""
-    ranks, group = by_hand(run, op, cases, members, by_rounds), members or range(len(cases))
-    for place, rank in enumerate(group):
-        for i, told in enumerate(ranks[rank]):
-            replaced = told.get("replaced")
-            assert not replaced, f"rank {place}: outputs{replaced} are other tensors now: fill those that were there"
-            wanted = summands(op, [cases[r][i] for r in group], place)
-            for number, (got, parts) in enumerate(zip(results(told), wanted, strict=True)):
-                given = "tensor" in told and "output" not in told
-                before = cases[rank][i]["tensor"] if given else rubbish(got.shape, got.dtype)
-                more = {"all_to_all": f", outputs[{number}]", "broadcast": f", src {cases[rank][i].get('src')}"}
-                what = f"rank {place} of {len(group)}{more.get(op, '')}, shape {[*parts[0].shape]} of {parts[0].dtype}"
-                same(got, parts, what, CAUSES[op], before, told["rows"])
+def check_results(run, op, cases, members=(), by_rounds=False) -> list:
+    """Assert right results on the ranks of a group, or on all without members; return what run_cases does."""
+    ranks, group = run_cases(run, op, cases, members, by_rounds), members or range(len(cases))
+    for index, rank in enumerate(group):
+        for i, result in enumerate(ranks[rank]):
+            replaced = result.get("replaced")
+            assert not replaced, f"rank {index}: outputs{replaced} are other tensors now: fill those that were there"
+            terms = summands(op, [cases[r][i] for r in group], index)
+            for number, (got, parts) in enumerate(zip(results(result), terms, strict=True)):
+                in_place = "tensor" in result and "output" not in result
+                before = cases[rank][i]["tensor"] if in_place else rubbish(got.shape, got.dtype)
+                note = {"all_to_all": f", outputs[{number}]", "broadcast": f", src {cases[rank][i].get('src')}"}
+                what = f"rank {index} of {len(group)}{note.get(op, '')}, shape {[*parts[0].shape]} of {parts[0].dtype}"
+                is_sum(got, parts, what, CAUSES[op], before, result["rows"])
     return ranks
 
 
@@ -89,24 +89,24 @@ def all_send_at_once(run, rng, op, steps) -> None:
     at most (if every other rank receives before it sends)."""
     world = 4
     shapes = [[world * rng.integers(3, 6), 2]]
-    took = right(run, op, draw(rng, op, world, world, shapes), by_rounds=True)[0][0]["rounds"]
-    measured(f"rounds for {world} ranks", took, 2 * steps, at_most=True)
-    assert took <= 2 * steps, (
-        f"{world} ranks need {took} rounds of messages for {steps} steps, expected at most {2 * steps}: in each step "
+    rounds = check_results(run, op, draw(rng, op, world, world, shapes), by_rounds=True)[0][0]["rounds"]
+    measured(f"rounds for {world} ranks", rounds, 2 * steps, at_most=True)
+    assert rounds <= 2 * steps, (
+        f"{world} ranks need {rounds} rounds of messages for {steps} steps, expected at most {2 * steps}: in each step "
         "all ranks send at once; here some rank sends only after it has received"
     )
 
 
 def keeps_inputs(run, op, cases) -> None:
     """Assert that a call leaves its inputs as they were."""
-    for rank, got in enumerate(by_hand(run, op, cases)):
-        for told, case in zip(got, cases[rank], strict=True):
-            inputs = ([each["tensor"]] if "tensor" in each else each["inputs"] for each in (told, case))
+    for rank, got in enumerate(run_cases(run, op, cases)):
+        for result, case in zip(got, cases[rank], strict=True):
+            inputs = ([each["tensor"]] if "tensor" in each else each["inputs"] for each in (result, case))
             for now, before in zip(*inputs, strict=True):
-                same(now, [before], f"rank {rank}, input of {before.dtype}", "it is not to be changed")
+                is_sum(now, [before], f"rank {rank}, input of {before.dtype}", "it is not to be changed")
 
 
-def same(got, parts, what, cause, before=None, rows=()) -> None:
+def is_sum(got, parts, what, cause, before=None, rows=()) -> None:
     """Assert that a result is the sum of parts, or a copy where there is one.
 
     before: its content before the call. rows: the rank's messages for it.
@@ -122,38 +122,38 @@ def same(got, parts, what, cause, before=None, rows=()) -> None:
         return
     if before is not None and torch.equal(got.double().nan_to_num(7.5), before.double().nan_to_num(7.5)):
         cause = f"{cause}; nothing was written there, it is as it was before the call"
-    told = f"; messages: {messages(rows)}" if rows else ""
+    note = f"; messages: {messages(rows)}" if rows else ""
     raise AssertionError(
         f"{what}: {int(wrong.sum())} of {wrong.numel()} values are off: got {brief(got[wrong])}, expected "
         f"{brief(want[wrong])}, allowed ±{float(allowed.max()):.2g}{pattern(got.double(), want, allowed)}: "
-        f"{counted(got, parts) or cause}{told}{looks_like(got.double(), want, allowed)}"
+        f"{explain_sum(got, parts) or cause}{note}{looks_like(got.double(), want, allowed)}"
     )
 
 
 @harmless
-def counted(got, parts) -> str:
+def explain_sum(got, parts) -> str:
     """How often the wrong sum contains each rank's part: one answer for all wrong elements, or one per span."""
     stack = torch.stack(parts).double().flatten(1)
     scale = stack.abs().sum(0)
     eps = torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
     wrong = ((got.double().flatten() - stack.sum(0)).abs() > len(parts) * eps * scale).nonzero().flatten()[:20].tolist()
     fits = {i: {
-        times for times in itertools.product(range(3), repeat=len(parts))
-        if abs(float(got.flatten()[i]) - sum(n * float(x) for n, x in zip(times, stack[:, i], strict=True)))
+        counts for counts in itertools.product(range(3), repeat=len(parts))
+        if abs(float(got.flatten()[i]) - sum(n * float(x) for n, x in zip(counts, stack[:, i], strict=True)))
         <= 4 * eps * float(scale[i])
     } for i in wrong}  # fmt: skip
     common = set.intersection(*fits.values()) if fits else set()
     if len(common) == 1:
-        return _often(next(iter(common)))
+        return _describe(next(iter(common)))
     if common or any(len(found) != 1 for found in fits.values()):
         return ""
-    spans = [(times, [*at]) for times, at in itertools.groupby(wrong, lambda i: next(iter(fits[i])))]
-    return "; ".join(f"in elements {at[0]} to {at[-1]} {_often(times)}" for times, at in spans[:3])
+    spans = [(counts, [*indices]) for counts, indices in itertools.groupby(wrong, lambda i: next(iter(fits[i])))]
+    return "; ".join(f"in elements {indices[0]} to {indices[-1]} {_describe(counts)}" for counts, indices in spans[:3])
 
 
-def _often(times: Sequence[int]) -> str:
+def _describe(counts: Sequence[int]) -> str:
     words = {0: "is not in it", 2: "is in it twice"}
-    return ", ".join(f"rank {rank}'s {words[n]}" for rank, n in enumerate(times) if n != 1)
+    return ", ".join(f"rank {rank}'s {words[n]}" for rank, n in enumerate(counts) if n != 1)
 
 
 def brief(tensor) -> str:
@@ -162,9 +162,9 @@ def brief(tensor) -> str:
 
 def messages(rows) -> str:
     """Contents of the messages in order, with equal neighbours joined."""
-    told = [f"{r['op']} {r['elements']} of {r['dtype']}, {r['bytes']} bytes" for r in rows]
+    texts = [f"{r['op']} {r['elements']} of {r['dtype']}, {r['bytes']} bytes" for r in rows]
     return "; ".join(
-        f"{text}{f' (times {n})' if (n := len([*run])) > 1 else ''}" for text, run in itertools.groupby(told)
+        f"{text}{f' (times {n})' if (n := len([*run])) > 1 else ''}" for text, run in itertools.groupby(texts)
     )
 
 
@@ -177,7 +177,7 @@ def sends(rows, what) -> list:
     return [r for r in rows if r["op"] == "send"]
 
 
-def has_room(run, rng, op, elements, needs, forbidden, what) -> None:
+def limits_memory(run, rng, op, elements, needs, forbidden, what) -> None:
     """Assert that a call with a right result never holds `what` in memory, by the kernel's high-water mark.
 
     elements: size of a tensor or part; up to a tenth more is drawn. needs, forbidden: memory, in units of that size.
@@ -187,37 +187,37 @@ def has_room(run, rng, op, elements, needs, forbidden, what) -> None:
     small = run.trace(probes_collectives.large, op, 64, seed, world=world)
     for rank, trace in enumerate(run.trace(probes_collectives.large, op, n, seed, world=world)):
         totals = [sum(parts) for parts in summands(op, cases, rank)]
-        right = trace.values == [block for total in totals for block in probes_collectives.blocks(total)]
-        assert right, f"rank {rank} of {world}: with {n} elements, the result is off"
+        correct = trace.values == [block for total in totals for block in probes_collectives.blocks(total)]
+        assert correct, f"rank {rank} of {world}: with {n} elements, the result is off"
 
-        def seen(rank: int = rank) -> dict:
+        def report(rank: int = rank) -> dict:
             return run(probes_collectives.large, op, n, seed, True, world=world)[rank]
 
-        never_holds(trace, small[rank], f"rank {rank} of {world}: {what}", forbidden * 4 * n, needs * 4 * n, seen)
+        never_holds(trace, small[rank], f"rank {rank} of {world}: {what}", forbidden * 4 * n, needs * 4 * n, report)
 
 
-def summands(op, cases, place) -> list[list[torch.Tensor]]:
+def summands(op, cases, rank) -> list[list[torch.Tensor]]:
     """Return, for each result of a rank, the tensors of which it is the sum: one tensor if it is a copy."""
     if op == "all_to_all":
-        return [[case["inputs"][place]] for case in cases]
+        return [[case["inputs"][rank]] for case in cases]
     tensors = [case["tensor"] for case in cases]
     if op == "ring_all_gather":
         return [[torch.cat(tensors)]]
     if op == "broadcast":
         return [[tensors[cases[0]["src"]]]]
-    return [[t.chunk(len(cases))[place] if op == "ring_reduce_scatter" else t for t in tensors]]
+    return [[t.chunk(len(cases))[rank] if op == "ring_reduce_scatter" else t for t in tensors]]
 
 
-def to_one_neighbour(told, what, counts) -> None:
+def to_one_neighbour(ranks, what, count) -> None:
     """Assert each rank's number of messages, and that all ranks sent to the right neighbour, or all to the left."""
-    world, directions = len(told), set()
-    for rank, rows in enumerate(told):
+    world, directions = len(ranks), set()
+    for rank, rows in enumerate(ranks):
         name = f"{what}, rank {rank} of {world}"
-        out = sends(rows, name)
-        measured(f"messages that a rank of {world} sends", len(out), counts)
-        assert len(out) == counts, f"{name}: sent {len(out)} messages, expected {counts}"
+        sent = sends(rows, name)
+        measured(f"messages that a rank of {world} sends", len(sent), count)
+        assert len(sent) == count, f"{name}: sent {len(sent)} messages, expected {count}"
         right, left = (rank + 1) % world, (rank - 1) % world
-        peers = sorted({r["peer"] for r in out})
+        peers = sorted({r["peer"] for r in sent})
         assert peers in ([right], [left]), (
             f"{name}: sent to ranks {peers}, expected {right} alone, its right neighbour in the ring, or {left} alone, "
             "its left"
@@ -230,12 +230,12 @@ def sends_parts(run, rng, op, world) -> None:
     """Assert that every rank sends W − 1 whole parts to one neighbour."""
     parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
     dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
-    ranks = by_hand(run, op, draw(rng, op, world, world, parts, dtypes))
+    ranks = run_cases(run, op, draw(rng, op, world, world, parts, dtypes))
     for i, shape in enumerate(parts):
-        told, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}, {dtypes[i]}"
-        to_one_neighbour(told, what, world - 1)
+        by_rank, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}, {dtypes[i]}"
+        to_one_neighbour(by_rank, what, world - 1)
         size = torch.Size(shape).numel() * dtypes[i].itemsize
-        wrong = {r["bytes"] for rows in told for r in sends(rows, what)} - {size}
+        wrong = {r["bytes"] for rows in by_rank for r in sends(rows, what)} - {size}
         assert not wrong, (
-            f"{what}: rank 0 sent {messages(sends(told[0], what))}; expected a part in each, as it is, {size} bytes"
+            f"{what}: rank 0 sent {messages(sends(by_rank[0], what))}; expected a part in each, as it is, {size} bytes"
         )

@@ -13,7 +13,7 @@ from lab.ranks import gates
 
 from . import probes, probes_collectives, probes_wrappers
 from .chains import draw_chain, each_step, needs, steps_of
-from .payloads import SUMS
+from .payloads import SUM_OPS
 
 
 def averages_its_group(run, rng, kind):
@@ -23,19 +23,19 @@ def averages_its_group(run, rng, kind):
     shapes = [(rng.integers(1, 5), rng.integers(1, 5)) for _ in range(3)]
     values = [[rng.normal(*shape) for shape in shapes] for _ in range(5)]
     for rank, got in enumerate(gradients_of(run, kind, values, groups)):
-        mine = next(g for g in groups if rank in g)
-        assert got["start"] == [mine[0]], (
-            f"rank {rank} of {mine}: weights and buffers start as those of ranks {got['start']}, expected {mine[:1]}: "
-            "the first of the group, by group_src=0 and group="
+        group = next(g for g in groups if rank in g)
+        assert got["start"] == [group[0]], (
+            f"rank {rank} of {group}: weights and buffers start as those of ranks {got['start']}, expected "
+            f"{group[:1]}: the first of the group, by group_src=0 and group="
         )
         for row in got["rows"]:
-            assert row["group"] == mine, (
-                f"rank {rank} of {mine}: {row['op']} of {row['elements']} elements, {row['phase']}, went over "
+            assert row["group"] == group, (
+                f"rank {rank} of {group}: {row['op']} of {row['elements']} elements, {row['phase']}, went over "
                 f"{row['group']}: pass group= there, too"
             )
         for i in range(len(shapes)):
             is_mean(
-                got["gradients"][i], [values[r][i] for r in mine], f"rank {rank} of {mine}, gradient {i}",
+                got["gradients"][i], [values[r][i] for r in group], f"rank {rank} of {group}, gradient {i}",
                 "use the group that the wrapper was given, for the sum and for its size",
             )  # fmt: skip
 
@@ -66,24 +66,24 @@ def survives_fp16(run, rng, kind):
             got["gradients"][0], want, want.half(), f"rank {rank}, fp16 gradient, whose mean fits in fp16", factor=6,
             cause="divide before the sum, not after",
         )  # fmt: skip
-        dtypes = {row["dtype"] for row in got["rows"] if row["op"] in SUMS}
+        dtypes = {row["dtype"] for row in got["rows"] if row["op"] in SUM_OPS}
         assert dtypes == {"float16"}, f"rank {rank}: a float16 gradient was sent as {dtypes}, expected its own dtype"
 
 
 def keeps_nothing(run, rng, kind, options=None):
     """Assert that memory does not grow with steps: one set of buffers may stay, the messages of each step may not."""
     hidden, seed, steps = rng.integers(450_000, 500_000), rng.integers(1, 999), 5
-    first, last = (_learns(run, rng, kind, hidden, seed, n, options=options) for n in (1, steps))
+    first, last = (_train(run, rng, kind, hidden, seed, n, options=options) for n in (1, steps))
     gradients = _gradient_bytes(hidden, seed)
     for rank, trace in enumerate(last):
         if min(trace.peak_bytes, first[rank].peak_bytes) < 0:
             pytest.skip("this system does not say how much memory a process has held")
-        more = trace.peak_bytes - first[rank].peak_bytes
-        measured(f"growth of the process from 1 step to {steps}", more, 2 * gradients, "bytes", at_most=True)
-        assert more <= 2 * gradients, (
-            f"rank {rank}: with {steps} steps the process grows by {more / 1e6:.0f} MB more than with one, expected at "
-            f"most {2 * gradients / 1e6:.0f}, twice the gradients: each step leaves its messages behind. A Work holds "
-            "its tensors; forget it once it has been waited for"
+        growth = trace.peak_bytes - first[rank].peak_bytes
+        measured(f"growth of the process from 1 step to {steps}", growth, 2 * gradients, "bytes", at_most=True)
+        assert growth <= 2 * gradients, (
+            f"rank {rank}: with {steps} steps the process grows by {growth / 1e6:.0f} MB more than with one, expected "
+            f"at most {2 * gradients / 1e6:.0f}, twice the gradients: each step leaves its messages behind. A Work "
+            "holds its tensors; forget it once it has been waited for"
         )
 
 
@@ -92,21 +92,21 @@ def sends_without_a_copy(run, rng, kind):
     hidden, seed = rng.integers(900_000, 1_000_000), rng.integers(1, 999)
     gradients = _gradient_bytes(hidden, seed)
     ballast = 3 * gradients  # a first step needs parameters, gradients, the buffer and received data
-    traces, small = (_learns(run, rng, kind, h, seed, 2, ballast=b) for h, b in ((hidden, ballast), (8, 8)))
-    for trace, little in zip(traces, small, strict=True):
-        never_holds(trace, little, "a copy of all gradients beside their buffer", gradients, ballast + 2 * gradients)
+    traces, small = (_train(run, rng, kind, h, seed, 2, ballast=b) for h, b in ((hidden, ballast), (8, 8)))
+    for trace, baseline in zip(traces, small, strict=True):
+        never_holds(trace, baseline, "a copy of all gradients beside their buffer", gradients, ballast + 2 * gradients)
 
 
-def _learns(run, rng, kind: str, hidden: int, seed: int, steps: int, ballast: int = 0, options=None) -> list:
+def _train(run, rng, kind: str, hidden: int, seed: int, steps: int, ballast: int = 0, options=None) -> list:
     """Traces of a training; asserts that each rank gets the parameters of one process on the whole batch."""
     world, lr = 2, 0.3 / hidden  # because an output sums over `hidden` features
     numbers = gated.draw(rng, [[[0, 1]]] * steps, 4)
     traces = run.trace(
-        probes_wrappers.many, kind, options or {}, hidden, steps, seed, lr, ballast, world=world, replace=needs(kind),
-        gates=numbers,
+        probes_wrappers.train_wide, kind, options or {}, hidden, steps, seed, lr, ballast, world=world,
+        replace=needs(kind), gates=numbers,
     )  # fmt: skip
     with gates.answered(numbers):
-        want, plain = (_learnt(hidden, dtype, steps, seed, lr, world) for dtype in (torch.float64, torch.float32))
+        want, plain = (_expected(hidden, dtype, steps, seed, lr, world) for dtype in (torch.float64, torch.float32))
     for rank, trace in enumerate(traces):
         for got, exact, rough in zip(trace.values, want, plain, strict=True):
             close(
@@ -121,7 +121,7 @@ def _gradient_bytes(hidden: int, seed: int) -> int:
     return sum(p.nbytes for p in probes_wrappers.large(hidden, seed).parameters() if p.requires_grad)
 
 
-def _learnt(hidden: int, dtype: torch.dtype, steps: int, seed: int, lr: float, world: int) -> list:
+def _expected(hidden: int, dtype: torch.dtype, steps: int, seed: int, lr: float, world: int) -> list:
     """Block sums of the parameters after one process trained on the whole batch."""
     m = probes_wrappers.large(hidden, seed).to(dtype)
     for step in range(steps):
@@ -134,16 +134,16 @@ def _learnt(hidden: int, dtype: torch.dtype, steps: int, seed: int, lr: float, w
 
 def not_waited_in_backward(what, step):
     """Assert that every reduction of gradients was waited for, and none before the end of backward."""
-    mine = [i for i, row in enumerate(step["rows"]) if row["op"] in (*SUMS, "all_gather")]
-    never = [step["rows"][i] for i in mine if step["rows"][i]["waited_s"] < 0]
-    assert not never, (
-        f"{what}: nobody waited for {len(never)} of {len(mine)} messages, the first an {never[0]['op']} of "
-        f"{never[0]['elements']} elements: the step may use what has not come; wait for each Work, or its future, in "
-        "finish_gradient_synchronization()"
+    indices = [i for i, row in enumerate(step["rows"]) if row["op"] in (*SUM_OPS, "all_gather")]
+    unwaited = [step["rows"][i] for i in indices if step["rows"][i]["waited_s"] < 0]
+    assert not unwaited, (
+        f"{what}: nobody waited for {len(unwaited)} of {len(indices)} messages, the first an {unwaited[0]['op']} of "
+        f"{unwaited[0]['elements']} elements: the step may use what has not come; wait for each Work, or its future, "
+        "in finish_gradient_synchronization()"
     )
-    early = [i for i in mine if i in step["stood_still"]]
+    early = [i for i in indices if i in step["stood_still"]]
     assert not early, (
-        f"{what}: {len(early)} of {len(mine)} messages were waited for while backward was going on: backward stands "
+        f"{what}: {len(early)} of {len(indices)} messages were waited for while backward was going on: backward stands "
         "still meanwhile; wait in finish_gradient_synchronization() alone"
     )
 
@@ -160,11 +160,11 @@ def reductions(rows, world, what) -> list:
         f"{what}: parts of {sorted(scattered.elements())} elements by reduce_scatter, of "
         f"{sorted(gathered.elements())} by all_gather: expected an all-reduce, or both halves of it, for each bucket"
     )
-    begun = [r for r in rows if r["op"] in SUMS]
-    return [{**r, "elements": r["elements"] * (world if r["op"] == "reduce_scatter" else 1)} for r in begun]
+    sums = [r for r in rows if r["op"] in SUM_OPS]
+    return [{**r, "elements": r["elements"] * (world if r["op"] == "reduce_scatter" else 1)} for r in sums]
 
 
-def filled_up(elements, rows, world) -> int:
+def padded_size(elements, rows, world) -> int:
     """Sizes as sent: a reduce_scatter pads a bucket to a multiple of W elements."""
     return -(-elements // world) * world if any(r["op"] == "reduce_scatter" for r in rows) else elements
 
@@ -173,10 +173,10 @@ def nobody_waits(run, rng, kind, options=None):
     """Assert that no hook waits for a message: not for the first, the largest or every n-th, nor with many pending."""
     chain = draw_chain(rng, 2, layers=rng.integers(14, 18), largest=3000)
     orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
-    for rank, step, told in each_step(steps_of(run, rng, kind, chain, orders, options=options)):
-        assert told["rows"], f"rank {rank}, step {step}: nothing was sent"
-        not_waited_in_backward(f"rank {rank}, step {step}", told)
-        forward, backward = told["ran_s"]
+    for rank, step, record in each_step(steps_of(run, rng, kind, chain, orders, options=options)):
+        assert record["rows"], f"rank {rank}, step {step}: nothing was sent"
+        not_waited_in_backward(f"rank {rank}, step {step}", record)
+        forward, backward = record["ran_s"]
         assert backward <= 10 * forward + 0.1, (
             f"rank {rank}, step {step}: the process is busy for {1e3 * backward:.0f} ms in backward and for "
             f"{1e3 * forward:.0f} in forward, while answers come late: does a hook stay busy until they have come?"
@@ -186,31 +186,31 @@ def nobody_waits(run, rng, kind, options=None):
 # ---- timed, by the cost function ----
 
 
-def beats_naive(run, rng, kind: str, together: int, layers: int, alpha_s: float) -> None:
+def beats_naive(run, rng, kind: str, bucket: int, layers: int, alpha_s: float) -> None:
     """Assert that a step on a link is enough faster than one with an all-reduce per parameter after backward.
 
     Seconds are computed: the switch knows when each message left, and the cost function gives its time. Required
-    speed-up: s ** 0.85, where s is the speed-up of sending `together` layers at a time. For s = 2 that is 1.8.
+    speed-up: s ** 0.85, where s is the speed-up of sending `bucket` layers at a time. For s = 2 that is 1.8.
     """
     chain = draw_chain(rng, 2, layers=layers, hidden=6)
     width, _, states = chain
     sizes = [p.nbytes for p in probes_wrappers.Layer(width, 6, "float32").parameters() if p.requires_grad]
-    limit = {"bucket_bytes": together * sum(sizes)} if kind == "bucketed" else {}
+    options = {"bucket_bytes": bucket * sum(sizes)} if kind == "bucketed" else {}
     registered = [*dict.fromkeys(number_of(name) for name in states[0])]
-    groups = [registered[i : i + together] for i in range(0, layers, together)]  # each fills a bucket
+    groups = [registered[i : i + bucket] for i in range(0, layers, bucket)]  # each fills a bucket
     orders = [[[i for group in rng.shuffled(groups) for i in rng.shuffled(group)]] for _ in range(2)]
-    ranks = steps_of(run, rng, kind, chain, orders, options=limit)
+    ranks = steps_of(run, rng, kind, chain, orders, options=options)
     link, layer_s = Link(alpha_s, 1e3 * sum(sizes)), 4e-3
     naive = [gated.Event()] * layers + [gated.Event("all_reduce", size) for _ in range(layers) for size in sizes]
-    parts = [sum(sizes) * together] if kind == "bucketed" else sizes
-    ideal = ([gated.Event()] * together + [gated.Event("all_reduce", size) for size in parts]) * (layers // together)
+    parts = [sum(sizes) * bucket] if kind == "bucketed" else sizes
+    ideal = ([gated.Event()] * bucket + [gated.Event("all_reduce", size) for size in parts]) * (layers // bucket)
     naive_s, ideal_s = (gated.seconds([events] * 2, link, layer_s) for events in (naive, ideal))
     for step in range(len(orders)):
-        took = gated.seconds([gated.events(got["steps"][step]) for got in ranks], link, layer_s)
-        measured("a step against naive, on a link", naive_s / took, naive_s / ideal_s)
-        assert naive_s / took >= (naive_s / ideal_s) ** 0.85, (
+        step_s = gated.seconds([gated.events(got["steps"][step]) for got in ranks], link, layer_s)
+        measured("a step against naive, on a link", naive_s / step_s, naive_s / ideal_s)
+        assert naive_s / step_s >= (naive_s / ideal_s) ** 0.85, (
             f"communication is not hidden behind backward: in the order in which rank 0's messages left, a step of "
-            f"{layers} layers, {1e3 * layer_s:g} ms each, is {naive_s / took:.2f} times as fast as with the naive "
+            f"{layers} layers, {1e3 * layer_s:g} ms each, is {naive_s / step_s:.2f} times as fast as with the naive "
             f"wrapper; expected at least {(naive_s / ideal_s) ** 0.85:.2f} times, on 2 ranks with {1e3 * alpha_s:g} ms "
             f"and {link.bytes_per_s:.3g} B/s a message"
         )

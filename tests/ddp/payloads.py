@@ -6,34 +6,34 @@ from torch import Tensor
 from lab.course.listing import some
 from lab.harness.named import number_of
 
-NEAR = 1e-2  # tolerance relative to the largest value: deep chains amplify rounding
-SUMS = ("all_reduce", "reduce_scatter")  # operations that begin a sum over ranks
+TOLERANCE = 1e-2  # tolerance relative to the largest value: deep chains amplify rounding
+SUM_OPS = ("all_reduce", "reduce_scatter")  # operations that begin a sum over ranks
 
 
-def carries_own(what: str, told: dict, world: int) -> None:
+def carries_own(what: str, record: dict, world: int) -> None:
     """Assert that each gradient of this rank is in one message of the step, unchanged or divided by W.
 
     A message may hold several gradients in any order, and other data; or several messages may hold one gradient.
-    told: a step with its "rows", "payloads", and "own": this rank's gradients by name, in float64 and from a plain
+    record: a step with its "rows", "payloads", and "own": this rank's gradients by name, in float64 and from a plain
     computation. Adds "carries" to each row: the names of the gradients in it; a row of "backward" that nothing proves
     to have left there becomes one of "finish".
     """
-    own, plain = ({name: g for name, g in gradients.items() if g is not None} for gradients in told["own"])
-    for row in told["rows"]:
+    exact, plain = ({name: g for name, g in gradients.items() if g is not None} for gradients in record["own"])
+    for row in record["rows"]:
         row["carries"] = []
-    sums = [(row, payload.double()) for row, payload in zip(told["rows"], told["payloads"], strict=True)
-            if row["op"] in SUMS and payload is not None]  # fmt: skip
+    sums = [(row, payload.double()) for row, payload in zip(record["rows"], record["payloads"], strict=True)
+            if row["op"] in SUM_OPS and payload is not None]  # fmt: skip
     free = [torch.ones(len(payload), dtype=torch.bool) for _, payload in sums]
     missing = []
-    for name in sorted(own, key=lambda name: -own[name].numel()):
-        values = own[name].double().flatten()
+    for name in sorted(exact, key=lambda name: -exact[name].numel()):
+        values = exact[name].double().flatten()
         error = float((plain[name].double().flatten() - values).abs().max())
-        allowed = max(NEAR * float(values.abs().max()), 15 * error)
-        places = [(*place, i, divisor) for i, (_, payload) in enumerate(sums) for divisor in {1, world}
-                  if (place := _find(payload, values / divisor, free[i], allowed / divisor))]  # fmt: skip
-        if places:
-            _, at, i, _ = min(places)
-            free[i][at : at + len(values)] = False
+        allowed = max(TOLERANCE * float(values.abs().max()), 15 * error)
+        matches = [(*match, i, divisor) for i, (_, payload) in enumerate(sums) for divisor in {1, world}
+                  if (match := _find(payload, values / divisor, free[i], allowed / divisor))]  # fmt: skip
+        if matches:
+            _, start, i, _ = min(matches)
+            free[i][start : start + len(values)] = False
             sums[i][0]["carries"].append(name)
         elif pieces := next(filter(None, (_pieces(sums, values / d, free, allowed / d) for d in (1, world))), None):
             for i in pieces:
@@ -47,25 +47,25 @@ def carries_own(what: str, told: dict, world: int) -> None:
     )
 
     # After the gate of its last layer, only that layer's gradients need a backward: others may have left at any time.
-    last, reached = told["marks"][-1]
-    for row in told["rows"][reached:]:
-        if row["phase"] == "backward" and row["carries"] and last not in map(number_of, row["carries"]):
+    last_layer, sent = record["marks"][-1]
+    for row in record["rows"][sent:]:
+        if row["phase"] == "backward" and row["carries"] and last_layer not in map(number_of, row["carries"]):
             row["phase"] = "finish"
 
 
-def left_late(told: dict) -> list[tuple[dict, int]]:
+def late_reductions(record: dict) -> list[tuple[dict, int]]:
     """The reductions that a step sent only after backward had moved on, each with the layer of its last gradient.
 
     Backward has moved on when its gates show that it reached the next layer, or its end.
     """
-    layers = [layer for layer, _ in told["marks"]]
-    ended = next((i for i, row in enumerate(told["rows"]) if row["phase"] == "finish"), len(told["rows"]))
-    goes_on = [*(count for _, count in told["marks"][1:]), ended]
+    layers = [layer for layer, _ in record["marks"]]
+    end = next((i for i, row in enumerate(record["rows"]) if row["phase"] == "finish"), len(record["rows"]))
+    limits = [*(count for _, count in record["marks"][1:]), end]
     late = []
-    for i, row in enumerate(told["rows"]):
-        places = [layers.index(number_of(name)) for name in row["carries"]]
-        if places and i >= goes_on[max(places)]:
-            late.append((row, layers[max(places)]))
+    for i, row in enumerate(record["rows"]):
+        positions = [layers.index(number_of(name)) for name in row["carries"]]
+        if positions and i >= limits[max(positions)]:
+            late.append((row, layers[max(positions)]))
     return late
 
 
@@ -75,10 +75,10 @@ def _find(payload: Tensor, values: Tensor, free: Tensor, allowed: float) -> tupl
     if spare < 0 or not len(values):
         return None
     largest = int(values.abs().argmax())
-    near = (payload[largest : largest + spare + 1] - values[largest]).abs() <= allowed
+    candidates = (payload[largest : largest + spare + 1] - values[largest]).abs() <= allowed
     errors = [
-        (float((payload[at : at + len(values)] - values).abs().max()), at)
-        for at in near.nonzero().flatten().tolist() if free[at : at + len(values)].all()
+        (float((payload[start : start + len(values)] - values).abs().max()), start)
+        for start in candidates.nonzero().flatten().tolist() if free[start : start + len(values)].all()
     ]  # fmt: skip
     return min((error for error in errors if error[0] <= allowed), default=None)
 
@@ -86,17 +86,17 @@ def _find(payload: Tensor, values: Tensor, free: Tensor, allowed: float) -> tupl
 def _pieces(sums: list, values: Tensor, free: list[Tensor], allowed: float) -> list[int]:
     """Indices of unused messages that together are these values, one piece after the other; [] if there are none."""
     pieces: list[int] = []
-    at = 0
-    while at < len(values):
-        fits = [
+    start = 0
+    while start < len(values):
+        candidates = [
             (-len(payload), error, i)  # the longest, since any few zeros look like others
             for i, (_, payload) in enumerate(sums)
-            if 0 < len(payload) <= len(values) - at and i not in pieces and free[i].all()
-            and (error := float((payload - values[at : at + len(payload)]).abs().max())) <= allowed
+            if 0 < len(payload) <= len(values) - start and i not in pieces and free[i].all()
+            and (error := float((payload - values[start : start + len(payload)]).abs().max())) <= allowed
         ]  # fmt: skip
-        if not fits:
+        if not candidates:
             return []
-        length, _, i = min(fits)
+        length, _, i = min(candidates)
         pieces.append(i)
-        at -= length
+        start -= length
     return pieces

@@ -24,21 +24,21 @@ class Model(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("passing", torch.zeros(width), persistent=False)  # not in state_dict()
 
-    def forward(self, x: torch.Tensor, order: list, *, shift: float = 0.0, at: str = "") -> torch.Tensor:
-        """at: the step and micro-batch that its gates are named by; "" without gates. All of it is layer 0."""
-        if at:
-            x = gates.in_backward(gates.in_forward(x, f"{at} begins"), f"{at} ends")
+    def forward(self, x: torch.Tensor, order: list, *, shift: float = 0.0, prefix: str = "") -> torch.Tensor:
+        """prefix: the step and micro-batch that its gates are named by; "" without gates. All of it is layer 0."""
+        if prefix:
+            x = gates.in_backward(gates.in_forward(x, f"{prefix} begins"), f"{prefix} ends")
         for layer in self.layers:
             x = torch.tanh(layer(x)) * self.scale
         y = self.norm(x) * self.frozen + shift
-        return gates.in_backward(y, f"{at} layer 0") if at else y
+        return gates.in_backward(y, f"{prefix} layer 0") if prefix else y
 
 
 def group_of(rank: int, groups: list) -> dict:
     """Keyword argument with the rank's group among `groups`; empty if there are no groups."""
-    made = [dist.new_group(ranks) for ranks in groups]
-    mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
-    return {"group": mine[0]} if mine else {}
+    handles = [dist.new_group(ranks) for ranks in groups]
+    local = [g for g, ranks in zip(handles, groups, strict=True) if rank in ranks]
+    return {"group": local[0]} if local else {}
 
 
 def fill(parameters: list, gradients: list) -> None:
@@ -83,19 +83,19 @@ def gradients(impl, kind: str, values: PerRank, groups: list) -> dict:
     return {"gradients": [p.grad for p in m.weights], "start": sorted(set(start))}
 
 
-def laid_otherwise(impl, kind: str, values: PerRank) -> list:
+def transposed_views(impl, kind: str, values: PerRank) -> list:
     """Average gradients that are already views of one buffer, but transposed, as user code may set `.grad`."""
-    mine = values[dist.get_rank()]
-    m = Given(mine, 0)
+    local = values[dist.get_rank()]
+    m = Given(local, 0)
     wrapped = wrap(impl, kind, m)
-    buffer = torch.cat([v.t().flatten() for v in mine])
-    for p, v, piece in zip(m.weights, mine, buffer.split([v.numel() for v in mine]), strict=True):
+    buffer = torch.cat([v.t().flatten() for v in local])
+    for p, v, piece in zip(m.weights, local, buffer.split([v.numel() for v in local]), strict=True):
         p.grad = piece.view(v.t().shape).t()
     wrapped.finish_gradient_synchronization()
     return [p.grad for p in m.weights]
 
 
-def twice(impl, kind: str, values: PerRank, options: dict) -> str:
+def two_backwards(impl, kind: str, values: PerRank, options: dict) -> str:
     """Return the error of two backwards before one synchronization, without no_sync()."""
     m = Given(values[dist.get_rank()], 0)
     m.unused = nn.Parameter(torch.zeros(2))  # its bucket does not fill up

@@ -21,19 +21,19 @@ def clip(impl, cases: list) -> list:
 def clip_sharded(impl, cases: PerRank, groups: list) -> list:
     """case: [rank] -> as in `clip`, and "sharded". groups: [[ranks], …]; [] for the world's default."""
     rank = dist.get_rank()
-    options, told = group_of(rank, groups), []
+    options, results = group_of(rank, groups), []
     for i, case in enumerate(cases[rank]):
         gates.mark(f"case {i}")
-        told.append(_clipped(impl, case, options))
-    return told
+        results.append(_clipped(impl, case, options))
+    return results
 
 
 def _clipped(impl, case: dict, options: dict) -> dict:
     """Clip gradients that are views of one buffer per dtype, as wrappers leave them."""
-    whole, sharded, given = case["gradients"], case.get("sharded"), case.get("given", "list")
-    everything = _parameters([*whole, *(sharded or [])])
+    full, sharded, given = case["gradients"], case.get("sharded"), case.get("given", "list")
+    everything = _parameters([*full, *(sharded or [])])
     before = [None if p.grad is None else p.grad.data_ptr() for p in everything]
-    parameters, pieces = everything[: len(whole)], everything[len(whole) :]
+    parameters, pieces = everything[: len(full)], everything[len(full) :]
     if sharded is not None:
         options = {**options, "sharded": _given(pieces, given)}
     passed = _given(parameters, given)
@@ -49,16 +49,16 @@ def _clipped(impl, case: dict, options: dict) -> dict:
     }
 
 
-def _given(parameters: list, how: str):
-    return {"list": parameters, "generator": (p for p in parameters), "twice": [*parameters, *parameters]}[how]
+def _given(parameters: list, form: str):
+    return {"list": parameters, "generator": (p for p in parameters), "twice": [*parameters, *parameters]}[form]
 
 
 def _parameters(gradients: list) -> list:
     parameters = parameters_of(gradients)
     for dtype in {g.dtype for g in gradients if g is not None}:
-        mine = [p for p in parameters if p.grad is not None and p.dtype == dtype]
-        buffer = torch.cat([p.grad.flatten() for p in mine])
-        for p, piece in zip(mine, buffer.split([p.numel() for p in mine]), strict=True):
+        same_dtype = [p for p in parameters if p.grad is not None and p.dtype == dtype]
+        buffer = torch.cat([p.grad.flatten() for p in same_dtype])
+        for p, piece in zip(same_dtype, buffer.split([p.numel() for p in same_dtype]), strict=True):
             p.grad = piece.view_as(p)
     return parameters
 
@@ -73,12 +73,12 @@ def count(impl, cases: PerRank, groups: list) -> list:
     """Counts of each case, and their types. case: [rank] -> targets (a list), ignore_index (None: the default), and
     optionally the shape to which each is expanded without using memory."""
     rank = dist.get_rank()
-    options, told = group_of(rank, groups), []
+    options, results = group_of(rank, groups), []
     for i, case in enumerate(cases[rank]):
-        more = {} if case["ignore_index"] is None else {"ignore_index": case["ignore_index"]}
+        extra = {} if case["ignore_index"] is None else {"ignore_index": case["ignore_index"]}
         gates.mark(f"case {i}")
         targets = [t.expand(case["shape"]) for t in case["targets"]] if "shape" in case else case["targets"]
-        got = impl.ddp.clip_and_count.count_step(targets, **more, **options)
+        got = impl.ddp.clip_and_count.count_step(targets, **extra, **options)
         counts = [getattr(got, name) for name in FIELDS]
-        told.append([[int(count) for count in counts], [type(count).__name__ for count in counts]])
-    return told
+        results.append([[int(count) for count in counts], [type(count).__name__ for count in counts]])
+    return results

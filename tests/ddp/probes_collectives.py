@@ -18,34 +18,34 @@ def collect(impl, op: str, cases: PerRank, members: list) -> list:
     options = {"group": dist.new_group(members)} if members else {}
     if members and rank not in members:
         return []
-    told = []
+    collected = []
     for i, case in enumerate(cases[rank]):
-        tensors, call = prepared(impl, op, case)
+        tensors, call = prepare(impl, op, case)
         gates.mark(f"case {i}")
         call(options)
-        told.append(tensors)
-    return told
+        collected.append(tensors)
+    return collected
 
 
 def large(impl, op: str, elements: int, seed: int, metered: bool = False) -> list | dict:
     """One call with large tensors that each rank makes itself; returns block sums of the result, or with `metered` the
     memory meter's report."""
-    tensors, call = prepared(impl, op, large_case(op, elements, seed, dist.get_rank(), dist.get_world_size()))
-    given = [t for v in tensors.values() for t in (v if isinstance(v, list) else [v])]
-    with meter(given) if metered else contextlib.nullcontext() as memory:
+    tensors, call = prepare(impl, op, large_case(op, elements, seed, dist.get_rank(), dist.get_world_size()))
+    existing = [t for v in tensors.values() for t in (v if isinstance(v, list) else [v])]
+    with meter(existing) if metered else contextlib.nullcontext() as memory:
         call({})
     return memory.plain() if metered else [total for tensor in results(tensors) for total in blocks(tensor)]
 
 
 def case_of(op: str, shape: list, world: int, draw: Callable[[list], torch.Tensor], src: int = 0) -> dict:
     """A case with a tensor of this shape, or parts of it where the operation has some; `draw` makes the input."""
-    whole = [world * n for n in shape[:1]] + shape[1:]
+    full_shape = [world * n for n in shape[:1]] + shape[1:]
     if op == "all_to_all":
         return {"inputs": [draw(shape) for _ in range(world)], "shapes": [shape] * world}
     if op == "ring_all_gather":
-        return {"tensor": draw(shape), "shape": whole}
+        return {"tensor": draw(shape), "shape": full_shape}
     if op == "ring_reduce_scatter":
-        return {"tensor": draw(whole), "shape": shape}
+        return {"tensor": draw(full_shape), "shape": shape}
     return {"tensor": draw(shape), "src": src}
 
 
@@ -71,22 +71,22 @@ def blocks(tensor: torch.Tensor) -> list:
     return [float(part.double().sum()) for part in tensor.detach().split(1 << 16)]
 
 
-def prepared(impl, op: str, case: dict):
+def prepare(impl, op: str, case: dict):
     """The tensors of a case by name, and a function that calls the collective with them; outputs start as garbage."""
     function = getattr(getattr(impl.ddp, op), op)
     if "tensor" in case:
-        tensors, more = {"tensor": case["tensor"]}, {"src": case["src"]} if case.get("src") else {}
+        tensors, extra = {"tensor": case["tensor"]}, {"src": case["src"]} if case.get("src") else {}
         if "shape" in case:
             tensors = {"output": rubbish(case["shape"], case["tensor"].dtype), **tensors}
-        return tensors, lambda o: function(*tensors.values(), **more, **o)
+        return tensors, lambda o: function(*tensors.values(), **extra, **o)
     ins = case["inputs"]
     outs = [rubbish(shape, ins[0].dtype) for shape in case["shapes"]]
     tensors = {"outputs": outs, "inputs": ins}
 
     def call(options: dict) -> None:
-        given = [*outs]
-        function(given, ins, **options)
-        tensors["replaced"] = [i for i, (a, b) in enumerate(zip(given, outs, strict=True)) if a is not b]
+        passed = [*outs]
+        function(passed, ins, **options)
+        tensors["replaced"] = [i for i, (a, b) in enumerate(zip(passed, outs, strict=True)) if a is not b]
 
     return tensors, call
 

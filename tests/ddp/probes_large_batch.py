@@ -12,43 +12,43 @@ from lab.solution.wire import PerRank
 from .probes import fill, group_of, parameters_of
 
 
-def _built(impl, kind: str, weights: list, groups: list, options: dict):
+def _build(impl, kind: str, weights: list, groups: list, options: dict):
     """groups: [[indices], own options]; if empty, one group has everything."""
     parameters = [torch.nn.Parameter(w.clone()) for w in weights]
-    given = [{"params": [parameters[i] for i in indices], **own} for indices, own in groups] or parameters
-    return parameters, getattr(impl.ddp.layerwise, kind)(given, **options)
+    param_groups = [{"params": [parameters[i] for i in indices], **extra} for indices, extra in groups] or parameters
+    return parameters, getattr(impl.ddp.layerwise, kind)(param_groups, **options)
 
 
 def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients: list, resume: int = -1,
           factors: tuple = ()) -> dict:  # fmt: skip
     """The weights after each step. gradients: [step][parameter], None for no gradient. resume: before this step rebuild
     everything from the state. factors: factor of lr in each step, set by a scheduler."""
-    parameters, made = _built(impl, kind, weights, groups, options)
-    schedule = torch.optim.lr_scheduler.LambdaLR(made, [*factors, 0.0].__getitem__) if factors else None
+    parameters, optimizer = _build(impl, kind, weights, groups, options)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [*factors, 0.0].__getitem__) if factors else None
     trajectory, read = [], set()
     for step, gradient in enumerate(gradients):
         if step == resume:
-            kept, now = made.state_dict(), [p.detach() for p in parameters]
-            parameters, made = _built(impl, kind, now, groups, options)
-            made.load_state_dict(kept)
+            state, now = optimizer.state_dict(), [p.detach() for p in parameters]
+            parameters, optimizer = _build(impl, kind, now, groups, options)
+            optimizer.load_state_dict(state)
         fill(parameters, gradient)
-        with reads() as more:
-            made.step()
-        read |= more
+        with reads() as step_reads:
+            optimizer.step()
+        read |= step_reads
         if schedule is not None:
             schedule.step()
         trajectory.append([p.detach().clone() for p in parameters])
-    held = [v.numel() for s in made.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
-    return {"weights": trajectory, "reads": sorted(read), "state": sum(held)}
+    sizes = [v.numel() for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+    return {"weights": trajectory, "reads": sorted(read), "state": sum(sizes)}
 
 
 def closure(impl, kind: str, weights: list, options: dict) -> dict:
     """A step, called with autograd off, with a closure that computes ½‖w‖² of each weight and its gradient."""
-    parameters, made = _built(impl, kind, weights, [], options)
+    parameters, optimizer = _build(impl, kind, weights, [], options)
     calls = []
 
     def evaluate() -> float:
-        made.zero_grad()
+        optimizer.zero_grad()
         calls.append(torch.is_grad_enabled())
         loss = sum(p.square().sum() / 2 for p in parameters)
         if calls[-1]:
@@ -56,57 +56,57 @@ def closure(impl, kind: str, weights: list, options: dict) -> dict:
         return float(loss)
 
     with torch.no_grad():
-        loss = made.step(evaluate)
+        loss = optimizer.step(evaluate)
     return {"loss": float("nan") if loss is None else float(loss), "calls": calls,
             "weights": [p.detach() for p in parameters]}  # fmt: skip
 
 
 def refused(impl, kind: str, options: list) -> list:
     weights = [torch.ones(2)]
-    return [raised(lambda o=o: _built(impl, kind, weights, [], {"lr": 0.1, **o})) for o in options]
+    return [raised(lambda o=o: _build(impl, kind, weights, [], {"lr": 0.1, **o})) for o in options]
 
 
 def noise(impl, options: dict, values: PerRank, groups: list) -> list:
     """values: [rank][step][parameter], None for no gradient. This probe averages over ranks, between marks."""
     rank = dist.get_rank()
     group = group_of(rank, groups)
-    made = impl.ddp.noise_scale.NoiseScale(**options, **group)
-    told = []
+    estimator = impl.ddp.noise_scale.NoiseScale(**options, **group)
+    estimates = []
     for step in values[rank]:
         parameters = parameters_of(step)
         gates.mark("before()")
-        made.before(iter(parameters))
+        estimator.before(iter(parameters))
         gates.mark("mean")
         _average(parameters, group)
         gates.mark("after()")
-        made.after(iter(parameters))
-        told.append(_estimate(made))
-    return told
+        estimator.after(iter(parameters))
+        estimates.append(_estimate(estimator))
+    return estimates
 
 
 def noise_weighed(impl, samples: int, seeds: list, count: int, ballast: int) -> dict:
     """One step with a gradient of `count` numbers; between before() and after() the process is at its largest."""
-    made, p = impl.ddp.noise_scale.NoiseScale(samples), torch.nn.Parameter(torch.zeros(count))
+    estimator, p = impl.ddp.noise_scale.NoiseScale(samples), torch.nn.Parameter(torch.zeros(count))
     p.grad = torch.randn(count, generator=torch.Generator().manual_seed(seeds[dist.get_rank()]))
-    made.before([p])
+    estimator.before([p])
     weigh(ballast)
     _average([p], {})
-    made.after([p])
-    return _estimate(made)
+    estimator.after([p])
+    return _estimate(estimator)
 
 
 def train(impl, samples: int, points: PerRank, start: torch.Tensor) -> dict:
     """Gradients of ½‖w − x‖², the mean over this rank's samples; w is two parameters. points: [rank] (n, dim)."""
-    made = impl.ddp.noise_scale.NoiseScale(samples)
+    estimator = impl.ddp.noise_scale.NoiseScale(samples)
     parameters = [torch.nn.Parameter(half.clone()) for half in start.chunk(2)]
     for x in points[dist.get_rank()].split(samples):
         for p in parameters:
             p.grad = None
         ((torch.cat(parameters) - x).square().sum(dim=1) / 2).mean().backward()
-        made.before(parameters)
+        estimator.before(parameters)
         _average(parameters, {})
-        made.after(parameters)
-    return _estimate(made)
+        estimator.after(parameters)
+    return _estimate(estimator)
 
 
 def _average(parameters: list, group: dict) -> None:
@@ -116,8 +116,8 @@ def _average(parameters: list, group: dict) -> None:
             dist.all_reduce(p.grad, **group)
 
 
-def _estimate(made) -> dict:
-    got = made.estimate()
+def _estimate(estimator) -> dict:
+    got = estimator.estimate()
     return {n: float(getattr(got, n)) for n in ("gradient_squared", "trace", "noise_scale")}
 
 

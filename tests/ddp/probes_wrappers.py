@@ -41,13 +41,13 @@ class Chain(nn.Module):
         super().__init__()
         self.layers = Numbered(plan, [Layer(width, hidden, dtype) for hidden, dtype in plan])
 
-    def forward(self, x: torch.Tensor, order: list, at: str = "") -> torch.Tensor:
-        """at: the step and micro-batch that its gates are named by, as lab.harness.gated has them; "" without gates."""
-        if at:
-            x = gates.in_backward(gates.in_forward(x, f"{at} begins"), f"{at} ends")
+    def forward(self, x: torch.Tensor, order: list, prefix: str = "") -> torch.Tensor:
+        """prefix: the step and micro-batch that name its gates, as lab.harness.gated has them; "" without gates."""
+        if prefix:
+            x = gates.in_backward(gates.in_forward(x, f"{prefix} begins"), f"{prefix} ends")
         for i in order:
             x = self.layers[i](x)
-            x = gates.in_backward(x, f"{at} layer {i}") if at else x
+            x = gates.in_backward(x, f"{prefix} layer {i}") if prefix else x
         return x
 
 
@@ -83,7 +83,7 @@ def clear(m: Model | Chain, set_to_none: bool | str, used: list) -> None:
             layer.zero_grad(set_to_none=True)
 
 
-def made(width: int, plan: list | int) -> Model | Chain:
+def build(width: int, plan: list | int) -> Model | Chain:
     """A Chain of that plan, or a Model of that depth."""
     return Model(width, plan) if isinstance(plan, int) else Chain(width, plan)
 
@@ -98,7 +98,7 @@ def steps(impl, kind: str, options: dict, width: int, plan: list | int, states: 
     """Train on this rank's batches: [rank][step][micro-batch] -> [x, y, order]. All micro-batches but the last of a
     step are under no_sync(). The model of an odd number of ranks is in evaluation mode."""
     rank = dist.get_rank()
-    m = made(width, plan)
+    m = build(width, plan)
     m.load_state_dict(states[rank])
     start(m, set_to_none)
     changed = modes.put(m, training=dist.get_world_size() % 2 == 0)
@@ -110,7 +110,7 @@ def steps(impl, kind: str, options: dict, width: int, plan: list | int, states: 
         for i, (x, y, order) in enumerate(step):
             last = i == len(step) - 1
             with contextlib.nullcontext() if last else wrapped.no_sync():
-                out = wrapped(x.requires_grad_(), order, at=f"{number}.{i}", **keywords(plan))
+                out = wrapped(x.requires_grad_(), order, prefix=f"{number}.{i}", **keywords(plan))
                 outputs.append(out.detach())
                 (((out - y) ** 2).mean() / len(step)).backward()
         wrapped.finish_gradient_synchronization()
@@ -119,7 +119,7 @@ def steps(impl, kind: str, options: dict, width: int, plan: list | int, states: 
     return {"gradients": gradients, "outputs": outputs, "state": dict(nn.Module.state_dict(m)), "modes": changed()}
 
 
-def many(impl, kind: str, options: dict, hidden: int, steps: int, seed: int, lr: float, ballast: int = 0) -> list:
+def train_wide(impl, kind: str, options: dict, hidden: int, steps: int, seed: int, lr: float, ballast: int = 0) -> list:
     """Train a chain of two large layers, made here, and return the sums of blocks of its parameters.
 
     ballast: bytes by which the process is larger while the last step is finished, so that its high-water mark tells
@@ -131,18 +131,18 @@ def many(impl, kind: str, options: dict, hidden: int, steps: int, seed: int, lr:
         wrapped.zero_grad(set_to_none=not ballast)
         x, y = batch(seed, step, dist.get_rank())
         ((wrapped(x, [0, 1], f"{step}.0") - y) ** 2).mean().backward()
-        larger = torch.ones(ballast // 4 if step == steps - 1 else 0)
+        filler = torch.ones(ballast // 4 if step == steps - 1 else 0)
         wrapped.finish_gradient_synchronization()
-        del larger
+        del filler
         descend(m, lr)
     return [blocks(p) for p in m.parameters()]
 
 
 def large(hidden: int, seed: int) -> Chain:
-    m, drawn = Chain(4, [[hidden, "float32"]] * 2), torch.Generator().manual_seed(seed)
+    m, generator = Chain(4, [[hidden, "float32"]] * 2), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in m.parameters():
-            p.normal_(0.0, p.shape[0] ** -0.5, generator=drawn)
+            p.normal_(0.0, p.shape[0] ** -0.5, generator=generator)
     return m
 
 
@@ -203,15 +203,15 @@ def storages(impl, width: int, plan: list, states: PerRank, batches: PerRank, se
     m = Chain(width, plan)
     m.load_state_dict(states[rank])
     wrapped = wrap(impl, "flat", m)
-    told, kept = [], []
+    layouts, alive = [], []
     for ((x, y, order),) in batches[rank]:
         wrapped.zero_grad(set_to_none=set_to_none)
         ((wrapped(x, order) - y) ** 2).mean().backward()
         wrapped.finish_gradient_synchronization()
         present = [(n, p.grad) for n, p in m.named_parameters() if p.grad is not None]
-        kept.append([g.untyped_storage() for _, g in present])  # alive, so that no address is used twice
-        told.append([
+        alive.append([g.untyped_storage() for _, g in present])  # alive, so that no address is used twice
+        layouts.append([
             [n, str(g.dtype).removeprefix("torch."), g.untyped_storage().data_ptr(), g.untyped_storage().nbytes(),
              g.storage_offset(), g.numel()] for n, g in present
         ])  # fmt: skip
-    return told
+    return layouts

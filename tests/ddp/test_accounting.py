@@ -26,28 +26,28 @@ def ring(size: float, world: int, case: dict) -> float:
     return 2 * (world - 1) * (case["alpha_s"] + size / world / case["bytes_per_s"])
 
 
-def played(case: dict) -> dict:
+def simulate(case: dict) -> dict:
     """Backward, which issues all-reduces, and the network, which carries one after the other."""
     sizes, world = case["sizes"], case["world"]
     o = {"forward_s": 0.0, "optimizer_s": 0.0, "bucket_bytes": 25 * 2**20, **case["options"]}
-    backward, issued, held, clock = o["backward_s"], [], [], 0.0  # issued: (when, bytes)
+    backward, issued, bucket, clock = o["backward_s"], [], [], 0.0  # issued: (when, bytes)
     for i, size in enumerate(reversed(sizes), 1):
-        if o["variant"] == "bucketed" and held and sum(held) + size > o["bucket_bytes"]:
-            issued.append((clock, sum(held)))
-            held = []
+        if o["variant"] == "bucketed" and bucket and sum(bucket) + size > o["bucket_bytes"]:
+            issued.append((clock, sum(bucket)))
+            bucket = []
         clock += backward * size / sum(sizes)
-        held.append(size)
+        bucket.append(size)
         if o["variant"] in ("naive", "overlapped") or i == len(sizes):
-            issued.append((clock if o["variant"] in ("overlapped", "bucketed") else backward, sum(held)))
-            held = []
-    costs, ended = [ring(size, world, case) for _, size in issued], 0.0
+            issued.append((clock if o["variant"] in ("overlapped", "bucketed") else backward, sum(bucket)))
+            bucket = []
+    costs, end = [ring(size, world, case) for _, size in issued], 0.0
     for (when, _), cost in zip(issued, costs, strict=True):
-        ended = max(ended, when) + cost
+        end = max(end, when) + cost
     bound = max(backward, issued[0][0] + sum(costs), issued[-1][0] + costs[-1])
-    around = o["forward_s"] + o["optimizer_s"]
+    rest_s = o["forward_s"] + o["optimizer_s"]
     return {
-        "all_reduces": len(costs), "communication_s": sum(costs), "exposed_s": max(0.0, ended - backward),
-        "step_s": around + max(backward, ended), "bound_s": around + bound,
+        "all_reduces": len(costs), "communication_s": sum(costs), "exposed_s": max(0.0, end - backward),
+        "step_s": rest_s + max(backward, end), "bound_s": rest_s + bound,
     }  # fmt: skip
 
 
@@ -74,9 +74,9 @@ def draw(rng, variant: str = "", world: int = 0, **options) -> dict:
 
 
 def check(run, cases: list[dict], cause: str = "") -> None:
-    told = run(probes.steps, cases)
-    for case, got in zip(cases, told, strict=True):
-        want = played(case)
+    results = run(probes.steps, cases)
+    for case, got in zip(cases, results, strict=True):
+        want = simulate(case)
         for name, value in want.items():
             slack = RELATIVE * (want["step_s"] if name == "exposed_s" else value)
             measured(f"{name} of a drawn step, {case['options']['variant']}", 1e3 * got[name], 1e3 * value, "ms")
@@ -108,9 +108,9 @@ def test_a_step_is_as_long_as_one_that_is_played(run, rng, variant):
         case = draw(rng, variant, forward_s=rng.uniform(0, 1), optimizer_s=rng.uniform(0, 0.1))
         case["options"]["bucket_bytes"] = rng.integers(1, sum(case["sizes"]))
         cases.append(case)
-    alone = draw(rng, variant)
-    alone["sizes"] = alone["sizes"][:1]
-    check(run, [*cases, alone, draw(rng, variant, world=1)])
+    single = draw(rng, variant)
+    single["sizes"] = single["sizes"][:1]
+    check(run, [*cases, single, draw(rng, variant, world=1)])
 
 
 @exercise(ACCOUNTING, kind="numerics")
@@ -136,20 +136,20 @@ def test_the_best_bucket_is_the_best_of_all(run, rng):
         case["sizes"] = [case["sizes"][0]] * len(case["sizes"])  # many sizes give the same buckets
     for case in cases[5:10]:
         case["alpha_s"] *= 1e-5  # a longer step is longer by little
-    told = run(probes.best, cases)
-    for case, (got, kind) in zip(cases, told, strict=True):
+    results = run(probes.best, cases)
+    for case, (got, kind) in zip(cases, results, strict=True):
         sizes = case["sizes"]
-        tried = {1, *(sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1))}
-        steps = {size: played(in_buckets(case, size))["step_s"] for size in tried}
+        candidates = {1, *(sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1))}
+        steps = {size: simulate(in_buckets(case, size))["step_s"] for size in candidates}
         assert kind == "int", f"bucket_bytes is a {kind}, expected int"
         # A step that is longer by about 1e-9 may count as a tie or not.
         smallest = [
             min(size for size, step in steps.items() if step <= min(steps.values()) * (1 + slack))
             for slack in (RELATIVE / 2, 2 * RELATIVE)
         ]
-        took = played(in_buckets(case, got))["step_s"] if got >= 1 else math.inf
+        step_s = simulate(in_buckets(case, got))["step_s"] if got >= 1 else math.inf
         assert got in smallest, (
-            f"a step with buckets of {got} bytes takes {took:.9g} s, with {smallest[0]} {steps[smallest[0]]:.9g}: "
+            f"a step with buckets of {got} bytes takes {step_s:.9g} s, with {smallest[0]} {steps[smallest[0]]:.9g}: "
             f"expected the smallest of those with the shortest step, 1 or a sum of neighbours{inputs(case)}"
         )
 
@@ -183,33 +183,33 @@ def judge_samples(case: dict, samples: int) -> None:
     )
 
 
-def judge_bandwidth(case: dict, least: float) -> None:
+def judge_bandwidth(case: dict, bandwidth: float) -> None:
     world = case["world"]
     if world == 1 or 2 * (world - 1) * case["alpha_s"] >= case["backward_s"]:
         want = 0 if world == 1 else math.inf  # nothing to send, or latencies that alone outlast backward
-        assert least == want, f"{world} ranks need {least} bytes/s, expected {want}{inputs(case)}"
+        assert bandwidth == want, f"{world} ranks need {bandwidth} bytes/s, expected {want}{inputs(case)}"
         return
-    needed = ring(case["bytes"], world, {**case, "bytes_per_s": least}) if least > 0 else math.inf
+    needed = ring(case["bytes"], world, {**case, "bytes_per_s": bandwidth}) if bandwidth > 0 else math.inf
     # The time left for bytes is a difference: where latencies take nearly all of backward, it loses digits.
     assert abs(needed - case["backward_s"]) <= RELATIVE * case["backward_s"], (
-        f"at {least:.6g} bytes/s communication takes {needed:.6g} s, expected backward's "
+        f"at {bandwidth:.6g} bytes/s communication takes {needed:.6g} s, expected backward's "
         f"{case['backward_s']:.6g}: latencies take their part of it{inputs(case)}"
     )
 
 
-def judge_world(case: dict, most: int) -> None:
-    def spare(world: int) -> float:
+def judge_world(case: dict, limit: int) -> None:
+    def ratio(world: int) -> float:
         """Backward over communication, of the same global batch."""
         needed = ring(case["bytes"], world, case)
         return math.inf if needed == 0 else case["backward_s"] * case["world"] / world / needed
 
-    assert most >= 1, f"{most} ranks at most, but one has nothing to wait for{inputs(case)}"
-    assert spare(most) >= 1 - RELATIVE, (
-        f"with {most} ranks backward takes {spare(most):.6g} times as long as communication: not hidden{inputs(case)}"
+    assert limit >= 1, f"{limit} ranks at most, but one has nothing to wait for{inputs(case)}"
+    assert ratio(limit) >= 1 - RELATIVE, (
+        f"with {limit} ranks backward takes {ratio(limit):.6g} times as long as communication: not hidden{inputs(case)}"
     )
-    assert spare(most + 1) <= 1 + RELATIVE, (
-        f"{most} ranks at most, but with {most + 1} communication is hidden too: backward takes "
-        f"{spare(most + 1):.6g} times as long; the global batch is samples · world, shared by all{inputs(case)}"
+    assert ratio(limit + 1) <= 1 + RELATIVE, (
+        f"{limit} ranks at most, but with {limit + 1} communication is hidden too: backward takes "
+        f"{ratio(limit + 1):.6g} times as long; the global batch is samples · world, shared by all{inputs(case)}"
     )
 
 
@@ -218,22 +218,22 @@ def test_the_examples_by_hand(run):
     link = {"alpha_s": 1e-4, "bytes_per_s": 1e9, "world": 4}
     (ring_s,) = run(probes.rings, [{"bytes": 10**6, **link}])
     (got,) = run(probes.steps, [in_buckets({"sizes": [10**6] * 2, **link, "backward_s": 6e-3}, 1, "overlapped")])
-    have = [1e3 * t for t in (ring_s, got["communication_s"], got["exposed_s"], got["step_s"])]
-    assert have == pytest.approx([2.1, 4.2, 2.1, 8.1], rel=1e-9), (
-        f"expected an all-reduce of 2.1 ms, and communication, exposed and step of 4.2, 2.1 and 8.1 ms, got {have}"
+    times_ms = [1e3 * t for t in (ring_s, got["communication_s"], got["exposed_s"], got["step_s"])]
+    assert times_ms == pytest.approx([2.1, 4.2, 2.1, 8.1], rel=1e-9), (
+        f"expected an all-reduce of 2.1 ms, and communication, exposed and step of 4.2, 2.1 and 8.1 ms, got {times_ms}"
     )
 
 
 @exercise(ACCOUNTING, kind="property")
 def test_without_latency_the_smallest_bucket_is_best_and_with_much_of_it_one(run, rng):
-    free, dear = [draw(rng) for _ in range(5)], [draw(rng) for _ in range(5)]
-    for case in free:
+    no_latency, high_latency = [draw(rng) for _ in range(5)], [draw(rng) for _ in range(5)]
+    for case in no_latency:
         case["alpha_s"] = 0.0
-    for case in dear:
+    for case in high_latency:
         case["alpha_s"] = rng.uniform(0.6, 2) * case["backward_s"]  # 2(W − 1)α outlasts backward
-    best = [got for got, _ in run(probes.best, [*free, *dear])]
+    best = [got for got, _ in run(probes.best, [*no_latency, *high_latency])]
     assert best[:5] == [1] * 5, f"buckets of {best[:5]} bytes on links without latency: small messages leave sooner"
-    whole = [sum(case["sizes"]) for case in dear]
-    assert best[5:] == whole, (
-        f"buckets of {best[5:]} bytes, expected {whole}: where one latency outlasts backward, send everything at once"
+    totals = [sum(case["sizes"]) for case in high_latency]
+    assert best[5:] == totals, (
+        f"buckets of {best[5:]} bytes, expected {totals}: where one latency outlasts backward, send everything at once"
     )

@@ -13,7 +13,7 @@ import torch
 from lab.harness.pytest_plugin import exercise
 
 from . import collectives
-from .collectives import by_hand, draw_dtypes, draw_members, draw_values, sends
+from .collectives import draw_dtypes, draw_members, draw_values, run_cases, sends
 
 ALL_TO_ALL = "ddp.all_to_all"
 OP = "all_to_all"
@@ -33,9 +33,9 @@ def draw(rng, ranks, members, kinds=KINDS):
     for kind, dtype in zip(kinds, draw_dtypes(rng, len(kinds), OP), strict=True):
         n = rng.integers(2, 6)
         shapes = [[draw_shape(rng, kind, n) for _ in range(world)] for _ in range(world)]  # [from][to]
-        for place, rank in enumerate(members):
-            inputs = [draw_values(rng, dtype, s) for s in shapes[place]]
-            cases[rank].append({"inputs": inputs, "shapes": [shapes[s][place] for s in range(world)]})
+        for group_rank, rank in enumerate(members):
+            inputs = [draw_values(rng, dtype, s) for s in shapes[group_rank]]
+            cases[rank].append({"inputs": inputs, "shapes": [shapes[s][group_rank] for s in range(world)]})
     return cases
 
 
@@ -45,13 +45,13 @@ def test_each_rank_gets_its_part_from_each(run, rng, world):
     cases = draw(rng, world, list(range(world)))
     for case in cases:
         case.append({"inputs": [torch.zeros(0)] * world, "shapes": [[0]] * world})
-    collectives.right(run, OP, cases)
+    collectives.check_results(run, OP, cases)
 
 
 @exercise(ALL_TO_ALL, kind="numerics")
 def test_a_group_that_is_a_part_of_the_world(run, rng):
     members = draw_members(rng)
-    collectives.right(run, OP, draw(rng, 5, members), members)
+    collectives.check_results(run, OP, draw(rng, 5, members), members)
 
 
 @exercise(ALL_TO_ALL, kind="numerics")
@@ -63,14 +63,14 @@ def test_inputs_are_not_changed(run, rng):
 @pytest.mark.parametrize("world", [2, 4, 5])
 def test_one_message_to_each_other_rank(run, rng, world):
     cases = draw(rng, world, list(range(world)))
-    for rank, got in enumerate(by_hand(run, OP, cases)):
-        for i, told in enumerate(got):
+    for rank, got in enumerate(run_cases(run, OP, cases)):
+        for i, result in enumerate(got):
             what = f"rank {rank} of {world}, {KINDS[i]} parts"
-            out = [(r["peer"], r["bytes"]) for r in sends(told["rows"], what) if r["bytes"]]
+            sent = [(r["peer"], r["bytes"]) for r in sends(result["rows"], what) if r["bytes"]]
             sizes = [t.nbytes for t in cases[rank][i]["inputs"]]
             want = [(r, n) for r, n in enumerate(sizes) if n and r != rank]
-            assert sorted(out) == want, (
-                f"{what}: sent (peer, bytes) {sorted(out)}, expected {want}: one message to each other, and its own "
+            assert sorted(sent) == want, (
+                f"{what}: sent (peer, bytes) {sorted(sent)}, expected {want}: one message to each other, and its own "
                 "part is copied"
             )
 
@@ -78,20 +78,20 @@ def test_one_message_to_each_other_rank(run, rng, world):
 @exercise(ALL_TO_ALL, kind="property")
 def test_in_each_step_everyone_sends_to_another(run, rng):
     members = draw_members(rng, size=4, world=6)
-    ranks, ways = by_hand(run, OP, draw(rng, 6, members, ["uneven"]), members), set()
-    for place, rank in enumerate(members):
+    ranks, directions = run_cases(run, OP, draw(rng, 6, members, ["uneven"]), members), set()
+    for group_rank, rank in enumerate(members):
         rows = ranks[rank][0]["rows"]
         peers, sources = ([r["peer"] for r in rows if r["op"] == op] for op in ("send", "recv"))
-        want = [members[(place + i) % 4] for i in range(1, 4)]
+        want = [members[(group_rank + i) % 4] for i in range(1, 4)]
         assert [peers, sources] in ([want, want[::-1]], [want[::-1], want]), (
-            f"rank {place} of group {members} (global {rank}): sent to global ranks {peers} in this order, and "
+            f"rank {group_rank} of group {members} (global {rank}): sent to global ranks {peers} in this order, and "
             f"received from {sources}, expected {want} and {want[::-1]}: in step i to the one i places to the right "
             "and from the one i to the left, so that nobody is sent to twice at a time; or all the other way round"
         )
-        ways.add(peers == want)
-    assert len(ways) == 1, f"group {members}: some ranks took steps to the right, others to the left"
+        directions.add(peers == want)
+    assert len(directions) == 1, f"group {members}: some ranks took steps to the right, others to the left"
 
 
 @exercise(ALL_TO_ALL, kind="property")
 def test_parts_are_sent_from_where_they_lie(run, rng):
-    collectives.has_room(run, rng, OP, 3_000_000, 9, 3, "a copy of all parts")
+    collectives.limits_memory(run, rng, OP, 3_000_000, 9, 3, "a copy of all parts")

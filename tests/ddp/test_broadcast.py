@@ -22,28 +22,28 @@ def draw(rng, ranks, world, sources):
     return collectives.draw(rng, OP, ranks, world, [shapes[i % 6] for i in range(len(sources))], sources=sources)
 
 
-def rounds(told, src) -> int:
+def rounds(ranks, src) -> int:
     """Number of rounds, if a rank sends one message per round, and only after it has received."""
-    out = [[r["peer"] for r in sends(rows, f"rank {i}")] for i, rows in enumerate(told)]
-    has, queue = {src: 0}, [src]
+    destinations = [[r["peer"] for r in sends(rows, f"rank {i}")] for i, rows in enumerate(ranks)]
+    arrival, queue = {src: 0}, [src]
     for rank in queue:  # which grows meanwhile
-        for turn, peer in enumerate(out[rank], 1):
-            if peer not in has:
-                has[peer] = has[rank] + turn
+        for turn, peer in enumerate(destinations[rank], 1):
+            if peer not in arrival:
+                arrival[peer] = arrival[rank] + turn
                 queue.append(peer)
-    return max(has.values())
+    return max(arrival.values())
 
 
 @exercise(BROADCAST, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_every_rank_ends_with_that_of_src(run, rng, world):
     sources = list(range(world)) + [rng.integers(0, world - 1) for _ in range(3)]
-    collectives.right(run, OP, draw(rng, world, world, sources))
+    collectives.check_results(run, OP, draw(rng, world, world, sources))
 
 
 @exercise(BROADCAST, kind="numerics")
 def test_a_group_that_is_a_part_of_the_world(run, rng):
-    collectives.right(run, OP, draw(rng, 5, 3, [0, 1, 2]), collectives.draw_members(rng))
+    collectives.check_results(run, OP, draw(rng, 5, 3, [0, 1, 2]), collectives.draw_members(rng))
 
 
 @exercise(BROADCAST, kind="property")
@@ -51,15 +51,15 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 def test_every_rank_but_src_receives_once(run, rng, world):
     sources = [0, rng.integers(1, world - 1)]
     cases = draw(rng, world, world, sources)
-    for rank, got in enumerate(collectives.by_hand(run, OP, cases)):
-        for i, told in enumerate(got):
+    for rank, got in enumerate(collectives.run_cases(run, OP, cases)):
+        for i, result in enumerate(got):
             what = f"rank {rank} of {world}, src {sources[i]}"
-            received, size = len(told["rows"]) - len(sends(told["rows"], what)), cases[rank][i]["tensor"].nbytes
+            received, size = len(result["rows"]) - len(sends(result["rows"], what)), cases[rank][i]["tensor"].nbytes
             want = 0 if rank == sources[i] else 1
             assert received == want, f"{what}: received {received} messages, expected {want}"
-            wrong = sorted({r["bytes"] for r in told["rows"]} - {size})
+            wrong = sorted({r["bytes"] for r in result["rows"]} - {size})
             assert not wrong, (
-                f"{what}: messages: {messages(told['rows'])}, expected the tensor, {size} bytes, and no more"
+                f"{what}: messages: {messages(result['rows'])}, expected the tensor, {size} bytes, and no more"
             )
 
 
@@ -67,23 +67,23 @@ def test_every_rank_but_src_receives_once(run, rng, world):
 @pytest.mark.parametrize("world", [3, 4, 5, 6])
 def test_rounds_are_as_few_as_doubling_takes(run, rng, world):
     sources = [0, rng.integers(1, world - 1)]
-    ranks = collectives.by_hand(run, OP, draw(rng, world, world, sources))
-    most = (world - 1).bit_length()
+    ranks = collectives.run_cases(run, OP, draw(rng, world, world, sources))
+    limit = (world - 1).bit_length()
     for i, src in enumerate(sources):
-        told = [got[i]["rows"] for got in ranks]
-        counts = [len(sends(rows, f"rank {rank} of {world}")) for rank, rows in enumerate(told)]
-        assert max(counts) <= most, (
-            f"src {src} of {world} ranks: they sent {counts} messages, at most ⌈log₂ W⌉ = {most} each expected: who "
+        by_rank = [got[i]["rows"] for got in ranks]
+        counts = [len(sends(rows, f"rank {rank} of {world}")) for rank, rows in enumerate(by_rank)]
+        assert max(counts) <= limit, (
+            f"src {src} of {world} ranks: they sent {counts} messages, at most ⌈log₂ W⌉ = {limit} each expected: who "
             "has the tensor sends it on"
         )
-        took = rounds(told, src)
-        measured(f"rounds for {world} ranks", took, most, at_most=True)
-        assert took <= most, (
-            f"src {src} of {world} ranks: {took} rounds, expected ⌈log₂ W⌉ = {most}: in each round every rank that has "
-            "the tensor sends it to one that has not"
+        needed = rounds(by_rank, src)
+        measured(f"rounds for {world} ranks", needed, limit, at_most=True)
+        assert needed <= limit, (
+            f"src {src} of {world} ranks: {needed} rounds, expected ⌈log₂ W⌉ = {limit}: in each round every rank that "
+            "has the tensor sends it to one that has not"
         )
 
 
 @exercise(BROADCAST, kind="property")
 def test_there_is_room_for_one_more_tensor(run, rng):
-    collectives.has_room(run, rng, OP, 9_000_000, 2, 1, "a third tensor")
+    collectives.limits_memory(run, rng, OP, 9_000_000, 2, 1, "a third tensor")

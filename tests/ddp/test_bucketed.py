@@ -21,8 +21,8 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes, probes_wrappers
 from .chains import draw_batches, draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
-from .oracles import filled_up, not_waited_in_backward, reductions
-from .payloads import left_late
+from .oracles import not_waited_in_backward, padded_size, reductions
+from .payloads import late_reductions
 
 BUCKETED = "ddp.bucketed"
 NEEDS = ["ddp.naive"]
@@ -36,10 +36,10 @@ def sizes(chain) -> list:
 
 def packing(chain, limit) -> list[list]:
     """Buckets of one dtype as greedy packing makes them."""
-    return filled(sizes(chain), lambda bytes, new: bytes + new <= limit)
+    return pack(sizes(chain), lambda bytes, new: bytes + new <= limit)
 
 
-def filled(entries: list, fits: Callable[[int, int], bool]) -> list[list]:
+def pack(entries: list, fits: Callable[[int, int], bool]) -> list[list]:
     """Pack entries in order; start a new bucket if an entry does not fit."""
     buckets: list[list] = []
     for entry in entries:
@@ -49,36 +49,36 @@ def filled(entries: list, fits: Callable[[int, int], bool]) -> list[list]:
     return buckets
 
 
-def ways(chain: tuple, limit: int) -> dict[str, list[list]]:
+def wrong_packings(chain: tuple, limit: int) -> dict[str, list[list]]:
     """Buckets by other (wrong) packing rules."""
     entries = sizes(chain)
-    counting = {each: [(name, n, each * n, kind) for name, n, _, kind in entries] for each in (1, 4)}
+    uniform = {each: [(name, n, each * n, kind) for name, n, _, kind in entries] for each in (1, 4)}
     return {
-        "in the order of parameters(), not in reverse": filled(entries[::-1], lambda bytes, new: bytes + new <= limit),
-        "until the limit is exceeded": filled(entries, lambda bytes, new: bytes < limit),
-        "below the limit: one that fits exactly fits": filled(entries, lambda bytes, new: bytes + new < limit),
-        "at 4 bytes an element, whatever its dtype": filled(counting[4], lambda bytes, new: bytes + new <= limit),
-        "with a limit of elements, not of bytes": filled(counting[1], lambda bytes, new: bytes + new <= limit),
-        "with all there is, whatever the limit": filled(entries, lambda bytes, new: True),
-        "with one parameter each": filled(entries, lambda bytes, new: False),
+        "in the order of parameters(), not in reverse": pack(entries[::-1], lambda bytes, new: bytes + new <= limit),
+        "until the limit is exceeded": pack(entries, lambda bytes, new: bytes < limit),
+        "below the limit: one that fits exactly fits": pack(entries, lambda bytes, new: bytes + new < limit),
+        "at 4 bytes an element, whatever its dtype": pack(uniform[4], lambda bytes, new: bytes + new <= limit),
+        "with a limit of elements, not of bytes": pack(uniform[1], lambda bytes, new: bytes + new <= limit),
+        "with all there is, whatever the limit": pack(entries, lambda bytes, new: True),
+        "with one parameter each": pack(entries, lambda bytes, new: False),
     }
 
 
-def counted(buckets: list[list], rows: list) -> Counter:
+def message_sizes(buckets: list[list], rows: list) -> Counter:
     """Counter of the dtypes and sizes of messages for these buckets."""
-    return Counter((b[0][3], filled_up(sum(e[1] for e in b), rows, 2)) for b in buckets)
+    return Counter((b[0][3], padded_size(sum(e[1] for e in b), rows, 2)) for b in buckets)
 
 
 @harmless
-def likely(sent: Counter, chain: tuple, limit: int, rows: list) -> str:
+def explain_packing(sent: Counter, chain: tuple, limit: int, rows: list) -> str:
     """Other packing rules that explain the messages, if any."""
-    met = [way for way, buckets in ways(chain, limit).items() if counted(buckets, rows) == sent]
-    return f"; these are buckets filled {', or '.join(met)}" if met else ""
+    rules = [rule for rule, buckets in wrong_packings(chain, limit).items() if message_sizes(buckets, rows) == sent]
+    return f"; these are buckets filled {', or '.join(rules)}" if rules else ""
 
 
-def apart(chain: tuple, limit: int) -> set:
+def distinct_packings(chain: tuple, limit: int) -> set:
     """The distinct packings, by elements, that the rules give."""
-    return {tuple(sorted(sum(e[1] for e in b) for b in buckets)) for buckets in ways(chain, limit).values()}
+    return {tuple(sorted(sum(e[1] for e in b) for b in buckets)) for buckets in wrong_packings(chain, limit).values()}
 
 
 def draw_limit(rng, chain) -> int:
@@ -106,9 +106,9 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 @pytest.mark.parametrize("set_to_none", [True, False, "resting"])
 def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2)
-    every = list(range(len(chain[1])))
-    resting = [rng.shuffled(every)[: rng.integers(1, len(every) - 2)] for _ in range(2)]
-    orders = [[[i for i in every if i not in rest]] for rest in (every[1:], [], *resting, [])]
+    layers = list(range(len(chain[1])))
+    resting = [rng.shuffled(layers)[: rng.integers(1, len(layers) - 2)] for _ in range(2)]
+    orders = [[[i for i in layers if i not in rest]] for rest in (layers[1:], [], *resting, [])]
     trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
 
 
@@ -121,17 +121,17 @@ def test_tied_frozen_and_unused_parameters(run, rng, expect):
 def test_dtypes_mixed_in_one_model(run, rng, expect):
     chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
     options = {"bucket_bytes": draw_limit(rng, chain) * 2}
-    rests = [list(range(len(chain[1])))[rng.integers(0, 1) :: 2]]  # layers of one dtype: the other has no gradient
-    trains_as_one(run, rng, expect, "bucketed", chain, [*natural(chain, 2), rests], options=options)
+    one_dtype = [list(range(len(chain[1])))[rng.integers(0, 1) :: 2]]  # layers of one dtype: the other has no gradient
+    trains_as_one(run, rng, expect, "bucketed", chain, [*natural(chain, 2), one_dtype], options=options)
 
 
 @exercise(BUCKETED, kind="numerics")
 @pytest.mark.parametrize("last", ["all", "some"])
 def test_accumulation_is_the_sum_of_its_micro_batches(run, rng, expect, last):
     chain = draw_chain(rng, 2)
-    every = list(range(len(chain[1])))
-    end = every if last == "all" else rng.shuffled(every)[: len(every) // 2]
-    orders = [[rng.shuffled(every)] * rng.integers(1, 2) + [end], [every], [every, end]]
+    layers = list(range(len(chain[1])))
+    end = layers if last == "all" else rng.shuffled(layers)[: len(layers) // 2]
+    orders = [[rng.shuffled(layers)] * rng.integers(1, 2) + [end], [layers], [layers, end]]
     trains_as_one(run, rng, expect, "bucketed", chain, orders, options={"bucket_bytes": draw_limit(rng, chain)})
 
 
@@ -157,11 +157,11 @@ def test_in_training_mode_buffers_are_rank_0s(run, rng):
         mean, count = mean * 0.5 + inputs[0][call].double().mean(0), count + 1
     traces = run.trace(probes_wrappers.buffers, "bucketed", width, states, inputs, world=world, replace=NEEDS)
     for rank, trace in enumerate(traces):
-        alone = inputs[rank][0].double() - states[rank]["mean"].double() + int(states[rank]["count"])
-        seen = [("evaluation", trace.values["evaluated"], alone, "each rank uses the buffers it has")]
+        local = inputs[rank][0].double() - states[rank]["mean"].double() + int(states[rank]["count"])
+        checks = [("evaluation", trace.values["evaluated"], local, "each rank uses the buffers it has")]
         for got, exact in zip(trace.values["outputs"], want, strict=True):
-            seen.append(("training", got, exact[rank], "forward first overwrites all buffers with rank 0's"))
-        for mode, got, exact, cause in seen:
+            checks.append(("training", got, exact[rank], "forward first overwrites all buffers with rank 0's"))
+        for mode, got, exact, cause in checks:
             close(
                 got, exact, exact.float(), f"rank {rank} of {world}, output in {mode} mode", factor=10,
                 dims="row, column", cause=f"in {mode} mode {cause}, persistent or not",
@@ -173,9 +173,9 @@ def test_in_training_mode_buffers_are_rank_0s(run, rng):
 @exercise(BUCKETED, kind="numerics")
 def test_a_limit_below_one_byte_is_refused(run, rng):
     limits = [0, -rng.integers(1, 99), 1]
-    (told,) = run(probes_wrappers.refused, limits, world=1, replace=NEEDS)
+    (errors,) = run(probes_wrappers.refused, limits, world=1, replace=NEEDS)
     want = ["ValueError", "ValueError", "nothing"]
-    assert told == want, f"bucket_bytes {limits}: got {told}, expected {want}"
+    assert errors == want, f"bucket_bytes {limits}: got {errors}, expected {want}"
 
 
 @exercise(BUCKETED, kind="property")
@@ -187,20 +187,20 @@ def test_buckets_are_packed_greedily_in_reverse_order(run, rng, limit):
     drawn = rng.integers(total // 8, total // 5)  # as a limit of elements, less than there are
     number = {"drawn": drawn, "exact": exact, "tiny": rng.integers(1, 4), "default": 25 << 20}[limit]
     options = {} if limit == "default" else {"bucket_bytes": number}
-    packed(run, rng, chain, number, options)
+    check_packing(run, rng, chain, number, options)
 
 
-def packed(run, rng, chain: tuple, limit: int, options: dict) -> None:
+def check_packing(run, rng, chain: tuple, limit: int, options: dict) -> None:
     """Assert that messages have the dtypes and sizes of buckets that are packed greedily."""
-    for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, natural(chain, 2), options)):
-        rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
-        sent, want = Counter((r["dtype"], r["elements"]) for r in rows), counted(packing(chain, limit), rows)
+    for rank, step, record in each_step(steps_of(run, rng, "bucketed", chain, natural(chain, 2), options)):
+        rows = reductions(record["rows"], 2, f"rank {rank}, step {step}")
+        sent, want = Counter((r["dtype"], r["elements"]) for r in rows), message_sizes(packing(chain, limit), rows)
         measured(f"sums over ranks in a step, {limit} bucket_bytes", sent.total(), want.total())
         assert sent == want, (
             f"rank {rank}, step {step}: sums over ranks by dtype and number of elements {dict(sorted(sent.items()))}, "
             f"expected {dict(sorted(want.items()))}: parameters are, last one first, "
             f"{[(e[3], e[1]) for e in sizes(chain)]}; at most {limit} bytes in a bucket, and another dtype opens the "
-            f"next one{likely(sent, chain, limit, rows)}"
+            f"next one{explain_packing(sent, chain, limit, rows)}"
         )
 
 
@@ -216,8 +216,8 @@ def test_the_limit_is_one_of_bytes_and_buckets_have_one_dtype(run, rng):
         chain = draw_chain(rng, 2, dtypes=("float32", "float64"), layers=6)
         n = sum(e[1] for e in sizes(chain) if number_of(e[0]) == 1)  # in float64: too many for one bucket
         drawn.append((chain, rng.integers(4 * n, 8 * n - 1)))
-    chain, limit = max(drawn, key=lambda pair: len(apart(*pair)))  # other rules make other buckets
-    packed(run, rng, chain, limit, {"bucket_bytes": limit})
+    chain, limit = max(drawn, key=lambda pair: len(distinct_packings(*pair)))  # other rules make other buckets
+    check_packing(run, rng, chain, limit, {"bucket_bytes": limit})
 
 
 @exercise(BUCKETED, kind="property")
@@ -225,35 +225,35 @@ def test_the_limit_is_one_of_bytes_and_buckets_have_one_dtype(run, rng):
 def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
     chain = draw_chain(rng, 2, layers=6)
     limit = 1 if resting == "alone" else draw_limit(rng, chain)  # a bucket a parameter: whole ones rest
-    every = list(range(len(chain[1])))
-    out = rng.integers(1, 4) if resting else None
-    orders = [[rng.shuffled([i for i in every if i != out])] for _ in range(2)]
+    layers = list(range(len(chain[1])))
+    absent = rng.integers(1, 4) if resting else None
+    orders = [[rng.shuffled([i for i in layers if i != absent])] for _ in range(2)]
     buckets = packing(chain, limit)
-    rests = [any(number_of(e[0]) == out for e in b) for b in buckets]
-    left = [sum(e[1] for e in b if number_of(e[0]) != out) for b in buckets]
-    whole = [sum(e[1] for e in b) for b in buckets]
-    for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, orders, {"bucket_bytes": limit})):
+    incomplete = [any(number_of(e[0]) == absent for e in b) for b in buckets]
+    present = [sum(e[1] for e in b if number_of(e[0]) != absent) for b in buckets]
+    full = [sum(e[1] for e in b) for b in buckets]
+    for rank, step, record in each_step(steps_of(run, rng, "bucketed", chain, orders, {"bucket_bytes": limit})):
         what = f"rank {rank}, step {step}, layers in order {orders[step][0]}"
-        rows = reductions(told["rows"], 2, what)
+        rows = reductions(record["rows"], 2, what)
         sent = Counter((r["elements"], r["phase"]) for r in rows)
         # A bucket that could not fill up may be sent with zeros for missing gradients, or without them.
         want, padded = (
             Counter(
-                (filled_up(n, rows, 2), "finish" if r else "backward")
-                for n, r, m in zip(of, rests, left, strict=True) if m
+                (padded_size(n, rows, 2), "finish" if r else "backward")
+                for n, r, m in zip(counts, incomplete, present, strict=True) if m
             )
-            for of in (left, whole)
+            for counts in (present, full)
         )  # fmt: skip
         assert sent in (want, padded), (
             f"{what}: sums over ranks by (elements, phase): {dict(sent)}, expected {dict(want)}: a full "
             "bucket leaves during backward, one that could not fill up in finish_gradient_synchronization()"
         )
-        late = [layer for row, layer in left_late(told) if row["phase"] == "backward"]
+        late = [layer for row, layer in late_reductions(record) if row["phase"] == "backward"]
         assert not late, (
             f"{what}: {len(late)} buckets were sent when backward had gone on, the first after it had left layer "
             f"{late[0]}, whose gradients filled it: send a bucket in the hook of whichever of its gradients comes last"
         )
-        not_waited_in_backward(what, told)
+        not_waited_in_backward(what, record)
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -262,7 +262,7 @@ def test_a_second_backward_is_refused(run, rng, bucket):
     """The unfilled bucket was not sent yet, but may already hold divided gradients."""
     values = [[rng.normal(n) for n in (40, 3)] for _ in range(2)]
     options = {"bucket_bytes": 4 * 40} if bucket == "full" else {}
-    for rank, got in enumerate(run(probes.twice, "bucketed", values, options, world=2, replace=NEEDS)):
+    for rank, got in enumerate(run(probes.two_backwards, "bucketed", values, options, world=2, replace=NEEDS)):
         assert got == "RuntimeError", (
             f"rank {rank}: a second backward before finish_gradient_synchronization(), without no_sync(), raised "
             f"{got}, expected RuntimeError: it adds to gradients that are divided already (their bucket is {bucket})"
@@ -278,24 +278,26 @@ def test_nobody_waits_during_backward(run, rng):
 def test_nothing_is_sent_within_no_sync(run, rng):
     chain = draw_chain(rng, 2)
     limit = draw_limit(rng, chain)
-    (every,) = natural(chain, 1)[0]
-    orders = [[every, every, every], [every, every]]
-    whole = [sum(e[1] for e in bucket) for bucket in packing(chain, limit)]
-    for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, orders, options={"bucket_bytes": limit})):
-        assert told["unsent"] == 0, f"rank {rank}, step {step}: {told['unsent']} messages were sent within no_sync()"
-        rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
+    (layers,) = natural(chain, 1)[0]
+    orders = [[layers, layers, layers], [layers, layers]]
+    bucket_sizes = [sum(e[1] for e in bucket) for bucket in packing(chain, limit)]
+    for rank, step, record in each_step(steps_of(run, rng, "bucketed", chain, orders, options={"bucket_bytes": limit})):
+        assert record["unsent"] == 0, (
+            f"rank {rank}, step {step}: {record['unsent']} messages were sent within no_sync()"
+        )
+        rows = reductions(record["rows"], 2, f"rank {rank}, step {step}")
         sent = Counter((r["elements"], r["phase"]) for r in rows)
-        want = Counter((filled_up(n, rows, 2), "backward") for n in whole)
+        want = Counter((padded_size(n, rows, 2), "backward") for n in bucket_sizes)
         assert sent == want, (
             f"rank {rank}, step {step} of {len(orders[step])} micro-batches: sums over ranks by (elements, phase): "
             f"{dict(sent)}, expected {dict(want)}: the backward after no_sync() sends the sums, once"
         )
-        late = left_late(told)
+        late = late_reductions(record)
         assert not late, (
             f"rank {rank}, step {step}: {len(late)} of {len(rows)} buckets were sent when the last backward had "
             f"gone on, the first after it had left layer {late[0][1]}, whose gradients filled it"
         )
-    batch = [b[0][0] for b in draw_batches(rng, chain[0], 2, [[every]])]
+    batch = [b[0][0] for b in draw_batches(rng, chain[0], 2, [[layers]])]
     for rank, trace in enumerate(run.trace(probes_wrappers.left_by_error, *chain, batch, world=2, replace=NEEDS)):
         within, after, _ = trace.cut(["within", "backward", "finish"])
         assert not within, (
@@ -309,4 +311,4 @@ def test_nothing_is_sent_within_no_sync(run, rng):
 
 @exercise(BUCKETED, kind="timing")
 def test_on_a_link_few_messages_hide_behind_backward(run, rng):
-    oracles.beats_naive(run, rng, "bucketed", together=4, layers=16, alpha_s=2e-3)
+    oracles.beats_naive(run, rng, "bucketed", bucket=4, layers=16, alpha_s=2e-3)

@@ -35,25 +35,25 @@ def draw(rng, scale: float = 1.0, dtype: torch.dtype = torch.float32, parameters
     return [(rng.normal(*shape, dtype=torch.float64) * scale).to(dtype) for shape in shapes]
 
 
-def check(got: dict, gradients: list, max_norm: float, what: str, whole: list | None = None, cause: str = "") -> None:
-    """whole: all gradients that the norm covers, if more than `gradients`."""
-    norm = norm_of(gradients if whole is None else whole)
+def check(got: dict, gradients: list, max_norm: float, what: str, covered: list | None = None, cause: str = "") -> None:
+    """covered: all gradients that the norm covers, if more than `gradients`."""
+    norm = norm_of(gradients if covered is None else covered)
     assert got["returned"] == "torch.float64 ()", f"{what}: returned {got['returned']}, expected a float64 tensor ()"
     assert abs(float(got["norm"]) - norm) <= 1e-6 * norm, (
         f"{what}: the norm is {norm:.7g}, got {float(got['norm']):.7g}: {cause or 'of all gradients, before clipping'}"
     )
     scale = min(1.0, max_norm / norm) if norm else 1.0
-    for i, (g, have) in enumerate(zip(gradients, got["gradients"], strict=True)):
+    for i, (g, after) in enumerate(zip(gradients, got["gradients"], strict=True)):
         if g is None:
-            assert have is None, f"{what}: gradient {i} was None and is not now"
+            assert after is None, f"{what}: gradient {i} was None and is not now"
             continue
-        assert have.dtype == g.dtype, f"{what}: gradient {i} was {g.dtype} and is {have.dtype}"
-        assert scale < 1 or torch.equal(have, g), (
+        assert after.dtype == g.dtype, f"{what}: gradient {i} was {g.dtype} and is {after.dtype}"
+        assert scale < 1 or torch.equal(after, g), (
             f"{what}: gradient {i} was changed, though the norm is {norm:.3g}: the factor is min(1, max_norm / norm)"
         )
         want = g.double() * scale
         cause = f"each is multiplied by {scale:.4g}, that is min(1, max_norm / norm)"
-        close(have, want, want.to(g.dtype), f"{what}, gradient {i}", cause=cause)
+        close(after, want, want.to(g.dtype), f"{what}, gradient {i}", cause=cause)
 
 
 @exercise(CLIP, kind="numerics")
@@ -107,17 +107,17 @@ def test_nothing_to_clip(run):
 @exercise(CLIP, kind="numerics")
 def test_a_max_norm_that_is_not_above_0_is_refused(run):
     limits = [0.0, -1.0, math.nan]
-    for limit, told in zip(limits, run(probes.refused, limits), strict=True):
-        assert told == "ValueError", f"max_norm {limit}: expected ValueError, got {told}"
+    for limit, error in zip(limits, run(probes.refused, limits), strict=True):
+        assert error == "ValueError", f"max_norm {limit}: expected ValueError, got {error}"
 
 
 def shards(rng, world: int) -> tuple[list, list]:
     """A whole gradient, and each rank's pieces; with more than two ranks, one rank has none."""
-    whole = draw(rng, parameters=2)
+    full = draw(rng, parameters=2)
     pieces = [draw(rng, scale=rank + 1.0, parameters=rng.integers(1, 3)) for rank in range(world)]
     if world > 2:
         pieces[rng.integers(0, world - 1)] = rng.choice([[], [None]])
-    return whole, pieces
+    return full, pieces
 
 
 @exercise(CLIP, kind="numerics")
@@ -128,12 +128,12 @@ def test_pieces_of_all_ranks_are_one_vector(run, rng, world, groups):
     cases = [[{"gradients": w, "sharded": p[r], "max_norm": 0.25} for w, p in drawn] for r in range(world)]
     ranks = run(probes.clip_sharded, cases, groups, world=world)
     for members in groups or [list(range(world))]:
-        for i, (whole, pieces) in enumerate(drawn):
-            everything = [*whole, *(g for r in members for g in pieces[r])]
+        for i, (full, pieces) in enumerate(drawn):
+            everything = [*full, *(g for r in members for g in pieces[r])]
             for rank in members:
                 check(
-                    ranks[rank][i], [*whole, *pieces[rank]], 0.25,
-                    f"rank {rank} of {members}, {len(whole)} whole gradients", everything,
+                    ranks[rank][i], [*full, *pieces[rank]], 0.25,
+                    f"rank {rank} of {members}, {len(full)} whole gradients", everything,
                     cause="the squares of pieces are summed over the group, those of whole gradients are not",
                 )  # fmt: skip
                 assert torch.equal(ranks[rank][i]["norm"], ranks[members[0]][i]["norm"]), (
@@ -163,35 +163,33 @@ def test_squares_of_pieces_neither_overflow_nor_vanish(run, rng, scale, dtype, g
     ("where", "bad"), [("whole", math.inf), ("whole", math.nan), ("piece", -math.inf), ("piece", math.nan)]
 )
 def test_a_norm_that_is_not_finite_changes_nothing(run, rng, where, bad):
-    world, whole = 3, draw(rng, parameters=2)
+    world, full = 3, draw(rng, parameters=2)
     pieces = [draw(rng, parameters=2) for _ in range(world)]
-    (whole if where == "whole" else pieces[rng.integers(0, world - 1)])[0].view(-1)[0] = bad
-    cases = [[{"gradients": whole, "sharded": p, "max_norm": limit} for limit in (0.1, math.inf)] for p in pieces]
-    for rank, told in enumerate(run(probes.clip_sharded, cases, [], world=world)):
-        for got, case in zip(told, cases[rank], strict=True):
+    (full if where == "whole" else pieces[rng.integers(0, world - 1)])[0].view(-1)[0] = bad
+    cases = [[{"gradients": full, "sharded": p, "max_norm": limit} for limit in (0.1, math.inf)] for p in pieces]
+    for rank, results in enumerate(run(probes.clip_sharded, cases, [], world=world)):
+        for got, case in zip(results, cases[rank], strict=True):
             what = f"rank {rank}, max_norm {case['max_norm']}, a {where} gradient holds {bad}"
             assert not math.isfinite(float(got["norm"])), (
                 f"{what}: the norm is {float(got['norm'])}, expected inf or NaN"
             )
-            for i, (g, have) in enumerate(zip([*whole, *pieces[rank]], got["gradients"], strict=True)):
-                assert torch.equal(g.nan_to_num(7.0), have.nan_to_num(7.0)), (
-                    f"{what}: gradient {i} was changed, {g.flatten()[:3]} became {have.flatten()[:3]}; the caller sees "
-                    "the norm and skips the step"
+            for i, (g, after) in enumerate(zip([*full, *pieces[rank]], got["gradients"], strict=True)):
+                assert torch.equal(g.nan_to_num(7.0), after.nan_to_num(7.0)), (
+                    f"{what}: gradient {i} was changed, {g.flatten()[:3]} became {after.flatten()[:3]}; the caller "
+                    "sees the norm and skips the step"
                 )
 
 
 @exercise(CLIP, kind="property")
 def test_replicated_gradients_send_nothing_and_pieces_one_number(run, rng):
     world = 3
-    whole, pieces = shards(rng, world)
-    cases = [
-        [{"gradients": whole, "sharded": s, "max_norm": 0.25} for s in (None, pieces[r], [])] for r in range(world)
-    ]
+    full, pieces = shards(rng, world)
+    cases = [[{"gradients": full, "sharded": s, "max_norm": 0.25} for s in (None, pieces[r], [])] for r in range(world)]
     for rank, trace in enumerate(run.trace(probes.clip_sharded, cases, [], world=world)):
         for i, (rows, want) in enumerate(zip(trace.cut(["case 0", "case 1", "case 2"]), (0, 1, 1), strict=True)):
-            everything = [*whole, *(g for p in pieces for g in p)] if i == 1 else None
+            everything = [*full, *(g for p in pieces for g in p)] if i == 1 else None
             if i < 2:
-                check(trace.values[i], [*whole, *(cases[rank][i]["sharded"] or [])], 0.25, f"rank {rank}", everything)
+                check(trace.values[i], [*full, *(cases[rank][i]["sharded"] or [])], 0.25, f"rank {rank}", everything)
             sends(
                 rows, [["all_reduce", 1]] * want, f"rank {rank}, {'pieces' if want else 'whole gradients alone'}",
                 "whole gradients are equal on all ranks already; of pieces, every rank adds one sum of squares",
@@ -214,15 +212,15 @@ def test_gradients_are_scaled_where_they_lie_and_nothing_is_read_back(run, rng):
 
 def targets(rng, ignore_index: int, micro_batches: int) -> list:
     """Rows of any length, padded at the end; some of padding alone."""
-    made = []
+    batches = []
     for _ in range(micro_batches):
         batch, context = rng.integers(1, 4), rng.integers(2, 9)
         t = rng.tokens(batch, context, vocabulary=50)
         for row in range(batch):
             t[row, rng.integers(0, context) :] = ignore_index
-        made.append(t)
-    made.append(torch.full((1, 3), ignore_index))
-    return rng.shuffled(made)
+        batches.append(t)
+    batches.append(torch.full((1, 3), ignore_index))
+    return rng.shuffled(batches)
 
 
 def counted(micro_batches: list, ignore_index: int) -> tuple[int, int]:
@@ -235,19 +233,19 @@ def counted(micro_batches: list, ignore_index: int) -> tuple[int, int]:
 def test_a_step_is_counted_over_micro_batches_and_ranks(run, rng, world, groups):
     cases = []
     for _ in range(world):
-        mine = [{"targets": targets(rng, i or -100, rng.integers(1, 3)), "ignore_index": i} for i in (None, -1)]
-        cases.append([*mine, {"targets": [], "ignore_index": None}])
+        drawn = [{"targets": targets(rng, i or -100, rng.integers(1, 3)), "ignore_index": i} for i in (None, -1)]
+        cases.append([*drawn, {"targets": [], "ignore_index": None}])
     cases[0][2]["targets"] = targets(rng, -100, 2)  # one rank alone has something
     ranks = run(probes.count, cases, groups, world=world)
     for members in groups or [list(range(world))]:
         for i in range(3):
-            here = {r: counted(cases[r][i]["targets"], cases[r][i]["ignore_index"] or -100) for r in members}
-            total = [sum(column) for column in zip(*here.values(), strict=True)]
+            local = {r: counted(cases[r][i]["targets"], cases[r][i]["ignore_index"] or -100) for r in members}
+            total = [sum(column) for column in zip(*local.values(), strict=True)]
             for r in members:
-                (have, types), want = ranks[r][i], [*here[r], *total]
-                assert have == want, (
+                (counts, types), want = ranks[r][i], [*local[r], *total]
+                assert counts == want, (
                     f"rank {r} of {members}, {len(cases[r][i]['targets'])} micro-batches, ignore_index "
-                    f"{cases[r][i]['ignore_index'] or -100}: ({', '.join(FIELDS)}) are {want}, got {have}: {COUNTED}"
+                    f"{cases[r][i]['ignore_index'] or -100}: ({', '.join(FIELDS)}) are {want}, got {counts}: {COUNTED}"
                 )
                 assert types == ["int"] * 4, f"counts are {types}, expected int"
 
@@ -257,19 +255,19 @@ def test_counts_are_exact_beyond_what_float32_counts(run, rng):
     """One number expanded to more than 2²⁴ elements; beyond that, float32 has only even integers."""
     side = 4097 + 2 * rng.integers(0, 20)
     one = torch.ones(1, 1, dtype=torch.int64)
-    told = [
+    cases = [
         [{"targets": [one], "ignore_index": None, "shape": shape}]
         for shape in ([side, side], [2, 2 * rng.integers(1, 9)])
     ]
-    want = [side + 2, side**2 + 2 * told[1][0]["shape"][1]]
-    for rank, ((got, _),) in enumerate(run(probes.count, told, [], world=2)):
+    want = [side + 2, side**2 + 2 * cases[1][0]["shape"][1]]
+    for rank, ((got, _),) in enumerate(run(probes.count, cases, [], world=2)):
         assert got[2:] == want, f"rank {rank}: {want} samples and tokens of all ranks, got {got[2:]}: count in int64"
 
 
 @exercise(CLIP, kind="property")
 def test_a_count_is_one_all_reduce_of_two_numbers(run, rng):
-    for several in ((3, 3), (1, 4)):  # with equal numbers, a collective per micro-batch would not hang
-        cases = [[{"targets": targets(rng, -100, m), "ignore_index": None}] for m in several]
+    for counts in ((3, 3), (1, 4)):  # with equal numbers, a collective per micro-batch would not hang
+        cases = [[{"targets": targets(rng, -100, m), "ignore_index": None}] for m in counts]
         total = sum(counted(case[0]["targets"], -100)[1] for case in cases)
         for rank, trace in enumerate(run.trace(probes.count, cases, [], world=2)):
             got = trace.values[0][0][3]

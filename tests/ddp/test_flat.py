@@ -23,7 +23,7 @@ FLAT = "ddp.flat"
 MIXED = ("float32", "float64")
 
 
-def wanted(chain, order) -> Counter:
+def elements_by_dtype(chain, order) -> Counter:
     """Elements of all gradients of these layers, by dtype."""
     m, total = probes_wrappers.Chain(*chain[:2]), Counter()
     for i in order:
@@ -43,10 +43,10 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 @pytest.mark.parametrize("set_to_none", [True, False, "resting"])
 def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2, dtypes=MIXED)
-    every = list(range(len(chain[1])))  # of one dtype and the other, in turn
-    other = rng.shuffled(every)[: rng.integers(1, len(every) - 1)]
+    layers = list(range(len(chain[1])))  # of one dtype and the other, in turn
+    other = rng.shuffled(layers)[: rng.integers(1, len(layers) - 1)]
     first = number_of(next(iter(chain[2][0])))  # its gradients alone are views before the second step
-    orders = [[[first]], [every], [every[rng.integers(0, 1) :: 2]], [other], [every]]
+    orders = [[[first]], [layers], [layers[rng.integers(0, 1) :: 2]], [other], [layers]]
     trains_as_one(run, rng, expect, "flat", chain, orders, set_to_none)
 
 
@@ -64,11 +64,11 @@ def test_only_the_ranks_of_its_group_are_averaged(run, rng):
 def test_gradients_that_lie_in_a_buffer_in_another_order(run, rng):
     shapes = [(rng.integers(2, 5), rng.integers(6, 9)) for _ in range(3)]
     values = [[rng.normal(*shape) for shape in shapes] for _ in range(2)]
-    for rank, got in enumerate(run(probes.laid_otherwise, "flat", values, world=2, replace=["ddp.naive"])):
-        for i, mine in enumerate(got):
+    for rank, got in enumerate(run(probes.transposed_views, "flat", values, world=2, replace=["ddp.naive"])):
+        for i, mean in enumerate(got):
             want = (values[0][i].double() + values[1][i].double()) / 2
             close(
-                mine, want, want.float(), f"rank {rank}, gradient {i} of {shapes[i]}, which began as a transposed view",
+                mean, want, want.float(), f"rank {rank}, gradient {i} of {shapes[i]}, which began as a transposed view",
                 cause="a buffer can be sent as it is only where each gradient lies in it in its own order",
             )  # fmt: skip
 
@@ -82,11 +82,11 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 @pytest.mark.parametrize("dtypes", [MIXED[:1], MIXED])
 def test_one_all_reduce_a_step_and_dtype(run, rng, dtypes):
     chain = draw_chain(rng, 2, dtypes=dtypes)
-    every = list(range(len(chain[1])))
-    orders = [[every], [rng.shuffled(every)[: len(every) - 1]]]
-    for rank, step, told in each_step(steps_of(run, rng, "flat", chain, orders)):
-        want = sorted((d, n, "all_reduce", "finish") for d, n in wanted(chain, orders[step][0]).items())
-        sent = sorted((r["dtype"], r["elements"], r["op"], r["phase"]) for r in told["rows"])
+    layers = list(range(len(chain[1])))
+    orders = [[layers], [rng.shuffled(layers)[: len(layers) - 1]]]
+    for rank, step, record in each_step(steps_of(run, rng, "flat", chain, orders)):
+        want = sorted((d, n, "all_reduce", "finish") for d, n in elements_by_dtype(chain, orders[step][0]).items())
+        sent = sorted((r["dtype"], r["elements"], r["op"], r["phase"]) for r in record["rows"])
         measured(f"all-reduces a step, {len(dtypes)} dtypes", len(sent), len(want))
         assert sent == want, (
             f"rank {rank}, step {step}, layers {orders[step][0]}: sent (dtype, elements, what, when) {sent[:6]}, "
@@ -108,22 +108,22 @@ def test_what_is_sent_is_no_copy(run, rng):
 @pytest.mark.parametrize("dtypes", [MIXED[:1], MIXED])
 def test_gradients_become_views_of_one_buffer(run, rng, dtypes):
     chain = draw_chain(rng, 2, dtypes=dtypes)
-    every = list(range(len(chain[1])))
-    batches = draw_batches(rng, chain[0], 2, [[every], [rng.shuffled(every)[:-1]]])
+    layers = list(range(len(chain[1])))
+    batches = draw_batches(rng, chain[0], 2, [[layers], [rng.shuffled(layers)[:-1]]])
     ranks = run(probes_wrappers.storages, *chain, batches, True, world=2, replace=["ddp.naive"])
     for rank, got in enumerate(ranks):
         for step, rows in enumerate(got):
-            for dtype, count in wanted(chain, batches[0][step][0][2]).items():
-                mine = [r for r in rows if r[1] == dtype]
+            for dtype, count in elements_by_dtype(chain, batches[0][step][0][2]).items():
+                views = [r for r in rows if r[1] == dtype]
                 what = f"rank {rank}, step {step}"
-                assert len({r[2] for r in mine}) == 1, (
-                    f"{what}: {len(mine)} gradients of {dtype} lie in {len({r[2] for r in mine})} storages, expected "
+                assert len({r[2] for r in views}) == 1, (
+                    f"{what}: {len(views)} gradients of {dtype} lie in {len({r[2] for r in views})} storages, expected "
                     "one: let each gradient be the piece of the buffer, not a copy of it"
                 )
-                size, mine = mine[0][3] // {"float32": 4, "float64": 8}[dtype], sorted(mine, key=lambda r: r[4])
-                places, want = [r[4] for r in mine], [0, *accumulate(r[5] for r in mine)]
-                assert [*places, size] == [*want[:-1], count], (
-                    f"{what}: gradients lie at {places} in the buffer of {size} {dtype}, expected {want[:-1]} of "
+                size, views = views[0][3] // {"float32": 4, "float64": 8}[dtype], sorted(views, key=lambda r: r[4])
+                offsets, want = [r[4] for r in views], [0, *accumulate(r[5] for r in views)]
+                assert [*offsets, size] == [*want[:-1], count], (
+                    f"{what}: gradients lie at {offsets} in the buffer of {size} {dtype}, expected {want[:-1]} of "
                     f"{count}: one after the other, and nothing else"
                 )
 

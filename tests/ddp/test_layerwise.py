@@ -36,29 +36,29 @@ def kind(request) -> str:
 
 def oracle(kind: str, weights: list, groups: list, options: dict, gradients: list, dtype, factors: tuple = ()) -> list:
     """The papers' equations, one parameter after the other; [step][parameter]. factors: of lr, in each step."""
-    own = {i: {**DEFAULTS[kind], **options, **more} for indices, more in groups for i in indices}
+    by_index = {i: {**DEFAULTS[kind], **options, **extra} for indices, extra in groups for i in indices}
     columns = []
     for i, start in enumerate(weights):
         w, t = start.to(dtype), 0
         m, v = torch.zeros_like(w), torch.zeros_like(w)
-        o = own.get(i, {**DEFAULTS[kind], **options})
-        plain = o["exclude_1d"] and w.dim() < 2
-        decay = 0.0 if plain else o["weight_decay"]
+        o = by_index.get(i, {**DEFAULTS[kind], **options})
+        excluded = o["exclude_1d"] and w.dim() < 2
+        decay = 0.0 if excluded else o["weight_decay"]
         column = []
         for number, step in enumerate(gradients):
             if step[i] is not None:
                 g, t, lr = step[i].to(dtype), t + 1, o["lr"] * (factors[number] if factors else 1)
                 if kind == "LARS":
-                    long = float(w.norm()) > 0 and float(g.norm()) > 0
-                    ratio = o["trust"] * w.norm() / (g.norm() + decay * w.norm()) if long and not plain else 1.0
+                    nonzero = float(w.norm()) > 0 and float(g.norm()) > 0
+                    ratio = o["trust"] * w.norm() / (g.norm() + decay * w.norm()) if nonzero and not excluded else 1.0
                     m = o["momentum"] * m + lr * ratio * (g + decay * w)
                     w = w - m
                 else:
-                    one, two = o["betas"]
-                    m, v = one * m + (1 - one) * g, two * v + (1 - two) * g * g
-                    u = (m / (1 - one**t)) / ((v / (1 - two**t)).sqrt() + o["eps"]) + decay * w
-                    long = float(w.norm()) > 0 and float(u.norm()) > 0
-                    w = w - lr * (w.norm() / u.norm() if long and not plain else 1.0) * u
+                    beta1, beta2 = o["betas"]
+                    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+                    u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + o["eps"]) + decay * w
+                    nonzero = float(w.norm()) > 0 and float(u.norm()) > 0
+                    w = w - lr * (w.norm() / u.norm() if nonzero and not excluded else 1.0) * u
             column.append(w)
         columns.append(column)
     return [list(step) for step in zip(*columns, strict=True)]
@@ -75,10 +75,10 @@ def draw(rng, steps: int = 4, dtype: torch.dtype = torch.float32) -> tuple[list,
 
 
 def hyperparameters(rng, kind: str) -> dict:
-    own = {"lr": rng.uniform(0.01, 0.1), "weight_decay": rng.uniform(0.1, 0.9)}
+    common = {"lr": rng.uniform(0.01, 0.1), "weight_decay": rng.uniform(0.1, 0.9)}
     if kind == "LARS":
-        return {**own, "momentum": rng.uniform(0.2, 0.9), "trust": rng.uniform(0.1, 1.0)}
-    return {**own, "betas": (rng.uniform(0.3, 0.9), rng.uniform(0.5, 0.95)), "eps": rng.uniform(0.01, 0.1)}
+        return {**common, "momentum": rng.uniform(0.2, 0.9), "trust": rng.uniform(0.1, 1.0)}
+    return {**common, "betas": (rng.uniform(0.3, 0.9), rng.uniform(0.5, 0.95)), "eps": rng.uniform(0.01, 0.1)}
 
 
 def check(run, kind: str, weights: list, gradients: list, options: dict, groups=(), cause="", factors=()) -> None:
@@ -87,10 +87,10 @@ def check(run, kind: str, weights: list, gradients: list, options: dict, groups=
     want, plain = (oracle(*args, dtype, factors) for dtype in (torch.float64, weights[0].dtype))
     for step in range(len(gradients)):
         for i in range(len(weights)):
-            likely = "without gradient it stays as it is" if gradients[step][i] is None else cause or EQUATIONS[kind]
+            reason = "without gradient it stays as it is" if gradients[step][i] is None else cause or EQUATIONS[kind]
             close(
                 got["weights"][step][i], want[step][i], plain[step][i],
-                f"{kind}: parameter {i} {tuple(weights[i].shape)} after step {step + 1}", factor=10, cause=likely,
+                f"{kind}: parameter {i} {tuple(weights[i].shape)} after step {step + 1}", factor=10, cause=reason,
             )  # fmt: skip
 
 
@@ -133,8 +133,8 @@ def test_biases_and_gains_can_be_left_out(run, rng, kind):
 @exercise(LAYERWISE, kind="numerics")
 def test_the_ratio_is_1_where_a_norm_is_0(run, rng, kind):
     """Weights of zeros, a gradient of zeros, both."""
-    w, g, none = rng.normal(3, 2), rng.normal(3, 2), torch.zeros(3, 2)
-    weights, gradients = [none, w, none], [[g, none, none], [g, g, none]]
+    w, g, zeros = rng.normal(3, 2), rng.normal(3, 2), torch.zeros(3, 2)
+    weights, gradients = [zeros, w, zeros], [[g, zeros, zeros], [g, g, zeros]]
     for decay in (0.0, 0.3):
         options = {**hyperparameters(rng, kind), "weight_decay": decay}
         cause = f"weight_decay {decay}: the ratio is 1 where a norm is 0"
@@ -178,13 +178,13 @@ def test_a_closure_is_called_first_with_autograd_on(run, rng, kind):
 
 @exercise(LAYERWISE, kind="numerics")
 def test_bad_hyperparameters_are_refused(run, kind):
-    own = {"LARS": [{"momentum": 1.0}, {"momentum": -0.1}, {"trust": 0.0}]}
-    own["LAMB"] = [{"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1e-6}]
+    by_kind = {"LARS": [{"momentum": 1.0}, {"momentum": -0.1}, {"trust": 0.0}]}
+    by_kind["LAMB"] = [{"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1e-6}]
     zeros = {"LARS": {"momentum": 0.0}, "LAMB": {"betas": (0.0, 0.0), "eps": 0.0}}[kind]
-    asked = [{"lr": -0.1}, {"weight_decay": -0.1}, *own[kind], {"lr": 0.0, "weight_decay": 0.0, **zeros}]
-    for options, told in zip(asked, run(probes.refused, kind, asked), strict=True):
-        want = "nothing" if options is asked[-1] else "ValueError"
-        assert told == want, f"{kind} with {options}: expected {want} to be raised, got {told}"
+    cases = [{"lr": -0.1}, {"weight_decay": -0.1}, *by_kind[kind], {"lr": 0.0, "weight_decay": 0.0, **zeros}]
+    for options, error in zip(cases, run(probes.refused, kind, cases), strict=True):
+        want = "nothing" if options is cases[-1] else "ValueError"
+        assert error == want, f"{kind} with {options}: expected {want} to be raised, got {error}"
 
 
 @exercise(LAYERWISE, kind="property")
@@ -198,9 +198,9 @@ def test_a_layers_step_is_as_long_as_its_share_of_the_layer(run, rng, kind):
         expected = 0.05 if kind == "LARS" else 0.1
         for w, after in zip(weights, got, strict=True):
             share = float((after - w).norm() / w.norm())
-            came, wanted = apart(share, expected, 6)
+            actual, wanted = apart(share, expected, 6)
             assert abs(share - expected) < 1e-9, (
-                f"{kind}, gradients of {scale:g}: the step is {came} of the layer, expected {wanted}"
+                f"{kind}, gradients of {scale:g}: the step is {actual} of the layer, expected {wanted}"
             )
 
 
@@ -209,12 +209,12 @@ def test_a_layers_step_is_as_long_as_its_share_of_the_layer(run, rng, kind):
 def test_state_is_what_the_equations_need_and_a_run_goes_on_from_it(run, rng, kind, tensors):
     weights, gradients = draw(rng)
     options = hyperparameters(rng, kind)
-    whole, resumed = (run(probes.steps, kind, weights, [], options, gradients, at) for at in (-1, 2))
+    full, resumed = (run(probes.steps, kind, weights, [], options, gradients, resume) for resume in (-1, 2))
     elements = sum(w.numel() for w in weights)
-    assert 0 <= whole["state"] - tensors * elements <= len(weights) * (kind == "LAMB"), (
-        f"{kind}: {whole['state']} numbers of state for {elements} weights, expected {tensors} a weight, and LAMB's t"
+    assert 0 <= full["state"] - tensors * elements <= len(weights) * (kind == "LAMB"), (
+        f"{kind}: {full['state']} numbers of state for {elements} weights, expected {tensors} a weight, and LAMB's t"
     )
-    for i, (a, b) in enumerate(zip(whole["weights"][-1], resumed["weights"][-1], strict=True)):
+    for i, (a, b) in enumerate(zip(full["weights"][-1], resumed["weights"][-1], strict=True)):
         assert torch.equal(a, b), (
             f"{kind}: parameter {i} differs when a run goes on from state_dict(): what is not in it?"
         )

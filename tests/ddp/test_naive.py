@@ -83,8 +83,8 @@ def test_one_all_reduce_for_each_gradient(run, rng, world):
             f"{dict(sorted(sent.items()))}, expected {dict(sorted(want.items()))}: one for each gradient, of its size, "
             "in finish_gradient_synchronization(); a tied weight is one"
         )
-    for rank, step, told in each_step(ranks):
-        carries_own(f"rank {rank} of {world}, step {step}", told, world)
+    for rank, step, record in each_step(ranks):
+        carries_own(f"rank {rank} of {world}, step {step}", record, world)
 
 
 @exercise(NAIVE, kind="property")

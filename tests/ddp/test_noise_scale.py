@@ -31,10 +31,10 @@ def estimates(shares: list, samples: int) -> list[float]:
     small = sum(map(squared, shares)) / world
     columns = [column for column in zip(*shares, strict=True) if column[0] is not None]
     means = [torch.stack([s.double() for s in column]).mean(0) for column in columns]
-    return solved(small, squared(means), samples, world * samples)
+    return solve(small, squared(means), samples, world * samples)
 
 
-def solved(small: float, big: float, small_batch: int, big_batch: int) -> list[float]:
+def solve(small: float, big: float, small_batch: int, big_batch: int) -> list[float]:
     system = torch.tensor([[1.0, 1 / small_batch], [1.0, 1 / big_batch]], dtype=torch.float64)
     return torch.linalg.solve(system, torch.tensor([small, big], dtype=torch.float64)).tolist()
 
@@ -50,19 +50,19 @@ def draw(rng, world: int, steps: int = 4) -> list:
     ]
 
 
-def check(told: list, values: list, samples: int, decay: float, who: str) -> None:
-    """told: results of each step; values: [rank][step][parameter], for the ranks of the group."""
+def check(results: list, values: list, samples: int, decay: float, label: str) -> None:
+    """results: of each step; values: [rank][step][parameter], for the ranks of the group."""
     g, trace, weight = 0.0, 0.0, 0.0
-    for step, (got, share) in enumerate(zip(told, zip(*values, strict=True), strict=True)):
-        more = estimates(share, samples)
-        g, trace, weight = decay * g + more[0], decay * trace + more[1], decay * weight + 1
+    for step, (got, share) in enumerate(zip(results, zip(*values, strict=True), strict=True)):
+        new = estimates(share, samples)
+        g, trace, weight = decay * g + new[0], decay * trace + new[1], decay * weight + 1
         scale = trace / g if g > 0 else math.inf
         for name, want in (("gradient_squared", g / weight), ("trace", trace / weight), ("noise_scale", scale)):
             # The averaged gradient is float32: its square's error, times samples and over what a difference leaves.
-            lost = (1 + abs(scale)) / max(1e-9, g / weight) if name == "noise_scale" else 1
-            size = samples * sum(map(squared, share)) * lost
+            factor = (1 + abs(scale)) / max(1e-9, g / weight) if name == "noise_scale" else 1
+            size = samples * sum(map(squared, share)) * factor
             assert abs(got[name] - want) <= 1e-5 * size or got[name] == want, (
-                f"{who}, {name} after step {step + 1}, {samples} samples a rank, decay {decay:.3g}: expected "
+                f"{label}, {name} after step {step + 1}, {samples} samples a rank, decay {decay:.3g}: expected "
                 f"{want:.6g}, got {got[name]:.6g}: " + FORMULA
             )
 
@@ -74,7 +74,7 @@ def test_two_lengths_give_two_estimates(run, rng):
         small = rng.integers(1, 64)
         cases.append([rng.uniform(1, 9), rng.uniform(0.1, 9), small, small * rng.integers(2, 9)])
     for case, got in zip(cases, run(probes.two_batches, cases), strict=True):
-        for name, w, g in zip(("|G|²", "tr(Σ)"), solved(*case), got, strict=True):
+        for name, w, g in zip(("|G|²", "tr(Σ)"), solve(*case), got, strict=True):
             assert abs(g - w) <= 1e-9 * (1 + abs(w)), (
                 f"{name} from {case} (small and big squared, their batches): expected {w:.9g}, got {g:.9g}"
             )
@@ -112,10 +112,10 @@ def test_noise_that_hides_the_gradient_is_infinite(run, rng):
 @exercise(NOISE, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2])
 def test_what_tells_nothing_is_refused(run, world):
-    asked = [{"samples": 0}, {"samples": 4, "decay": 0.0}, {"samples": 4, "decay": 1.5}, {"samples": 4}]
+    cases = [{"samples": 0}, {"samples": 4, "decay": 0.0}, {"samples": 4, "decay": 1.5}, {"samples": 4}]
     want = ["ValueError"] * 3 + (["ValueError"] * 2 if world == 1 else ["nothing", "RuntimeError"])
-    for rank, told in enumerate(run(probes.refused_noise, asked, world=world)):
-        for options, got, expected in zip([*asked, "estimate() before the first step"], told, want, strict=True):
+    for rank, errors in enumerate(run(probes.refused_noise, cases, world=world)):
+        for options, got, expected in zip([*cases, "estimate() before the first step"], errors, want, strict=True):
             assert got == expected, f"rank {rank} of {world}, {options}: expected {expected}, got {got}"
 
 
@@ -129,8 +129,8 @@ def test_on_a_known_problem_the_true_numbers_are_found(run, rng):
     ranks = run(probes.train, samples, points, start, world=world)
     per_step = []
     for step in range(steps):
-        mine = slice(step * samples, (step + 1) * samples)
-        per_step.append(estimates([[(start - p[mine]).mean(0)] for p in points], samples))
+        rows = slice(step * samples, (step + 1) * samples)
+        per_step.append(estimates([[(start - p[rows]).mean(0)] for p in points], samples))
     for i, (name, true) in enumerate((("gradient_squared", squared([start])), ("trace", squared([spread])))):
         column = torch.tensor([e[i] for e in per_step], dtype=torch.float64)
         error = float(column.std()) / math.sqrt(steps)
@@ -160,14 +160,14 @@ def test_one_number_a_step_is_sent(run, rng):
 def test_no_gradient_is_kept(run, rng):
     seeds, samples, count = [rng.integers(0, 10**6) for _ in range(2)], rng.integers(3, 9), rng.integers(9, 10) * 10**6
     size, ballast = 4 * count, 8 * count
-    (little, _) = run.trace(probes.noise_weighed, samples, seeds, 8, 64, world=2)
+    (baseline, _) = run.trace(probes.noise_weighed, samples, seeds, 8, 64, world=2)
     shares = [torch.randn(count, generator=torch.Generator().manual_seed(seed)).double() for seed in seeds]
     small, big = sum(float(s.square().sum()) for s in shares) / 2, float((sum(shares) / 2).square().sum())
-    want = solved(small, big, samples, 2 * samples)
+    want = solve(small, big, samples, 2 * samples)
     for rank, trace in enumerate(run.trace(probes.noise_weighed, samples, seeds, count, ballast, world=2)):
         for name, true in zip(("gradient_squared", "trace"), want, strict=True):
             assert abs(trace.values[name] - true) <= 1e-5 * samples * small, (
                 f"rank {rank}: expected {name} of {true:.6g}, got {trace.values[name]:.6g}: {FORMULA}"
             )
         what = f"rank {rank}: the gradient, kept from before() to after(): its squared length is all that is needed;"
-        never_holds(trace, little, what, size, 2 * size + ballast)
+        never_holds(trace, baseline, what, size, 2 * size + ballast)

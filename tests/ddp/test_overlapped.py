@@ -16,7 +16,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes_wrappers
 from .chains import draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
-from .payloads import left_late
+from .payloads import late_reductions
 
 OVERLAPPED = "ddp.overlapped"
 
@@ -33,9 +33,9 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
-    every = list(range(len(chain[1])))  # of one dtype and the other, in turn: in the third step one has no gradient
-    part = rng.shuffled(every)[: rng.integers(1, len(every) - 1)]
-    orders = [[every], [part], [every[rng.integers(0, 1) :: 2]], [every]]
+    layers = list(range(len(chain[1])))  # of one dtype and the other, in turn: in the third step one has no gradient
+    part = rng.shuffled(layers)[: rng.integers(1, len(layers) - 1)]
+    orders = [[layers], [part], [layers[rng.integers(0, 1) :: 2]], [layers]]
     trains_as_one(run, rng, expect, "overlapped", chain, orders, set_to_none)
 
 
@@ -58,16 +58,16 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 @pytest.mark.parametrize(("world", "dtypes"), [(2, ("float32", "float64")), (3, ("float32",))])
 def test_each_gradient_is_sent_once_and_during_backward(run, rng, world, dtypes):
     chain = draw_chain(rng, world, dtypes=dtypes)
-    every = list(range(len(chain[1])))
-    orders = [[every], [rng.shuffled(every)[:-1]]]
+    layers = list(range(len(chain[1])))
+    orders = [[layers], [rng.shuffled(layers)[:-1]]]
     m = probes_wrappers.Chain(*chain[:2])
-    for rank, step, told in each_step(steps_of(run, rng, "overlapped", chain, orders)):
+    for rank, step, record in each_step(steps_of(run, rng, "overlapped", chain, orders)):
         what = f"rank {rank} of {world}, step {step}, layers {orders[step][0]}"
         want = Counter(
             ("all_reduce", str(p.dtype).removeprefix("torch."), p.numel(), "backward")
             for i in orders[step][0] for p in m.layers[i].parameters() if p.requires_grad
         )  # fmt: skip
-        sent = Counter((r["op"], r["dtype"], r["elements"], r["phase"]) for r in told["rows"])
+        sent = Counter((r["op"], r["dtype"], r["elements"], r["phase"]) for r in record["rows"])
         measured(f"all-reduces a step, {world} ranks", sent.total(), want.total())
         assert sent == want, (
             f"{what}: messages by operation, dtype, number of elements and phase {dict(sorted(sent.items()))}, "
@@ -79,11 +79,11 @@ def test_each_gradient_is_sent_once_and_during_backward(run, rng, world, dtypes)
 def test_a_gradient_leaves_before_backward_goes_on(run, rng):
     chain = draw_chain(rng, 2)
     orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
-    for rank, step, told in each_step(steps_of(run, rng, "overlapped", chain, orders)):
-        gone = left_late(told)
-        assert not gone, (
-            f"rank {rank}, step {step}: {len(gone)} of {len(told['rows'])} all-reduces left when backward had gone on "
-            f"from their layer, the first that of {gone[0][0]['carries'][0]}: send each gradient in its own hook"
+    for rank, step, record in each_step(steps_of(run, rng, "overlapped", chain, orders)):
+        late = late_reductions(record)
+        assert not late, (
+            f"rank {rank}, step {step}: {len(late)} of {len(record['rows'])} all-reduces left when backward had gone "
+            f"on from their layer, the first that of {late[0][0]['carries'][0]}: send each gradient in its own hook"
         )
 
 
@@ -99,4 +99,4 @@ def test_steps_leave_nothing_behind(run, rng):
 
 @exercise(OVERLAPPED, kind="timing")
 def test_on_a_link_communication_hides_behind_backward(run, rng):
-    oracles.beats_naive(run, rng, "overlapped", together=1, layers=6, alpha_s=2e-4)
+    oracles.beats_naive(run, rng, "overlapped", bucket=1, layers=6, alpha_s=2e-4)

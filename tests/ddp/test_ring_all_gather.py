@@ -18,12 +18,12 @@ OP = "ring_all_gather"
 @exercise(RING, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_every_rank_ends_with_all_parts_in_order(run, rng, world):
-    collectives.right(run, OP, collectives.draw(rng, OP, world, world))
+    collectives.check_results(run, OP, collectives.draw(rng, OP, world, world))
 
 
 @exercise(RING, kind="numerics")
 def test_a_group_that_is_a_part_of_the_world(run, rng):
-    collectives.right(run, OP, collectives.draw(rng, OP, 5, 3), collectives.draw_members(rng))
+    collectives.check_results(run, OP, collectives.draw(rng, OP, 5, 3), collectives.draw_members(rng))
 
 
 @exercise(RING, kind="numerics")
@@ -44,4 +44,4 @@ def test_all_ranks_send_at_once(run, rng):
 
 @exercise(RING, kind="property")
 def test_parts_are_gathered_in_the_output(run, rng):
-    collectives.has_room(run, rng, OP, 3_000_000, 6, 3, "a second output")
+    collectives.limits_memory(run, rng, OP, 3_000_000, 6, 3, "a second output")

@@ -29,7 +29,7 @@ def draw(rng, ranks, world):
 @exercise(RING, kind="numerics")
 @pytest.mark.parametrize("world", [1, 3, 2, 5])
 def test_every_rank_ends_with_the_sum(run, rng, world):
-    collectives.right(run, OP, draw(rng, world, world))
+    collectives.check_results(run, OP, draw(rng, world, world))
 
 
 @exercise(RING, kind="numerics")
@@ -37,19 +37,19 @@ def test_every_rank_ends_with_the_same_bits(run, rng):
     world = rng.integers(4, 5)
     shapes = [[rng.integers(50, 99)], [rng.integers(50, 99)]]
     cases = collectives.draw(rng, OP, world, world, shapes, [torch.float32, torch.float16])
-    ranks = collectives.by_hand(run, OP, cases)
+    ranks = collectives.run_cases(run, OP, cases)
     for rank, got in enumerate(ranks):
-        for told, first in zip(got, ranks[0], strict=True):
-            differ = int((told["tensor"] != first["tensor"]).sum())
+        for result, first in zip(got, ranks[0], strict=True):
+            differ = int((result["tensor"] != first["tensor"]).sum())
             assert not differ, (
-                f"{differ} of {told['tensor'].numel()} sums differ in bits between rank 0 and {rank} of {world}: a sum "
-                "is made once, on one rank, and then passed on"
+                f"{differ} of {result['tensor'].numel()} sums differ in bits between rank 0 and {rank} of {world}: a "
+                "sum is made once, on one rank, and then passed on"
             )
 
 
 @exercise(RING, kind="numerics")
 def test_a_group_that_is_a_part_of_the_world(run, rng):
-    collectives.right(run, OP, draw(rng, 5, 3), collectives.draw_members(rng))
+    collectives.check_results(run, OP, draw(rng, 5, 3), collectives.draw_members(rng))
 
 
 @exercise(RING, kind="property")
@@ -57,19 +57,19 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 def test_messages_go_round_the_ring_in_pieces(run, rng, world):
     lengths = [world * rng.integers(2, 6), world * rng.integers(3, 6) + rng.integers(1, world - 1), 1, world - 1]
     dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])] * 2)
-    ranks = collectives.by_hand(run, OP, collectives.draw(rng, OP, world, world, [[n] for n in lengths], dtypes))
+    ranks = collectives.run_cases(run, OP, collectives.draw(rng, OP, world, world, [[n] for n in lengths], dtypes))
     for i, n in enumerate(lengths):
-        told = [got[i]["rows"] for got in ranks]
+        by_rank = [got[i]["rows"] for got in ranks]
         what, item = f"{n} elements of {dtypes[i]}", dtypes[i].itemsize
         if n >= world:  # empty chunks need no message
-            collectives.to_one_neighbour(told, what, 2 * (world - 1))
-        total, want = sum(r["bytes"] for rows in told for r in sends(rows, what)), 2 * (world - 1) * n * item
+            collectives.to_one_neighbour(by_rank, what, 2 * (world - 1))
+        total, want = sum(r["bytes"] for rows in by_rank for r in sends(rows, what)), 2 * (world - 1) * n * item
         measured(f"bytes that {world} ranks send in all, {what}", total, want, "bytes")
         assert total == want, (
             f"{what}: all {world} ranks together sent {total} bytes, expected 2(W − 1) · {n * item} = {want}, without "
-            f"padding; rank 0 sent {collectives.messages(sends(told[0], what))}"
+            f"padding; rank 0 sent {collectives.messages(sends(by_rank[0], what))}"
         )
-        lengths_sent = {r["elements"] for rows in told for r in sends(rows, what)}
+        lengths_sent = {r["elements"] for rows in by_rank for r in sends(rows, what)}
         assert lengths_sent <= {n // world, -(-n // world)}, (
             f"{what}: messages of {sorted(lengths_sent)} elements, expected {n // world} or {-(-n // world)}: "
             "chunks differ by at most one element"
@@ -83,4 +83,4 @@ def test_all_ranks_send_at_once(run, rng):
 
 @exercise(RING, kind="property")
 def test_there_is_room_for_one_chunk(run, rng):
-    collectives.has_room(run, rng, OP, 15_000_000, 1.25, 1, "a second tensor")
+    collectives.limits_memory(run, rng, OP, 15_000_000, 1.25, 1, "a second tensor")

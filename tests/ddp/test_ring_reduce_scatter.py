@@ -18,12 +18,12 @@ OP = "ring_reduce_scatter"
 @exercise(RING, kind="numerics")
 @pytest.mark.parametrize("world", [1, 3, 2, 5])
 def test_each_rank_ends_with_its_part_of_the_sum(run, rng, world):
-    collectives.right(run, OP, collectives.draw(rng, OP, world, world))
+    collectives.check_results(run, OP, collectives.draw(rng, OP, world, world))
 
 
 @exercise(RING, kind="numerics")
 def test_a_group_that_is_a_part_of_the_world(run, rng):
-    collectives.right(run, OP, collectives.draw(rng, OP, 5, 3), collectives.draw_members(rng))
+    collectives.check_results(run, OP, collectives.draw(rng, OP, 5, 3), collectives.draw_members(rng))
 
 
 @exercise(RING, kind="numerics")
@@ -45,4 +45,4 @@ def test_all_ranks_send_at_once(run, rng):
 
 @exercise(RING, kind="property")
 def test_there_is_room_for_two_parts(run, rng):
-    collectives.has_room(run, rng, OP, 3_000_000, 7, 3, "a copy of the tensor, beside two parts,")
+    collectives.limits_memory(run, rng, OP, 3_000_000, 7, 3, "a copy of the tensor, beside two parts,")

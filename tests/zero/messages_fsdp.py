@@ -21,15 +21,15 @@ def parts(plan, world, small=0, blocks=False) -> tuple[list, int, int]:
     layers = [("embedding", m.embedding), *enumerate(m.blocks), ("norm", m.norm), ("head", m.head)]
     sizes = [(name, sum(p.numel() for p in layer.parameters())) for name, layer in layers]
     sizes = [(name, size) for name, size in sizes if size >= small and (not blocks or isinstance(name, int))]
-    every = sum(p.numel() for p in m.parameters())
-    return [(name, -(-size // world)) for name, size in sizes], every - sum(size for _, size in sizes), every
+    total = sum(p.numel() for p in m.parameters())
+    return [(name, -(-size // world)) for name, size in sizes], total - sum(size for _, size in sizes), total
 
 
 def messages(plan, world, small=0, blocks=False, backward_dtype="float32", dtype="float32") -> Counter:
     """The messages of a step: (op, phase, elements, dtype)."""
-    cut, whole, _ = parts(plan, world, small, blocks)
-    want = Counter({("all_reduce", "finish", 1, "float32"): whole})
-    for _, n in cut:
+    sharded, unsharded, _ = parts(plan, world, small, blocks)
+    want = Counter({("all_reduce", "finish", 1, "float32"): unsharded})
+    for _, n in sharded:
         want["all_gather", "forward", n, dtype] += 1
         want["all_gather", "backward", n, dtype] += 1
         want["reduce_scatter", "backward", n, backward_dtype] += 1
@@ -45,7 +45,7 @@ def sends(rows) -> Counter:
     return found
 
 
-def told(counter, names=None) -> str:
+def listing(counter, names=None) -> str:
     """How often each was sent. names: of layers, by n."""
     names = names or {}
     return ", ".join(
@@ -63,13 +63,13 @@ def sends_exactly(ranks, want, cause, plan, world, small=0):
         name = f"block {name}" if isinstance(name, int) else name
         names[n] = f"{names[n]} or {name}" if n in names else name
     for rank, got in enumerate(ranks):
-        for step, what in enumerate(got["seen"]):
-            found = sends(what["rows"])
+        for step, record in enumerate(got["seen"]):
+            found = sends(record["rows"])
             measured("messages of a rank in a step", found.total(), want.total())
-            more, gone = found - want, want - found
-            again = {op == "all_gather" and "block" in names.get(n, "") for op, _, n, _ in more} == {True} and not gone
+            extra, lost = found - want, want - found
+            rerun = {op == "all_gather" and "block" in names.get(n, "") for op, _, n, _ in extra} == {True} and not lost
             assert found == want, (
-                f"rank {rank}, step {step}: {told(more, names) or 'nothing'} too much, "
-                f"{told(gone, names) or 'nothing'} missing (elements a rank): "
-                f"{CHECKPOINTED if again and plan.get('checkpoint') else cause}"
+                f"rank {rank}, step {step}: {listing(extra, names) or 'nothing'} too much, "
+                f"{listing(lost, names) or 'nothing'} missing (elements a rank): "
+                f"{CHECKPOINTED if rerun and plan.get('checkpoint') else cause}"
             )

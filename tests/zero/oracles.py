@@ -36,7 +36,7 @@ def draw_gradients(rng, values, without=()) -> list:
     return [None if i in without else rng.normal(*v.shape).to(v.dtype) for i, v in enumerate(values)]
 
 
-def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.float32,), large=(), **more) -> dict:
+def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.float32,), large=(), **extra) -> dict:
     """A few tensors and a few steps; frozen ones get no gradient. large: shapes of additional tensors."""
     count = count or rng.integers(5, 9)
     shapes = rng.shuffled([*draw_shapes(rng, count), *large])
@@ -48,7 +48,7 @@ def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.f
         "groups": ["all"],
         "frozen": list(frozen),
         "steps": [{"gradients": draw_gradients(rng, values, frozen)} for _ in range(steps)],
-        **more,
+        **extra,
     }
 
 
@@ -77,27 +77,27 @@ def draw_groups(rng, plan, count=3) -> list:
     return groups
 
 
-def steps_as_the_whole(run, plan, kind, world, hold=()) -> list[list[dict]]:
+def steps_as_unsharded(run, plan, kind, world, hold=()) -> list[list[dict]]:
     """Assert that after every step every rank's tensors equal those of the plain optimizer, bit for bit.
 
-    Returns what `seen` does of each rank, if all take part. hold: numbers of the steps in which the switch withholds
+    Returns the `step_records` of each rank, if all take part. hold: numbers of the steps in which the switch withholds
     answers.
     """
     want = run(probes.train, "plain", {**plan, "only": []})
-    between = [(f"step {step}", f"step {step} is done") for step in hold]
-    traces = run.trace(probes.train, kind, plan, world=world, replace=NEEDS[kind], hold=between)
+    intervals = [(f"step {step}", f"step {step} is done") for step in hold]
+    traces = run.trace(probes.train, kind, plan, world=world, replace=NEEDS[kind], hold=intervals)
     for rank in plan.get("only") or range(world):
         same_steps(f"rank {rank} of {world}, {plan['optimizer']}", traces[rank].values, want, plan)
-    return [] if plan.get("only") else [seen(trace, len(plan["steps"])) for trace in traces]
+    return [] if plan.get("only") else [step_records(trace, len(plan["steps"])) for trace in traces]
 
 
-def seen(trace: Trace, steps: int) -> list[dict]:
+def step_records(trace: Trace, steps: int) -> list[dict]:
     """Of each step: "rows", its messages and those between it and the next; "stood_still", how often the rank waited
     for them while the switch withheld answers."""
-    cut = trace.cut([name for step in range(steps) for name in (f"step {step}", f"step {step} is done")])
+    parts = trace.cut([name for step in range(steps) for name in (f"step {step}", f"step {step} is done")])
     waited = [row.number for row in trace.stood_still]
-    rows = [within + after for within, after in zip(cut[::2], cut[1::2], strict=True)]
-    return [{"rows": own, "stood_still": sum(waited.count(row["number"]) for row in own)} for own in rows]
+    rows = [within + after for within, after in zip(parts[::2], parts[1::2], strict=True)]
+    return [{"rows": part, "stood_still": sum(waited.count(row["number"]) for row in part)} for part in rows]
 
 
 def grows_by_a_share(run, rng, kind) -> None:
@@ -105,19 +105,19 @@ def grows_by_a_share(run, rng, kind) -> None:
     world, sizes, seed = 4, [rng.integers(740_000, 780_000) for _ in range(12)], rng.integers(0, 10**6)
     want = run(probes.large, "plain", sizes, seed, 2)
     traces = run.trace(probes.large, kind, sizes, seed, 2, world=world, replace=NEEDS[kind])
-    little = run.trace(probes.large, kind, [8] * 12, seed, 2, world=world, replace=NEEDS[kind])
-    copy = 4 * sum(sizes)
-    for rank, (trace, small) in enumerate(zip(traces, little, strict=True)):
+    baselines = run.trace(probes.large, kind, [8] * 12, seed, 2, world=world, replace=NEEDS[kind])
+    copy_bytes = 4 * sum(sizes)
+    for rank, (trace, small) in enumerate(zip(traces, baselines, strict=True)):
         for i, tensor in enumerate(want["digests"]):
             assert torch.equal(trace.values["digests"][i], tensor), (
                 f"rank {rank} of {world}: tensor {i} of {sizes[i]:,} elements is not the unsharded optimizer's after 2 "
                 "steps of AdamW"
             )
-        needs_bytes = int((1 + probes.BALLAST) * copy) + 3 * copy // world
+        needs_bytes = int((1 + probes.BALLAST) * copy_bytes) + 3 * copy_bytes // world
         what = "after zero_grad(), what others own of the state, or another copy of parameters or gradients,"
         if alive := trace.values["alive"]:
             what = f"after zero_grad(), gradients ({alive} of {len(sizes)} are alive: is a piece's .grad still a view?)"
-        never_holds(trace, small, what, copy, needs_bytes)
+        never_holds(trace, small, what, copy_bytes, needs_bytes)
 
 
 def goes_on_from_its_own_state_dict(run, rng, kind, world) -> None:
@@ -147,18 +147,18 @@ def same_steps(what, got, want, plan) -> None:
     )
     assert got["grad_enabled"], f"{what}: the closure was called with gradients disabled: loss.backward() would raise"
     for step, tensors in enumerate(want["values"]):
-        mine = got["values"][step]
+        local = got["values"][step]
         for i, tensor in enumerate(tensors):
-            assert mine[i].shape == tensor.shape, (
-                f"{what}: tensor {i} became {tuple(mine[i].shape)}, was {tuple(tensor.shape)}"
+            assert local[i].shape == tensor.shape, (
+                f"{what}: tensor {i} became {tuple(local[i].shape)}, was {tuple(tensor.shape)}"
             )
-        if off := [i for i, tensor in enumerate(tensors) if not torch.equal(mine[i], tensor)]:
-            tensor, his = tensors[off[0]].flatten(), mine[off[0]].flatten()
-            worst = int((his - tensor).abs().nan_to_num(torch.inf).argmax())
+        if wrong := [i for i, tensor in enumerate(tensors) if not torch.equal(local[i], tensor)]:
+            tensor, values = tensors[wrong[0]].flatten(), local[wrong[0]].flatten()
+            worst = int((values - tensor).abs().nan_to_num(torch.inf).argmax())
             raise AssertionError(
-                f"{what}: {_listed(off, plan)} of {len(tensors)} differ{'s' * (len(off) == 1)} after step {step}; "
-                f"worst in tensor {off[0]} of shape {tuple(tensors[off[0]].shape)} at flat index {worst}: got "
-                f"{float(his[worst]):.9g}, the unsharded optimizer has {float(tensor[worst]):.9g}: each tensor is "
+                f"{what}: {_listed(wrong, plan)} of {len(tensors)} differ{'s' * (len(wrong) == 1)} after step {step}; "
+                f"worst in tensor {wrong[0]} of shape {tuple(tensors[wrong[0]].shape)} at flat index {worst}: got "
+                f"{float(values[worst]):.9g}, the unsharded optimizer has {float(tensor[worst]):.9g}: each tensor is "
                 "updated by its owner, by its own group's hyperparameters of this moment, and sent to all the others"
             )
         assert got["returned"][step] == want["returned"][step], (
@@ -175,12 +175,12 @@ def same_steps(what, got, want, plan) -> None:
     )
 
 
-def _listed(off, plan) -> str:
+def _listed(wrong, plan) -> str:
     """Lists these tensors by number, with the properties that all of them share."""
     kinds = {"frozen at first": plan.get("frozen", []), "transposed": plan.get("transposed", [])}
-    alike = [name for name, some in kinds.items() if {*off} <= {*some}]
-    names = f"tensor{'s' * (len(off) > 1)} {', '.join(map(str, off))}"
-    return names + f" ({' and '.join(alike)})" * bool(alike)
+    shared = [name for name, members in kinds.items() if {*wrong} <= {*members}]
+    names = f"tensor{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))}"
+    return names + f" ({' and '.join(shared)})" * bool(shared)
 
 
 def sent_bytes(rows, rank, world) -> float:
@@ -199,19 +199,19 @@ def sent_bytes(rows, rank, world) -> float:
     return total
 
 
-def owned(run, plan, kind, world) -> list[float]:
+def owned_bytes(run, plan, kind, world) -> list[float]:
     """Bytes of the tensors that each rank owns: those that it sends to each other rank in the plan's one step."""
-    (steps,) = zip(*steps_as_the_whole(run, plan, kind, world), strict=True)
+    (steps,) = zip(*steps_as_unsharded(run, plan, kind, world), strict=True)
     return [sent_bytes(step["rows"], rank, world) / (world - 1) for rank, step in enumerate(steps)]
 
 
 def sends_parameters_once(run, plan, kind, world, padding) -> None:
     """Assert that in each step all ranks send no more than their own tensors. padding: bytes that may be added."""
     size = sum(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
-    for step, told in enumerate(zip(*steps_as_the_whole(run, plan, kind, world), strict=True)):
-        sent = sum(sent_bytes(got["rows"], rank, world) for rank, got in enumerate(told))
+    for step, ranks in enumerate(zip(*steps_as_unsharded(run, plan, kind, world), strict=True)):
+        sent = sum(sent_bytes(got["rows"], rank, world) for rank, got in enumerate(ranks))
         measured(f"bytes that {world} ranks send in a step", sent, (world - 1) * (size + padding), "bytes", True)
-        ops = sorted({r["op"] for got in told for r in got["rows"]})
+        ops = sorted({r["op"] for got in ranks for r in got["rows"]})
         assert sent <= (world - 1) * (size + padding), (
             f"step {step}: {world} ranks sent {sent:,.0f} bytes ({', '.join(ops)}); parameters of {size:,} bytes, each "
             f"sent by its owner to {world - 1} others, take {(world - 1) * size:,}: gradients and frozen tensors are "
@@ -221,7 +221,7 @@ def sends_parameters_once(run, plan, kind, world, padding) -> None:
 
 def shares(amounts, world) -> list[int]:
     """Sums per rank, sorted, if each amount in turn goes to the rank with the least."""
-    held = [0] * world  # a heap: the smallest is first
+    sums = [0] * world  # a heap: the smallest is first
     for amount in amounts:
-        heapq.heapreplace(held, held[0] + amount)
-    return sorted(held)
+        heapq.heapreplace(sums, sums[0] + amount)
+    return sorted(sums)

@@ -58,29 +58,29 @@ def whole_batch(plan, state, batches, optim, dtype, numbers) -> dict:
     optimizer = probes_fsdp.optimizer(optim[0], trained, optim[1])
     losses: list[list[float]] = [[] for _ in batches]
     evaluated = []
-    kind = DTYPES[dtype] if mixed else None
+    compute_dtype = DTYPES[dtype] if mixed else None
     with gates.answered(numbers):
         for step in range(len(batches[0])):
             optimizer.zero_grad()
             for i in range(len(batches[0][step])):
                 m.begin(f"{step}.{i}" if numbers else "")
-                for rank, told in zip(batches, losses, strict=True):
+                for rank, rank_losses in zip(batches, losses, strict=True):
                     tokens, targets, order = rank[step][i]
-                    value = probes_fsdp.loss(_forward(m, tokens, order, kind), targets)
-                    told.append(float(value.detach()))
+                    value = probes_fsdp.loss(_forward(m, tokens, order, compute_dtype), targets)
+                    rank_losses.append(float(value.detach()))
                     (value / len(rank[step]) / len(batches)).backward()
             optimizer.step()
             m.begin("")
             with torch.no_grad():
-                outs = [_forward(m, rank[step][0][0], rank[step][0][2], kind) for rank in batches]
+                outs = [_forward(m, rank[step][0][0], rank[step][0][2], compute_dtype) for rank in batches]
                 evaluated.append([out.double() for out in outs])
     return {"losses": losses, "state": dict(m.state_dict()), "evaluated": evaluated}
 
 
-def _forward(m, tokens, order, kind):
-    if kind is None:
+def _forward(m, tokens, order, dtype):
+    if dtype is None:
         return m(tokens, order)
-    cast = {n: p.to(kind) for n, p in m.named_parameters()}
+    cast = {n: p.to(dtype) for n, p in m.named_parameters()}
     return torch.func.functional_call(m, cast, (tokens, order), tie_weights=True)
 
 
@@ -95,70 +95,71 @@ def trains_as_one(
     states = [gated.draw_state(rng, Net(plan), 0.4) for _ in range(world)]  # which differ between ranks
     batches = draw_batches(rng, plan, world, orders)
     numbers = draw_numbers(rng, orders)
-    how = [optim, rng.uniform(0.05, 0.1) if optim == "sgd" else rng.uniform(0.01, 0.02)]
+    optim_args = [optim, rng.uniform(0.05, 0.1) if optim == "sgd" else rng.uniform(0.01, 0.02)]
     traces = run.trace(
-        probes_fsdp.train, kind, options or {}, plan, states, batches, how, world=world, replace=NEEDS[kind],
+        probes_fsdp.train, kind, options or {}, plan, states, batches, optim_args, world=world, replace=NEEDS[kind],
         gates=numbers, hold=hold,
     )  # fmt: skip
-    ranks = [{**trace.values, "seen": seen(trace, orders)} for trace in traces]
-    want = expect(whole_batch, plan, states[0], batches, how, "float64", numbers)
-    plain = expect(whole_batch, plan, states[0], batches, how, reduced, numbers)
+    ranks = [{**trace.values, "seen": step_records(trace, orders)} for trace in traces]
+    want = expect(whole_batch, plan, states[0], batches, optim_args, "float64", numbers)
+    plain = expect(whole_batch, plan, states[0], batches, optim_args, reduced, numbers)
     factor = 6 if reduced else 15
     expected = "expected what one process gets: the mean over ranks of the sum over backwards"
 
     for rank, got in enumerate(ranks):
-        who = f"rank {rank} of {world}{', in evaluation mode' if world % 2 else ''}"
-        judge.modes(got["modes"], who)
+        label = f"rank {rank} of {world}{', in evaluation mode' if world % 2 else ''}"
+        judge.modes(got["modes"], label)
         for i, (forward, backward) in enumerate(got["held"]):
             assert not forward, (
-                f"{who}, backward {i}: {len(forward)} units are whole, or attributes of their modules, after forward: "
-                "free and hide them by then"
+                f"{label}, backward {i}: {len(forward)} units are whole, or attributes of their modules, after "
+                "forward: free and hide them by then"
             )
-            most = 2 if kind == "prefetch" else 0  # one layer may have been fetched in vain
-            assert len(backward) <= most, (
-                f"{who}, backward {i}: {len(backward)} units are whole, or attributes of their modules, after it, "
-                f"expected {most} at most; {backward.count('frozen')} of them are frozen: what is frozen gets no "
+            limit = 2 if kind == "prefetch" else 0  # one layer may have been fetched in vain
+            assert len(backward) <= limit, (
+                f"{label}, backward {i}: {len(backward)} units are whole, or attributes of their modules, after it, "
+                f"expected {limit} at most; {backward.count('frozen')} of them are frozen: what is frozen gets no "
                 "gradient that says it is done, its layer's input does"
             )
         assert kind == "prefetch" or got["most"] <= 2, (  # which may fetch in vain, where the order changes
-            f"{who}: {got['most']} layers are whole while a block computes, expected 2 at most: free each when done"
+            f"{label}: {got['most']} layers are whole while a block computes, expected 2 at most: free each when done"
         )
         assert not any(got["unfreed"]), (
-            f"{who}: {got['unfreed']} units, per step, are whole after finish_gradient_synchronization()"
+            f"{label}: {got['unfreed']} units, per step, are whole after finish_gradient_synchronization()"
         )
         for moment in ("start", "state"):
             assert sorted(got[moment]) == sorted(want["state"]), (
-                f"{who}: full_state() has {sorted(got[moment])}, expected {sorted(want['state'])}"
+                f"{label}: full_state() has {sorted(got[moment])}, expected {sorted(want['state'])}"
             )
         for name, tensor in states[0].items():
             assert got["start"][name].dtype == tensor.dtype, (
-                f"{who}: {name} starts as {got['start'][name].dtype}, expected {tensor.dtype}, as the module has it: "
+                f"{label}: {name} starts as {got['start'][name].dtype}, expected {tensor.dtype}, as the module has it: "
                 "what is kept is not cast, only what is sent and computed with"
             )
-            own = torch.equal(got["start"][name], states[rank][name])
-            kind_of = "buffer" if name in dict(probes_fsdp.Net(plan).named_buffers()) else "parameter"
+            unchanged = torch.equal(got["start"][name], states[rank][name])
+            tensor_kind = "buffer" if name in dict(probes_fsdp.Net(plan).named_buffers()) else "parameter"
             assert torch.equal(got["start"][name], tensor), (
-                f"{who}: {name}, a {kind_of}, starts different from rank "
-                f"0's{', as it was on this rank' if own else ''}: cut and keep what the group's rank 0 has, buffers too"
+                f"{label}: {name}, a {tensor_kind}, starts different from rank "
+                f"0's{', as it was on this rank' if unchanged else ''}: cut and keep what the group's rank 0 has, "
+                "buffers too"
             )
     for rank, got in enumerate(ranks):
-        who = f"rank {rank} of {world}"
+        label = f"rank {rank} of {world}"
         close(
             torch.tensor(got["losses"]), torch.tensor(want["losses"][rank], dtype=torch.float64),
-            torch.tensor(plain["losses"][rank]), f"{who}, losses", factor=factor, dims="micro-batch",
+            torch.tensor(plain["losses"][rank]), f"{label}, losses", factor=factor, dims="micro-batch",
             cause="weights that are not those of one process on the whole batch, or are not up to date; where several "
             "backwards come before a step, their gradients add up",
         )  # fmt: skip
         for step, out in enumerate(got["evaluated"]):
             close(
                 out, want["evaluated"][step][rank], plain["evaluated"][step][rank].float(),
-                f"{who}, output under no_grad after step {step}", factor=factor,
+                f"{label}, output under no_grad after step {step}", factor=factor,
                 cause=expected if kind == "zero2"
                 else "after the optimizer's step a gathered layer is old: it has to be gathered again",
             )  # fmt: skip
         for name, tensor in got["state"].items():
             assert tensor.dtype == states[0][name].dtype, (
-                f"{who}: {name} is {tensor.dtype}, expected {states[0][name].dtype}"
+                f"{label}: {name} is {tensor.dtype}, expected {states[0][name].dtype}"
             )
             assert torch.equal(tensor, ranks[0]["state"][name]), (
                 f"{name} differs between ranks 0 and {rank} after {len(orders)} steps"
@@ -168,17 +169,17 @@ def trains_as_one(
             weights = [torch.cat([x["state"][n].flatten() for n in names]) for x in (got, want, plain)]
             close(
                 weights[0], weights[1].double(), weights[2].float(),
-                f"{who}, {', '.join(names)} after {len(orders)} steps", factor=factor,
+                f"{label}, {', '.join(names)} after {len(orders)} steps", factor=factor,
                 cause=expected,
             )  # fmt: skip
     if not reduced and len(orders[0]) == 1 and not any(plan.get(flag) for flag in ("tied", "frozen", "double")):
         for rank, got in enumerate(ranks):
-            own = _own_gradients(plan, states[0], batches[rank][0][0], numbers, kind == "zero2")
-            _scatters(f"rank {rank} of {world}", got["seen"][0], own, world)
+            local = _local_gradients(plan, states[0], batches[rank][0][0], numbers, kind == "zero2")
+            _check_scatters(f"rank {rank} of {world}", got["seen"][0], local, world)
     return ranks
 
 
-def _own_gradients(plan, state, batch, numbers, by_parameter) -> list[torch.Tensor]:
+def _local_gradients(plan, state, batch, numbers, by_parameter) -> list[torch.Tensor]:
     """Gradients of one rank's first micro-batch, in float64, per parameter or per layer."""
     m = Net({**plan, "checkpoint": False})
     m.load_state_dict(state)
@@ -188,30 +189,30 @@ def _own_gradients(plan, state, batch, numbers, by_parameter) -> list[torch.Tens
     layers = [[p] for p in m.parameters()] if by_parameter else [
         [*layer.parameters()] for layer in (m.embedding, *m.blocks, m.norm, m.head)
     ]  # fmt: skip
-    every = [[p.grad for p in layer if p.grad is not None] for layer in layers]
-    return [torch.cat([g.flatten() for g in some]) for some in every if some]
+    by_layer = [[p.grad for p in layer if p.grad is not None] for layer in layers]
+    return [torch.cat([g.flatten() for g in gradients]) for gradients in by_layer if gradients]
 
 
-def _scatters(who, step, own, world) -> None:
+def _check_scatters(label, step, gradients, world) -> None:
     """Assert that a rank reduces its own gradients, in any order, maybe padded, maybe divided by W."""
     for row, payload in zip(step["rows"], step["payloads"], strict=True):
         if row["op"] != "reduce_scatter" or payload is None:
             continue
         sent = payload.double().sort().values
-        alike = []
-        for gradient in own:
+        candidates = []
+        for gradient in gradients:
             if -(-gradient.numel() // world) * world == sent.numel():
                 padded = torch.cat([gradient, gradient.new_zeros(sent.numel() - gradient.numel())]).sort().values
-                alike += [padded / world, padded]
-        assert any((sent - one).abs().max() <= 1e-4 * one.abs().max() for one in alike), (
-            f"{who}: a reduce-scatter of {sent.numel()} elements in {row['phase']} holds no gradient of this rank"
+                candidates += [padded / world, padded]
+        assert any((sent - one).abs().max() <= 1e-4 * one.abs().max() for one in candidates), (
+            f"{label}: a reduce-scatter of {sent.numel()} elements in {row['phase']} holds no gradient of this rank"
         )
 
 
 PHASES = {"forward", "backward", "finish", "step", "no_grad", "over"}
 
 
-def seen(trace, orders) -> list[dict]:
+def step_records(trace, orders) -> list[dict]:
     """For each step: "rows", its messages with their phase, in order; "no_grad", the messages after the step; "asked",
     gate → how many messages of the step had left when it was first requested; "stood_still", numbers of the rows for
     which the rank waited while the switch withheld answers."""
@@ -222,18 +223,18 @@ def seen(trace, orders) -> list[dict]:
         for step, micros in enumerate(orders)
     ]
     names = [name for step in phases for name in step]
-    cut = dict(zip(names, replace(trace, gates=marks).cut(names), strict=True))
-    issued, told = {gate.name: gate.issued for gate in reversed(trace.gates)}, []
+    sections = dict(zip(names, replace(trace, gates=marks).cut(names), strict=True))
+    issued, records = {gate.name: gate.issued for gate in reversed(trace.gates)}, []
     for step, (*work, no_grad, _) in enumerate(phases):
-        own = [name for name in issued if name.startswith((f"{step}.", f"{step} "))]
-        rows = [{**row, "phase": name.split()[-1]} for name in work for row in cut[name]]
-        told.append({
-            "rows": rows, "no_grad": [{**row, "phase": "no_grad"} for row in cut[no_grad]],
+        step_gates = [name for name in issued if name.startswith((f"{step}.", f"{step} "))]
+        rows = [{**row, "phase": name.split()[-1]} for name in work for row in sections[name]]
+        records.append({
+            "rows": rows, "no_grad": [{**row, "phase": "no_grad"} for row in sections[no_grad]],
             "payloads": [trace.payloads[row["number"]] for row in rows],
-            "asked": {name: issued[name] - issued[work[0]] for name in own},
+            "asked": {name: issued[name] - issued[work[0]] for name in step_gates},
             "stood_still": {row.number for row in trace.stood_still},
         })  # fmt: skip
-    return told
+    return records
 
 
 OVERFLOWS = "divide before the sum: the mean fits in float16, the sum does not"
@@ -246,7 +247,7 @@ def averages_its_group(run, rng, kind, options=None):
     values = [rng.normal(rng.integers(7, 7), 3) for _ in range(5)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, groups, world=5, replace=NEEDS[kind])
     for group in groups:
-        mean_of(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
+        is_mean(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
         for rank in group:
             for what, starts in ((n, s) for n, s in ranks[rank].items() if n.endswith("start")):
                 assert {*starts.values()} == {group[0]}, (
@@ -260,25 +261,25 @@ def survives_fp16(run, rng, kind, options=None, cause=OVERFLOWS):
     world = rng.integers(3, 4)
     values = [rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000 for _ in range(world)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, [], world=world, replace=NEEDS[kind])
-    mean_of(ranks, range(world), values, 6, cause, True)
+    is_mean(ranks, range(world), values, 6, cause, True)
 
 
-def mean_of(ranks, group, values, factor, cause, half=False):
+def is_mean(ranks, group, values, factor, cause, half=False):
     """Assert that these ranks' shards form the mean, and that the gradients of parameters that stay whole are it."""
     want = torch.stack(values).double().mean(0).flatten()
-    yardstick = want.half() if half else torch.stack(values).mean(0).flatten()
-    told = {f"whole, rank {r}": ranks[r]["whole"] for r in group if "whole" in ranks[r]}
+    plain = want.half() if half else torch.stack(values).mean(0).flatten()
+    gradients = {f"whole, rank {r}": ranks[r]["whole"] for r in group if "whole" in ranks[r]}
     if all("cut" in ranks[r] for r in group):
-        told["shards"] = torch.cat([ranks[r]["cut"].flatten() for r in group])[: want.numel()]
-    for what, got in told.items():
-        close(got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause)
+        gradients["shards"] = torch.cat([ranks[r]["cut"].flatten() for r in group])[: want.numel()]
+    for what, got in gradients.items():
+        close(got.flatten(), want, plain, f"gradient, {what}", factor=factor, cause=cause)
 
 
-def held_beside(run, kind, options, plan, tokens, world) -> list:
+def held_and_baseline(run, kind, options, plan, tokens, world) -> list:
     """(bytes held by this kind, bytes held by plain FSDP) per rank; this exercise is judged by the difference."""
     args = plan, tokens
-    ours = run(probes_fsdp.held, kind, options, *args, world=world, replace=NEEDS[kind])
-    return [*zip(ours, run(probes_fsdp.held, "gather", {}, *args, world=world, replace=NEEDS[kind]), strict=True)]
+    held = run(probes_fsdp.held_bytes, kind, options, *args, world=world, replace=NEEDS[kind])
+    return [*zip(held, run(probes_fsdp.held_bytes, "gather", {}, *args, world=world, replace=NEEDS[kind]), strict=True)]
 
 
 def big_plan(blocks) -> dict:

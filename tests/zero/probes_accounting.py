@@ -26,5 +26,5 @@ def measured(impl, sizes: list) -> dict:
         p.grad = torch.randn(len(p))
         dist.all_reduce(p.grad)
     o.step()
-    kept = sum(t.nbytes for s in o.optim.state.values() for t in s.values() if t.ndim)
-    return {"optimizer": kept, "gradients": sum(p.grad.nbytes for p in ps), "parameters": sum(p.nbytes for p in ps)}
+    state = sum(t.nbytes for s in o.optim.state.values() for t in s.values() if t.ndim)
+    return {"optimizer": state, "gradients": sum(p.grad.nbytes for p in ps), "parameters": sum(p.nbytes for p in ps)}

@@ -27,28 +27,28 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 class Block(Named):
     """A residual layer with gates before and after it, and between its halves in backward."""
 
-    def __init__(self, width: int, hidden: int, double: bool, place: int):
+    def __init__(self, width: int, hidden: int, double: bool, index: int):
         super().__init__(
             (width, hidden),
             up=nn.Linear(width, hidden),
             down=nn.Linear(hidden, width, bias=False),
             shift=nn.Parameter(torch.zeros(width, dtype=torch.float64 if double else torch.float32)),
         )
-        self.place, self.at = place, ""
+        self.index, self.prefix = index, ""
 
     def forward(self, x: torch.Tensor, *, gain: float = 1.0) -> dict:
-        x = _forward(x, self.at, f"block {self.place} begins")
-        h = _backward(torch.tanh(self.up(x)), self.at, f"block {self.place} backward")
+        x = _forward(x, self.prefix, f"block {self.index} begins")
+        h = _backward(torch.tanh(self.up(x)), self.prefix, f"block {self.index} backward")
         y = x + self.down(h) * gain + self.shift.to(x.dtype)
-        return {"y": _forward(y, self.at, f"block {self.place} ends"), "unused": None}
+        return {"y": _forward(y, self.prefix, f"block {self.index} ends"), "unused": None}
 
 
-def _forward(x: torch.Tensor, at: str, name: str) -> torch.Tensor:
-    return gates.in_forward(x, f"{at} {name}") if at else x
+def _forward(x: torch.Tensor, prefix: str, name: str) -> torch.Tensor:
+    return gates.in_forward(x, f"{prefix} {name}") if prefix else x
 
 
-def _backward(x: torch.Tensor, at: str, name: str) -> torch.Tensor:
-    return gates.in_backward(x, f"{at} {name}") if at else x
+def _backward(x: torch.Tensor, prefix: str, name: str) -> torch.Tensor:
+    return gates.in_backward(x, f"{prefix} {name}") if prefix else x
 
 
 class Net(Named):
@@ -69,7 +69,7 @@ class Net(Named):
             norm=nn.LayerNorm(width),
             head=nn.Linear(width, vocabulary, bias=False),
         )
-        self.checkpoint, self.at = plan.get("checkpoint", False), ""
+        self.checkpoint, self.prefix = plan.get("checkpoint", False), ""
         if plan.get("tied"):
             self.head.weight = self.embedding.weight
         if plan.get("frozen"):
@@ -77,7 +77,7 @@ class Net(Named):
             self.blocks[0].up.requires_grad_(False)
         self.register_buffer("scale", torch.ones(width))
         self.register_buffer("passing", torch.zeros(width), persistent=False)  # not in state_dict()
-        self.held: list[list[list[str]]] = []  # per backward: units that are whole before and after it
+        self.gathered: list[list[list[str]]] = []  # per backward: units that are whole before and after it
 
     def finish_gradient_synchronization(self) -> None:
         """Does nothing: an unsharded net needs no synchronization."""
@@ -85,19 +85,19 @@ class Net(Named):
     def full_state(self) -> dict:
         return nn.Module.state_dict(self)
 
-    def begin(self, at: str) -> None:
-        self.at = at
+    def begin(self, prefix: str) -> None:
+        self.prefix = prefix
         for block in self.blocks:
-            block.at = at
+            block.prefix = prefix
 
     def forward(self, tokens: torch.Tensor, order: list) -> torch.Tensor:
         x = self.embedding(tokens)
         x = x * self.scale.to(x.dtype) + (self.shift + self.passing).to(x.dtype)
-        x = _forward(x, self.at, "embedded")
+        x = _forward(x, self.prefix, "embedded")
         for i in order:
             block = self.blocks[i]
             x = (checkpoint(block, x, gain=0.5, use_reentrant=False) if self.checkpoint else block(x, gain=0.5))["y"]
-        return self.head(self.norm(_backward(x, self.at, "blocks")))
+        return self.head(self.norm(_backward(x, self.prefix, "blocks")))
 
 
 def loss(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -122,13 +122,13 @@ def sharded(impl, kind: str, m: Net, optim: list, **options: Any) -> tuple:
     return wrapped, optimizer(optim[0], list(wrapped.parameters()), optim[1])
 
 
-def optimizer(name: str, parameters: Any, lr: float, made: Any = None) -> Any:
-    """torch's optimizer, or made(parameters, torch's class, **options) if `made` is given."""
+def optimizer(name: str, parameters: Any, lr: float, factory: Any = None) -> Any:
+    """torch's optimizer, or factory(parameters, torch's class, **options) if `factory` is given."""
     cls, options = {
         "sgd": (torch.optim.SGD, {"momentum": 0.9}),
         "adamw": (torch.optim.AdamW, {"eps": 1e-3, "weight_decay": 0.1}),
     }[name]
-    return made(parameters, cls, lr=lr, **options) if made else cls(parameters, lr=lr, **options)
+    return factory(parameters, cls, lr=lr, **options) if factory else cls(parameters, lr=lr, **options)
 
 
 def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: PerRank, optim: list) -> dict:
@@ -142,7 +142,7 @@ def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: 
     m.passing.fill_(rank != 0)
     changed = modes.put(m, training=dist.get_world_size() % 2 == 0)
     wrapped, stepper = sharded(impl, kind, m, optim, **options)
-    most = count_layers(wrapped, m)
+    layer_counts = count_layers(wrapped, m)
     start = plain_state(wrapped)
     dtypes, losses, evaluated, left, unfreed = [], [], [], [], []
     for number, step in enumerate(batches[rank]):
@@ -152,7 +152,7 @@ def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: 
         left.append(sorted(n for n, p in m.named_parameters() if p.grad is not None))
         gates.mark(f"{number} finish")
         wrapped.finish_gradient_synchronization()
-        unfreed.append(len(whole(wrapped)))
+        unfreed.append(len(gathered_units(wrapped)))
         dtypes.append(sorted({str(p.grad.dtype) for p in wrapped.parameters() if p.grad is not None}))
         gates.mark(f"{number} step")
         stepper.step()
@@ -162,23 +162,25 @@ def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: 
             evaluated.append(wrapped(step[0][0], step[0][2]).float())
         gates.mark(f"{number} over")
     return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "dtypes": dtypes,
-            "left": left, "elements": sum(p.numel() for p in wrapped.parameters()), "held": m.held,
-            "most": max(most, default=0), "modes": changed(), "unfreed": unfreed}  # fmt: skip
+            "left": left, "elements": sum(p.numel() for p in wrapped.parameters()), "held": m.gathered,
+            "most": max(layer_counts, default=0), "modes": changed(), "unfreed": unfreed}  # fmt: skip
 
 
-def backward(wrapped: Any, m: Net, at: str, tokens: torch.Tensor, targets: torch.Tensor, order: list, of: int) -> float:
-    """Forward and backward of one micro-batch of `of`; its loss."""
-    m.begin(at)
-    gates.mark(f"{at} forward")
+def backward(
+    wrapped: Any, m: Net, prefix: str, tokens: torch.Tensor, targets: torch.Tensor, order: list, micro_batches: int
+) -> float:
+    """Forward and backward of one of the `micro_batches`; its loss."""
+    m.begin(prefix)
+    gates.mark(f"{prefix} forward")
     out = loss(wrapped(tokens, order=order), targets)
-    held = [whole(wrapped)]
-    gates.mark(f"{at} backward")
-    (out / of).backward()
-    m.held.append([*held, whole(wrapped)])
+    before = [gathered_units(wrapped)]
+    gates.mark(f"{prefix} backward")
+    (out / micro_batches).backward()
+    m.gathered.append([*before, gathered_units(wrapped)])
     return float(out.detach())
 
 
-def whole(wrapped: Any) -> list[str]:
+def gathered_units(wrapped: Any) -> list[str]:
     """Units of a sharded model whose parameters are all present now, as "trained" or "frozen"."""
     return [
         "trained" if unit.shard.requires_grad else "frozen" for unit in getattr(wrapped, "units", ())
@@ -225,20 +227,20 @@ def gradients(impl, kind: str, options: dict, values: PerRank, groups: list) -> 
     group = group_of(rank, groups)
     if kind == "zero2":
         return stepped(impl, values[rank], rank, group, **options)
-    told = {}
+    results = {}
     for name, small in (("cut", 0), ("whole", 1 << 20)) if kind != "mixed" else (("cut", None),):
         m = nn.Sequential(Dot(values[rank].float() if kind == "mixed" else values[rank], rank))  # masters are float32
-        given = options if small is None else {**options, "small": small}
-        wrapped = wrap(impl, kind, m, **given, **group)
+        arguments = options if small is None else {**options, "small": small}
+        wrapped = wrap(impl, kind, m, **arguments, **group)
         for method in METHODS:
             setattr(wrapped, method, Mock(wraps=getattr(wrapped, method)))
         wrapped(values[rank]).backward()
         wrapped.finish_gradient_synchronization()
         (parameter,) = wrapped.parameters()
-        told[name] = parameter.grad
-        told[f"{name} start"] = starts(wrapped.full_state())
-        told[f"{name} called"] = [method for method in METHODS if getattr(wrapped, method).called]
-    return told
+        results[name] = parameter.grad
+        results[f"{name} start"] = starts(wrapped.full_state())
+        results[f"{name} called"] = [method for method in METHODS if getattr(wrapped, method).called]
+    return results
 
 
 def starts(state: dict) -> dict[str, int]:
@@ -253,13 +255,13 @@ def stepped(impl, value: torch.Tensor, start: int, group: dict, dropped: float =
     m = Dot(value, start)
     zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=0.5, **group)
     torch.optim.lr_scheduler.LambdaLR(zero.optimizer, lambda _: 2.0)
-    told = {"whole start": starts(m.state_dict()), "whole": m.weight.detach().clone()}
+    result = {"whole start": starts(m.state_dict()), "whole": m.weight.detach().clone()}
     if dropped:
         m(dropped * value).backward()
         zero.zero_grad()
     m(value).backward()
     zero.step()
-    return {**told, "whole": told["whole"] - m.weight.detach()}
+    return {**result, "whole": result["whole"] - m.weight.detach()}
 
 
 def nested(impl) -> str:
@@ -272,8 +274,8 @@ def two_names(impl) -> list[dict]:
     """The state of a layer that is registered twice: the original's, and the wrapper's."""
     m = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     m.append(m[0])
-    whole = plain(nn.Module.state_dict(m))
-    return [whole, plain_state(wrap(impl, "gather", m, small=0))]
+    state = plain(nn.Module.state_dict(m))
+    return [state, plain_state(wrap(impl, "gather", m, small=0))]
 
 
 class Keywords(nn.Module):
@@ -284,8 +286,8 @@ class Keywords(nn.Module):
         self.layer, self.seen = nn.Linear(3, 3), list[str]()
 
     def forward(self, x: torch.Tensor, pair: tuple, *, named: dict) -> torch.Tensor:
-        given = (x, *pair, *named["some"])
-        self.seen += [str(t.dtype).removeprefix("torch.") for t in given]
+        tensors = (x, *pair, *named["some"])
+        self.seen += [str(t.dtype).removeprefix("torch.") for t in tensors]
         return self.layer(x)
 
 
@@ -305,27 +307,27 @@ def at_rest(memory: Held) -> int:
     return settled(memory.now, patience_s=0.015)
 
 
-def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> dict:
+def held_bytes(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> dict:
     """Bytes held in the second step with AdamW: at rest, at most in forward, between, at most in backward, and with
     gradients."""
-    told = {}
+    sizes = {}
     order = list(range(len(plan["hidden"])))
     with Held() as memory:
         wrapped, stepper = sharded(impl, kind, Net(plan), ["adamw", 0.01], **options)
         for _ in range(2):
             stepper.zero_grad()
-            told["rest"] = at_rest(memory)
+            sizes["rest"] = at_rest(memory)
             memory.restart()
             out = wrapped(tokens, order).sum()
-            told["forward"], told["between"] = memory.peak, at_rest(memory)
+            sizes["forward"], sizes["between"] = memory.peak, at_rest(memory)
             memory.restart()
             out.backward()
-            told["backward"] = memory.peak
+            sizes["backward"] = memory.peak
             del out
             wrapped.finish_gradient_synchronization()
             stepper.step()
-            told["gradients"] = at_rest(memory)
-    return told
+            sizes["gradients"] = at_rest(memory)
+    return sizes
 
 
 def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, ballast: int, steps: int) -> dict:
@@ -338,12 +340,12 @@ def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, b
     m = Net(plan)
     wrapped, stepper = sharded(impl, kind, m, ["sgd", 0.1])
 
-    def at(now: str) -> None:
+    def reach(now: str) -> None:
         if now == moment and last:
             weigh(ballast)
 
-    m.blocks[-1].down.register_forward_pre_hook(lambda *_: at("forward"))
-    m.blocks[0].down.register_forward_pre_hook(lambda _, x: x[0].register_hook(lambda _: at("backward")) and None)
+    m.blocks[-1].down.register_forward_pre_hook(lambda *_: reach("forward"))
+    m.blocks[0].down.register_forward_pre_hook(lambda _, x: x[0].register_hook(lambda _: reach("backward")) and None)
     for step in range(steps):
         last = step == steps - 1
         stepper.zero_grad()
@@ -353,5 +355,5 @@ def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, b
         wrapped.finish_gradient_synchronization()
         stepper.step()
         del out
-    at("gradients")
+    reach("gradients")
     return {"loss": value, "sums": {n: t.double().sum(0) for n, t in wrapped.full_state().items()}}

@@ -41,8 +41,8 @@ def optimizer(impl, kind: str, params, name: str, options: dict, group=None, upd
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
     if kind == "plain":
         return cls(params, **options)
-    made = impl.zero.zero1.ShardedOptimizer if kind == "zero1" else impl.zero.split.SplitOptimizer
-    return made(params, cls, **options, **({} if group is None else {"group": group}))
+    wrapper = impl.zero.zero1.ShardedOptimizer if kind == "zero1" else impl.zero.split.SplitOptimizer
+    return wrapper(params, cls, **options, **({} if group is None else {"group": group}))
 
 
 class Decaying(torch.optim.SGD):
@@ -79,14 +79,14 @@ def counting(cls: type, updated: list) -> type:
 
 def parameters(plan: dict) -> list[nn.Parameter]:
     """The plan's parameters; transposed ones are not contiguous."""
-    made = []
+    tensors = []
     for i, value in enumerate(plan["values"]):
         value = value.clone().mT.contiguous().mT if i in plan.get("transposed", []) else value.clone()
-        made.append(nn.Parameter(value, requires_grad=i not in plan.get("frozen", [])))
-    return made
+        tensors.append(nn.Parameter(value, requires_grad=i not in plan.get("frozen", [])))
+    return tensors
 
 
-def given(ps: list, groups: list):
+def params(ps: list, groups: list):
     """The first argument of an optimizer: a generator of tensors, or dicts."""
     if groups == ["all"]:
         return (p for p in ps)
@@ -105,21 +105,21 @@ def train(impl, kind: str, plan: dict) -> dict:
         if dist.get_rank() not in plan["only"]:
             return {}
     ps = parameters(plan)
-    o = optimizer(impl, kind, given(ps, plan["groups"]), plan["optimizer"], plan["options"], group)
+    o = optimizer(impl, kind, params(ps, plan["groups"]), plan["optimizer"], plan["options"], group)
     assert isinstance(o, torch.optim.Optimizer), f"a {type(o).__name__} is no torch.optim.Optimizer"
     scheduler = SCHEDULERS[plan.get("scheduler", "none")](o)
-    told: dict = {"values": [], "kept": [], "returned": [], "calls": 0, "grad_enabled": True}
+    log: dict = {"values": [], "kept": [], "returned": [], "calls": 0, "grad_enabled": True}
 
     def closure(gradients: list) -> float:
-        told["calls"] += 1
-        told["grad_enabled"] &= torch.is_grad_enabled()
+        log["calls"] += 1
+        log["grad_enabled"] &= torch.is_grad_enabled()
         fill(ps, gradients)
-        return 0.5 + told["calls"]
+        return 0.5 + log["calls"]
 
     for number, step in enumerate(plan["steps"]):
         for i in step.get("thaw", []):
             ps[i].requires_grad_(True)
-        for added in given(ps, step.get("add", [])):
+        for added in params(ps, step.get("add", [])):
             o.add_param_group(added)
         gates.mark(f"step {number}")
         if plan.get("closure"):
@@ -128,45 +128,45 @@ def train(impl, kind: str, plan: dict) -> dict:
             fill(ps, step["gradients"])
             returned = o.step()
         gates.mark(f"step {number} is done")
-        told["returned"].append(returned if returned is None else float(returned))
-        told["values"].append([p.detach().clone() for p in ps])
+        log["returned"].append(returned if returned is None else float(returned))
+        log["values"].append([p.detach().clone() for p in ps])
         o.zero_grad(**({"set_to_none": plan["set_to_none"]} if "set_to_none" in plan else {}))
-        told["kept"].append([-1.0 if p.grad is None else float(p.grad.abs().max()) for p in ps])
+        log["kept"].append([-1.0 if p.grad is None else float(p.grad.abs().max()) for p in ps])
         if scheduler is not None:
             with warnings.catch_warnings(action="ignore"):
                 scheduler.step()
-    told["rates"] = [float(g.get("lr", math.nan)) for g in o.param_groups]  # NaN: its defaults name none
-    told["listed"] = [[next((i for i, p in enumerate(ps) if p is q), -1) for q in g["params"]] for g in o.param_groups]
-    return told
+    log["rates"] = [float(g.get("lr", math.nan)) for g in o.param_groups]  # NaN: its defaults name none
+    log["listed"] = [[next((i for i, p in enumerate(ps) if p is q), -1) for q in g["params"]] for g in o.param_groups]
+    return log
 
 
-def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
+def held(impl, kind: str, plan: dict, limit: float = float("inf")) -> dict:
     """Bytes that remain after creating the optimizer and taking two steps; number of elements that a step updated.
 
-    most: the bytes that the test allows.
+    limit: the bytes that the test allows.
     """
     ps = parameters(plan)
     fill(ps, plan["steps"][0]["gradients"])
-    first = [weakref.ref(p.untyped_storage()) for p in ps]
+    storages = [weakref.ref(p.untyped_storage()) for p in ps]
     updated: list[int] = []
     gc.collect()
     with meter([*ps, *(p.grad for p in ps if p.grad is not None)]) as memory:
-        o = optimizer(impl, kind, given(ps, plan["groups"]), plan["optimizer"], plan["options"], updated=updated)
+        o = optimizer(impl, kind, params(ps, plan["groups"]), plan["optimizer"], plan["options"], updated=updated)
         del updated[:]  # ignore calls before the first step
         for _ in range(2):
             o.step()
 
         def left_behind() -> int:
             gc.collect()
-            return memory.live_bytes - moved_bytes(ps, first)
+            return memory.live_bytes - moved_bytes(ps, storages)
 
-        live = settled(left_behind, most, patience_s=2.0)
+        live = settled(left_behind, limit, patience_s=2.0)
     return {"live": live, "updated": sum(updated) / 2}
 
 
-def moved_bytes(ps: list, first: list) -> int:
+def moved_bytes(ps: list, storages: list) -> int:
     """Bytes of parameters that moved, for example into buckets, and whose old storage is free."""
-    return sum(p.nbytes for p, storage in zip(ps, first, strict=True) if storage() is None)
+    return sum(p.nbytes for p, storage in zip(ps, storages, strict=True) if storage() is None)
 
 
 def large(impl, kind: str, sizes: list, seed: int, steps: int) -> dict:
@@ -175,12 +175,12 @@ def large(impl, kind: str, sizes: list, seed: int, steps: int) -> dict:
 
     The process is as large at the end, when the gradients are gone, as in a step that keeps a share of the state.
     """
-    draw = torch.Generator().manual_seed(seed)
-    ps = [nn.Parameter(torch.rand(size, generator=draw)) for size in sizes]
+    generator = torch.Generator().manual_seed(seed)
+    ps = [nn.Parameter(torch.rand(size, generator=generator)) for size in sizes]
     o = optimizer(impl, kind, iter(ps), "AdamW", {"lr": 0.1, "amsgrad": True})
     for _ in range(steps):
         for p in ps:
-            p.grad = torch.rand(p.shape, generator=draw)
+            p.grad = torch.rand(p.shape, generator=generator)
         gradients = [weakref.ref(p.grad.untyped_storage()) for p in ps]
         o.step()
         o.zero_grad()
@@ -199,12 +199,12 @@ def resumed(impl, first: str, kind: str, plan: dict, cut: int) -> dict:
     """Steps of the first kind up to `cut`; the rest by one of the other, on tensors of the same values, that loaded its
     state_dict(). "shown": bytes of its state."""
     ps = parameters(plan)
-    before = optimizer(impl, first, given(ps, plan["groups"]), plan["optimizer"], plan["options"])
+    before = optimizer(impl, first, params(ps, plan["groups"]), plan["optimizer"], plan["options"])
     for step in plan["steps"][:cut]:
         fill(ps, step["gradients"])
         before.step()
     ps = [nn.Parameter(p.detach().clone(), p.requires_grad) for p in ps]
-    o = optimizer(impl, kind, given(ps, plan["groups"]), plan["optimizer"], {**plan["options"], "lr": OTHER_RATE})
+    o = optimizer(impl, kind, params(ps, plan["groups"]), plan["optimizer"], {**plan["options"], "lr": OTHER_RATE})
     o.load_state_dict(before.state_dict())
     del before
     for step in plan["steps"][cut:]:
@@ -217,14 +217,14 @@ def resumed(impl, first: str, kind: str, plan: dict, cut: int) -> dict:
 def refused(impl, kind: str, names: list) -> dict:
     """The errors of wrapping each of these optimizers for a matrix, and of bad options."""
     p = lambda: [nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(5, 3))]  # noqa: E731
-    told = {name: raised(lambda n=name: optimizer(impl, kind, p(), n, {"lr": 0.1})) for name in names}
-    told["negative rate"] = raised(lambda: optimizer(impl, kind, p(), "AdamW", {"lr": -0.1}))
-    told["unknown option"] = raised(lambda: optimizer(impl, kind, p(), "AdamW", {"rate": 0.1}))
-    told["no tensors"] = raised(lambda: optimizer(impl, kind, [], "AdamW", {"lr": 0.1}))
-    one = p()
-    o = optimizer(impl, kind, one, "SGD", {"lr": 0.1})
-    told["a tensor twice"] = raised(lambda: o.add_param_group({"params": [one[0]]}))
-    return told
+    errors = {name: raised(lambda n=name: optimizer(impl, kind, p(), n, {"lr": 0.1})) for name in names}
+    errors["negative rate"] = raised(lambda: optimizer(impl, kind, p(), "AdamW", {"lr": -0.1}))
+    errors["unknown option"] = raised(lambda: optimizer(impl, kind, p(), "AdamW", {"rate": 0.1}))
+    errors["no tensors"] = raised(lambda: optimizer(impl, kind, [], "AdamW", {"lr": 0.1}))
+    tensors = p()
+    o = optimizer(impl, kind, tensors, "SGD", {"lr": 0.1})
+    errors["a tensor twice"] = raised(lambda: o.add_param_group({"params": [tensors[0]]}))
+    return errors
 
 
 # ---- timed, on a link ----
@@ -243,32 +243,32 @@ class Slow(torch.optim.SGD):
         return super().step(closure)
 
 
-def step_seconds(impl: Any, whole: bool, sizes: list, seconds_each: float, pairs: int, seed: int) -> tuple:
+def step_seconds(impl: Any, unsharded: bool, sizes: list, seconds_each: float, pairs: int, seed: int) -> tuple:
     """Seconds of an unsharded step (every rank updates everything, then a blocking broadcast per tensor), or of a
     sharded one; and the worst error of a parameter.
 
-    whole: the unsharded step. It never loads the code under test. Gradients differ between steps, and are equal on all
+    unsharded: that step, which never loads the code under test. Gradients differ between steps, and are equal on all
     ranks.
     """
     ranks, ps = dist.get_world_size(), [nn.Parameter(torch.zeros(size)) for size in sizes]
-    draw, wanted, worst = torch.Generator().manual_seed(seed), list[torch.Tensor](), [0.0]
+    generator, expected, worst = torch.Generator().manual_seed(seed), list[torch.Tensor](), [0.0]
     options = {"seconds_each": seconds_each}
-    o = Slow(ps, **options) if whole else impl.zero.zero1.ShardedOptimizer(ps, Slow, **options)
+    o = Slow(ps, **options) if unsharded else impl.zero.zero1.ShardedOptimizer(ps, Slow, **options)
 
     def ready() -> None:
         for p in ps:
-            p.grad = torch.rand(p.shape, generator=draw)
-        wanted[:] = [p.detach() - 1e-3 * p.grad for p in ps]
+            p.grad = torch.rand(p.shape, generator=generator)
+        expected[:] = [p.detach() - 1e-3 * p.grad for p in ps]
         dist.barrier()
 
-    def everything() -> None:
+    def unsharded_step() -> None:
         o.step()
         for i, p in enumerate(ps):
             dist.broadcast(p.detach(), group_src=i % ranks)
 
     def check(which: int) -> None:
-        worst.extend(float((p.detach() - want).abs().max()) for p, want in zip(ps, wanted, strict=True))
+        worst.extend(float((p.detach() - want).abs().max()) for p, want in zip(ps, expected, strict=True))
 
     ready()
-    a, b = (everything, None) if whole else (None, o.step)
+    a, b = (unsharded_step, None) if unsharded else (None, o.step)
     return (*interleaved(a, b, pairs, seed, ready, check), float(torch.tensor(worst).max()))

@@ -76,7 +76,7 @@ def steps(m, o, scheduler, batches: list) -> list[float]:
 def uninterrupted(impl, kind: str, width: int, name: str, options: dict, state: dict, batches: list) -> dict:
     """Training that is never interrupted; by torch's optimizer ("plain"), or a sharded one over the world."""
     m, o, scheduler = start(impl, width, name, options, None, state, kind)
-    return {"losses": [steps(m, o, scheduler, some) for some in batches], "state": dict(nn.Module.state_dict(m))}
+    return {"losses": [steps(m, o, scheduler, stage) for stage in batches], "state": dict(nn.Module.state_dict(m))}
 
 
 def checkpoint(impl, folder, group):
@@ -95,27 +95,27 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
     """
     folder = shared_folder()
     groups = [dist.new_group(ranks) for ranks, _ in stages]
-    told: dict = {"stages": [], "state": {}}
+    record: dict = {"stages": [], "state": {}}
     for number, ((ranks, gathered), group) in enumerate(zip(stages, groups, strict=True)):
         dist.barrier()
         torch.manual_seed(100 * number + dist.get_rank())  # so that anything not loaded differs
         stage: dict = {"losses": [], "extra": None}
         if dist.get_rank() in ranks:
             m, o, scheduler = start(impl, width, name, options, group, None if number else state)
-            saved = checkpoint(impl, folder, group)
+            ckpt = checkpoint(impl, folder, group)
             if number:
-                extra = _load(saved, m, o, f"on {len(ranks)} ranks, of what {len(stages[number - 1][0])} have saved")
+                extra = _load(ckpt, m, o, f"on {len(ranks)} ranks, of what {len(stages[number - 1][0])} have saved")
                 stage |= {"loaded": everything(m, o), "extra": extra["note"]}
                 scheduler.load_state_dict(extra["scheduler"])
             stage["losses"] = steps(m, o, scheduler, batches[number])
             gates.mark(f"save {number}")
             with flushes() as flushed:
-                saved.save(m, o, gathered=gathered, extra={"scheduler": scheduler.state_dict(), "note": [number, "é"]})
+                ckpt.save(m, o, gathered=gathered, extra={"scheduler": scheduler.state_dict(), "note": [number, "é"]})
             gates.mark(f"save {number} is done")
             stage |= {"files": listing(folder), "saved": everything(m, o), "flushed": names_of(flushed, folder)}
-            told["state"] = dict(nn.Module.state_dict(m))
-        told["stages"].append(stage)
-    return told
+            record["state"] = dict(nn.Module.state_dict(m))
+        record["stages"].append(stage)
+    return record
 
 
 @contextlib.contextmanager
@@ -150,10 +150,10 @@ def names_of(flushed: dict, folder: Path) -> list[str]:
     return found
 
 
-def _load(saved, m, o, where: str):
+def _load(ckpt, m, o, where: str):
     """Call load(); if it raises, add `where` to the error."""
     try:
-        return saved.load(m, o)
+        return ckpt.load(m, o)
     except ValueError as error:
         if type(error) is not ValueError:
             raise
@@ -184,29 +184,29 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     Compares weights and buffers, this rank's part of the moments, the groups' learning rates, and `extra`. Rank `late`
     starts late.
     """
-    own = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
-    folder, m, o, saved, old = saved_once(impl, width, state, batches, gathered)
+    single = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
+    folder, m, o, ckpt, old = saved_once(impl, width, state, batches, gathered)
     dist.barrier()
     with watched(folder, late) as copies:
-        saved.save(m, o, gathered=gathered, extra="new")
+        ckpt.save(m, o, gathered=gathered, extra="new")
     dist.barrier()
-    told, new = [], everything(m, o)
+    events, new = [], everything(m, o)
     for event, copy in copies:
         if copy is not None:
-            loaded = loads_as(impl, width, own, copy, old, new)
-            told.append([event, loaded, goes_on(impl, width, own, copy) if loaded in ("old", "new") else 0])
-    whole = sum(size for _, size, _ in listing(folder))
-    told.append(["at the end", loads_as(impl, width, own, folder, old, new), whole])
+            loaded = loaded_version(impl, width, single, copy, old, new)
+            events.append([event, loaded, resumed_bytes(impl, width, single, copy) if loaded in ("old", "new") else 0])
+    folder_bytes = sum(size for _, size, _ in listing(folder))
+    events.append(["at the end", loaded_version(impl, width, single, folder, old, new), folder_bytes])
     dist.barrier()
-    return {"told": told, "whole": whole}
+    return {"told": events, "whole": folder_bytes}
 
 
-def goes_on(impl, width, group, folder: Path) -> int:
+def resumed_bytes(impl, width, group, folder: Path) -> int:
     """Bytes of the folder after a new run has loaded it and saved again."""
     m, o, _ = start(impl, width, "AdamW", OPTIONS, group)
-    saved = checkpoint(impl, folder, group)
-    saved.load(m, o)
-    saved.save(m, o)
+    ckpt = checkpoint(impl, folder, group)
+    ckpt.load(m, o)
+    ckpt.save(m, o)
     return sum(size for _, size, _ in listing(folder))
 
 
@@ -214,12 +214,12 @@ def saved_once(impl, width, state, batches, gathered: bool) -> tuple:
     """(folder, model, optimizer, checkpoint, what that is to bring back): saved with extra="old", and trained since."""
     folder = shared_folder()
     m, o, scheduler = start(impl, width, "AdamW", OPTIONS, None, state)
-    saved = checkpoint(impl, folder, None)
+    ckpt = checkpoint(impl, folder, None)
     steps(m, o, scheduler, batches[0])
-    saved.save(m, o, gathered=gathered, extra="old")
+    ckpt.save(m, o, gathered=gathered, extra="old")
     old = everything(m, o)
     steps(m, o, scheduler, batches[1])
-    return folder, m, o, saved, old
+    return folder, m, o, ckpt, old
 
 
 @contextlib.contextmanager
@@ -285,74 +285,74 @@ def stamps(folder: Path) -> list:
 def everything(m, o) -> dict[str, torch.Tensor]:
     """Everything that a checkpoint must restore: weights, buffers, this rank's optimizer state, learning rates."""
     names = {p: name for name, p in m.named_parameters()}
-    state = {f"{k} of {names[p]}": v for p, own in o.state.items() for k, v in own.items() if v is not None}
+    state = {f"{k} of {names[p]}": v for p, entries in o.state.items() for k, v in entries.items() if v is not None}
     rates = {f"rate {i}": g["lr"] for i, g in enumerate(o.param_groups)}
     return {n: torch.as_tensor(v).detach().clone() for n, v in {**m.state_dict(), **state, **rates}.items()}
 
 
-def loads_as(impl, width, group, folder: Path, old: dict, new: dict) -> str:
+def loaded_version(impl, width, group, folder: Path, old: dict, new: dict) -> str:
     """ "old", "new", or a text about what was loaded instead."""
     m, o, _ = start(impl, width, "AdamW", OPTIONS, group)
     try:
         extra = checkpoint(impl, folder, group).load(m, o)
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
-    got, odd = everything(m, o), {}
+    got, differing = everything(m, o), {}
     for name, state in (("old", old), ("new", new)):
-        odd[name] = [n for n, t in state.items() if n not in got or not torch.equal(t, got[n])]
-        if not odd[name] and extra == name:
+        differing[name] = [n for n, t in state.items() if n not in got or not torch.equal(t, got[n])]
+        if not differing[name] and extra == name:
             return name
-    return f"a mixture: extra is {extra!r}; not old: {odd['old'][:2]}; not new: {odd['new'][:2]}"
+    return f"a mixture: extra is {extra!r}; not old: {differing['old'][:2]}; not new: {differing['new'][:2]}"
 
 
 def full_disk(impl, width, state, batches, gathered: bool) -> dict:
     """Saves with a limit on the size of a file, then a save without one."""
-    folder, m, o, saved, old = saved_once(impl, width, state, batches, gathered)
+    folder, m, o, ckpt, old = saved_once(impl, width, state, batches, gathered)
     sizes = [size for _, size, _ in listing(folder)]
     largest, new = max(sizes), everything(m, o)
-    told = []
+    outcomes = []
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (0, 64, largest // 3, largest - 1):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
-            outcome = raised(lambda: saved.save(m, o, gathered=gathered, extra="new"))
+            outcome = raised(lambda: ckpt.save(m, o, gathered=gathered, extra="new"))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        told.append([limit, outcome != "nothing", loads_as(impl, width, None, folder, old, new)])
-    saved.save(m, o, gathered=gathered, extra="new")
-    last = loads_as(impl, width, None, folder, old, new)
+        outcomes.append([limit, outcome != "nothing", loaded_version(impl, width, None, folder, old, new)])
+    ckpt.save(m, o, gathered=gathered, extra="new")
+    last = loaded_version(impl, width, None, folder, old, new)
     after = sum(size for _, size, _ in listing(folder))
-    return {"told": told, "last": last, "whole": sum(sizes), "after": after, "largest": largest}
+    return {"told": outcomes, "last": last, "whole": sum(sizes), "after": after, "largest": largest}
 
 
 def refusals(impl, width) -> dict[str, list]:
     """[error, whether model and optimizer are as they were] of each load() of what is missing or does not fit."""
     m, o, scheduler = start(impl, width, "AdamW", OPTIONS, None)
-    saved = checkpoint(impl, shared_folder(), None)
+    ckpt = checkpoint(impl, shared_folder(), None)
     steps(m, o, scheduler, [torch.ones(2, width)])  # creates moments, and changes the learning rate
-    told = {"nothing saved": refused(saved, m, o)}
-    saved.save(m, o)
-    first, last, resized, more = (Model(width) for _ in range(4))
+    results = {"nothing saved": refused(ckpt, m, o)}
+    ckpt.save(m, o)
+    first, last, resized, extra = (Model(width) for _ in range(4))
     first.frozen = nn.Parameter(torch.randn(width + 1), requires_grad=False)
     last.layers[-1].bias = nn.Parameter(torch.randn(width + 1))
     resized.seen = torch.zeros(1, dtype=torch.int64)
-    more.register_buffer("more", torch.zeros(2))
+    extra.register_buffer("more", torch.zeros(2))
     others = {
         "another model": Model(width, depth=2),
         "another width": Model(width + 1),
         "another shape, of the first tensor": first,
         "another shape, of the last tensor": last,
         "another shape, of a buffer": resized,
-        "another buffer": more,
+        "another buffer": extra,
     }
     for name, other in others.items():
-        told[name] = refused(saved, other, optimizer(impl, "zero1", groups_of(other, OPTIONS), "AdamW", OPTIONS))
+        results[name] = refused(ckpt, other, optimizer(impl, "zero1", groups_of(other, OPTIONS), "AdamW", OPTIONS))
     with torch.no_grad():
         m.frozen += 1  # or loading would change nothing
-    return {**told, "other groups": refused(saved, m, optimizer(impl, "zero1", m.parameters(), "AdamW", OPTIONS))}
+    return {**results, "other groups": refused(ckpt, m, optimizer(impl, "zero1", m.parameters(), "AdamW", OPTIONS))}
 
 
-def refused(saved, m, o) -> list:
+def refused(ckpt, m, o) -> list:
     before = everything(m, o)
-    error, after = raised(lambda: saved.load(m, o)), everything(m, o)
+    error, after = raised(lambda: ckpt.load(m, o)), everything(m, o)
     return [error, after.keys() == before.keys() and all(torch.equal(t, before[n]) for n, t in after.items())]

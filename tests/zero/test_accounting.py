@@ -36,32 +36,32 @@ def draw_sizes(rng) -> list:
 
 def bytes_of(sizes, world, method, precision, activations, micro) -> dict:
     """The formulas of section 5 and 7, in units of a part."""
-    whole, part = sum(sizes), (sum(sizes) + world - 1) // world
-    small, state = (4, 8) if precision == "float32" else (2, 12)
+    total, part = sum(sizes), (sum(sizes) + world - 1) // world
+    item, state = (4, 8) if precision == "float32" else (2, 12)
     fullest = shares(sorted(sizes, reverse=True), world)[-1]
-    reduced = Fraction(2 * (world - 1), world) * whole
-    kept = {
-        "none": (whole, whole, whole, reduced),
-        "zero1": (whole, whole, fullest, reduced * Fraction(3, 2)),
-        "p_os": (whole, whole, part, 2 * (world - 1) * part),
-        "zero2": (whole, part, part, (micro + 1) * (world - 1) * part),
+    reduced = Fraction(2 * (world - 1), world) * total
+    counts = {
+        "none": (total, total, total, reduced),
+        "zero1": (total, total, fullest, reduced * Fraction(3, 2)),
+        "p_os": (total, total, part, 2 * (world - 1) * part),
+        "zero2": (total, part, part, (micro + 1) * (world - 1) * part),
         "zero3": (part, part, part, 3 * micro * (world - 1) * part),
     }[method]
-    want = {"parameters": kept[0] * small, "gradients": kept[1] * small, "optimizer": kept[2] * state,
+    want = {"parameters": counts[0] * item, "gradients": counts[1] * item, "optimizer": counts[2] * state,
             "activations": activations}  # fmt: skip
-    return {**want, "sent": int(kept[3] * small), "total": sum(want.values())}
+    return {**want, "sent": int(counts[3] * item), "total": sum(want.values())}
 
 
 def parts(sizes, world, precision) -> dict[str, int]:
     """What may be counted too often or left out."""
-    whole, share, small = sum(sizes), -(-sum(sizes) // world), 4 if precision == "float32" else 2
+    total, share, item = sum(sizes), -(-sum(sizes) // world), 4 if precision == "float32" else 2
     return {
-        "the parameters": small * whole,
-        f"the other ranks' {world - 1} parts of them": small * (world - 1) * share,
-        "one rank's share of them": small * share,
-        "one float32 number for each": 4 * whole,
+        "the parameters": item * total,
+        f"the other ranks' {world - 1} parts of them": item * (world - 1) * share,
+        "one rank's share of them": item * share,
+        "one float32 number for each": 4 * total,
         "one float32 number for each of a rank's share": 4 * share,
-        "the padding of the shares": small * (world * share - whole) or whole**2,
+        "the padding of the shares": item * (world * share - total) or total**2,
     }
 
 
@@ -96,13 +96,13 @@ def test_zero1_is_what_torchs_sharded_optimizer_keeps_and_sends(run, rng):
     got = run(probes.counted, sizes, world, "zero1", "float32", 0, 1)
     ranks = run.trace(probes.measured, sizes, world=world)
     for name in ("parameters", "gradients", "optimizer"):
-        most = max(rank.values[name] for rank in ranks)
-        measured(f"{name} that torch's sharded optimizer keeps", got[name], most, "bytes")
-        assert got[name] == most, (
-            f"{name} of {sizes} on {world} ranks: counted {got[name]:,.0f}, measured {most:,} bytes"
+        largest = max(rank.values[name] for rank in ranks)
+        measured(f"{name} that torch's sharded optimizer keeps", got[name], largest, "bytes")
+        assert got[name] == largest, (
+            f"{name} of {sizes} on {world} ranks: counted {got[name]:,.0f}, measured {largest:,} bytes"
         )
     (rows,) = ranks[0].cut(["step"])
-    often = {"all_reduce": 2, "broadcast": 1}
-    sent = (world - 1) / world * sum(often.get(row["op"], 0) * row["bytes"] for row in rows)
+    factors = {"all_reduce": 2, "broadcast": 1}
+    sent = (world - 1) / world * sum(factors.get(row["op"], 0) * row["bytes"] for row in rows)
     measured("bytes that torch's sharded optimizer sends", got["sent"], sent, "bytes")
     assert abs(got["sent"] - sent) <= 1, f"{world} ranks: counted {got['sent']:,.0f} bytes sent, measured {sent:,.0f}"

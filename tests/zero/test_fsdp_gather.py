@@ -17,7 +17,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
-from .messages_fsdp import messages, parts, sends, sends_exactly, told
+from .messages_fsdp import listing, messages, parts, sends, sends_exactly
 from .oracles_fsdp import draw_plan, natural, trains_as_one
 from .probes_fsdp import METHODS
 from .weighed_fsdp import MOMENTS, holds_a_part
@@ -44,8 +44,8 @@ def test_tied_frozen_and_checkpointed_layers(run, rng, expect, case):
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_layers_that_rest_or_are_used_twice(run, rng, expect, checkpoint):
     plan = draw_plan(rng, checkpoint=checkpoint)
-    every = list(range(3))
-    orders = [[every], [rng.shuffled(every)[:2]], [[0, *rng.shuffled(every)]], [[2, 2, 1]]]
+    blocks = list(range(3))
+    orders = [[blocks], [rng.shuffled(blocks)[:2]], [[0, *rng.shuffled(blocks)]], [[2, 2, 1]]]
     trains_as_one(run, rng, "gather", plan, orders, 2, "sgd", {"small": 0}, expect=expect)
 
 
@@ -92,31 +92,31 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, layers):
         f"has fewer than {small} elements or is in no layer ({layers} given) is all-reduced in "
         "finish_gradient_synchronization()", plan, world, small,
     )  # fmt: skip
-    cut, whole, _ = parts(plan, world, small, blocks)
-    before = {name: i + 1 for i, (name, _) in enumerate(cut)}  # layers that are needed by then
+    sharded, unsharded, _ = parts(plan, world, small, blocks)
+    before = {name: i + 1 for i, (name, _) in enumerate(sharded)}  # layers that are needed by then
     for rank, got in enumerate(ranks):
         for step, seen in enumerate(got["seen"]):
             for block in range(len(plan["hidden"])):
-                count, most = seen["asked"][f"{step}.0 block {block} begins"], before[block] + 1
-                assert count <= most, (
+                count, limit = seen["asked"][f"{step}.0 block {block} begins"], before[block] + 1
+                assert count <= limit, (
                     f"rank {rank}, step {step}: when block {block} began, {count} layers had been gathered, expected "
-                    f"{most} at most: gather each before its own forward"
+                    f"{limit} at most: gather each before its own forward"
                 )
                 sent = seen["rows"][: seen["asked"][f"{step}.0 block {block} backward"]]
-                count, least = sum(r["op"] == "reduce_scatter" for r in sent), len(cut) - before[block] - 1
-                assert count >= least, (
+                count, minimum = sum(r["op"] == "reduce_scatter" for r in sent), len(sharded) - before[block] - 1
+                assert count >= minimum, (
                     f"rank {rank}, step {step}: when backward reached block {block}, {count} reduce-scatters had left, "
-                    f"expected {least} at least: reduce each layer when its own backward ends"
+                    f"expected {minimum} at least: reduce each layer when its own backward ends"
                 )
-        want = sum(n for _, n in cut) + whole
+        want = sum(n for _, n in sharded) + unsharded
         assert got["elements"] == want, (
             f"rank {rank} of {world}: parameters() has {got['elements']} elements, expected {want}: a W-th of each "
             "layer, padded, and what is small or in no layer"
         )
         rows = sends(row for step in got["seen"] for row in step["no_grad"])
-        expected = Counter(("all_gather", "no_grad", n, "float32") for _ in got["seen"] for _, n in cut)
+        expected = Counter(("all_gather", "no_grad", n, "float32") for _ in got["seen"] for _, n in sharded)
         assert rows == expected, (
-            f"rank {rank}: under no_grad {told(rows)} were sent, expected one gather for each layer"
+            f"rank {rank}: under no_grad {listing(rows)} were sent, expected one gather for each layer"
         )
 
 
@@ -135,7 +135,7 @@ def test_frozen_parameters_are_never_reduced(run, rng):
 def test_a_step_calls_the_methods_that_the_next_exercises_override(run, rng):
     values = [rng.normal(5, 3) for _ in range(2)]
     ranks = run(probes_fsdp.gradients, "gather", {}, values, [], world=2)
-    oracles.mean_of(ranks, range(2), values, 10, "expected the mean over ranks")
+    oracles.is_mean(ranks, range(2), values, 10, "expected the mean over ranks")
     for rank, got in enumerate(ranks):
         called = got["cut called"]
         assert called == METHODS, f"rank {rank}: of {', '.join(METHODS)} a step calls only {', '.join(called)}"

@@ -46,9 +46,9 @@ def test_every_argument_is_cast(run, rng):
     dtype = rng.choice(["float16", "bfloat16"])
     (got,) = run(probes_fsdp.cast_arguments, dtype, world=1, replace=NEEDS["mixed"])
     names, want = ["x", "pair[0]", "pair[1]", "named['some'][0]", "named['some'][1]"], [dtype] * 4 + ["int64"]
-    off = [f"{name} as {g}, expected {w}" for name, g, w in zip(names, got, want, strict=True) if g != w]
-    assert not off, (
-        f"called as model(x, pair, named=named), a module got {'; '.join(off)}: cast each float32 tensor, by place, by "
+    bad = [f"{name} as {g}, expected {w}" for name, g, w in zip(names, got, want, strict=True) if g != w]
+    assert not bad, (
+        f"called as model(x, pair, named=named), a module got {'; '.join(bad)}: cast each float32 tensor, by place, by "
         "name (**kwargs) or in a container; the last is int64, and stays"
     )
 
@@ -84,15 +84,15 @@ def test_messages_have_the_dtypes_that_were_asked_for(run, rng, dtype, reduce):
 @exercise(MIXED, kind="property")
 def test_layers_at_work_take_half_the_bytes(run, rng):
     world, plan, tokens = rng.integers(2, 3), oracles.big_plan(4), rng.tokens(1, vocabulary=128)
-    ranks = oracles.held_beside(run, "mixed", {"compute_dtype": "bfloat16"}, plan, tokens, world)
+    ranks = oracles.held_and_baseline(run, "mixed", {"compute_dtype": "bfloat16"}, plan, tokens, world)
     for rank, (got, base) in enumerate(ranks):
         # Gloo's threads free messages late: a few messages of half a layer may still be alive.
         for moment, slack in (("between", 2 * BLOCK), ("forward", BLOCK)):
-            more, whole = got[moment] - got["rest"], base[moment] - base["rest"]
-            measured(f"held beside the masters, {moment}", more, whole / 2 + slack, "bytes", at_most=True)
-            assert more <= whole / 2 + slack, (
-                f"rank {rank} of {world}, {BLOCK} bytes of masters in a layer: {more} bytes held beside the masters "
-                f"({moment}), at most half of the {whole} of FSDP and {slack} expected: what is gathered, and what "
+            extra, full = got[moment] - got["rest"], base[moment] - base["rest"]
+            measured(f"held beside the masters, {moment}", extra, full / 2 + slack, "bytes", at_most=True)
+            assert extra <= full / 2 + slack, (
+                f"rank {rank} of {world}, {BLOCK} bytes of masters in a layer: {extra} bytes held beside the masters "
+                f"({moment}), at most half of the {full} of FSDP and {slack} expected: what is gathered, and what "
                 "autograd keeps, is in 16 bits"
             )
         for moment in ("rest", "gradients"):

@@ -36,13 +36,13 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_layers_that_rest_change_places_or_are_used_twice(run, rng, expect, checkpoint):
     plan = draw_plan(rng, checkpoint=checkpoint, tied=not checkpoint)
-    every = list(range(3))
+    blocks = list(range(3))
     orders = [
-        [every],
-        [rng.shuffled(every)[:2]],
-        [rng.shuffled(every)],
-        [[0, *rng.shuffled(every)]],
-        [[2, 2, 1], every],
+        [blocks],
+        [rng.shuffled(blocks)[:2]],
+        [rng.shuffled(blocks)],
+        [[0, *rng.shuffled(blocks)]],
+        [[2, 2, 1], blocks],
     ]
     trains_as_one(run, rng, "prefetch", plan, orders, 2, "sgd", {"small": 0}, expect=expect)
 
@@ -64,7 +64,7 @@ def by_layer(plan, world, rows, op, phase) -> dict:
             if (r["op"], r["phase"]) == (op, phase) and r["elements"] in sizes}  # fmt: skip
 
 
-def watched(run, rng):
+def steps_in_known_order(run, rng):
     """(what, step, plan, world, order) of the steps in which the order is known: the second in each of two orders.
 
     The first order is not that of registration. In the second order, the first block moves to the end, so that a
@@ -77,16 +77,16 @@ def watched(run, rng):
     orders = [order, order, [*order[1:], order[0]], [*order[1:], order[0]]]
     hold = []
     for number in (1, 3):
-        ends = ["embedded", *(f"block {i} ends" for i in orders[number])]
-        back = ["blocks", *(f"block {i} backward" for i in reversed(orders[number]))]
-        hold += [(f"{number}.0 {a}", f"{number}.0 {b}") for some in (ends, back) for a, b in itertools.pairwise(some)]
-        hold.append((f"{number}.0 {back[-1]}", f"{number} finish"))
+        fwd = ["embedded", *(f"block {i} ends" for i in orders[number])]
+        bwd = ["blocks", *(f"block {i} backward" for i in reversed(orders[number]))]
+        hold += [(f"{number}.0 {a}", f"{number}.0 {b}") for names in (fwd, bwd) for a, b in itertools.pairwise(names)]
+        hold.append((f"{number}.0 {bwd[-1]}", f"{number} finish"))
     ranks = trains_as_one(run, rng, "prefetch", plan, [[o] for o in orders], world, options={"small": 20}, hold=hold)
     for rank, got in enumerate(ranks):
         for number in (1, 3):
-            asked = {name.split(" ", 1)[1]: n for name, n in got["seen"][number]["asked"].items()}
+            requested = {name.split(" ", 1)[1]: n for name, n in got["seen"][number]["asked"].items()}
             what = f"rank {rank} of {world}, step {number}, the second with blocks in order {orders[number]}"
-            yield what, {**got["seen"][number], "asked": asked}, plan, world, orders[number]
+            yield what, {**got["seen"][number], "asked": requested}, plan, world, orders[number]
 
 
 def one_on_its_way(what, step, plan, world, order, phase) -> None:
@@ -95,27 +95,27 @@ def one_on_its_way(what, step, plan, world, order, phase) -> None:
     begin, end = ("begins", "ends") if phase == "forward" else ("backward", "backward")
     begins, ends = ({i: step["asked"][f"block {i} {mark}"] for i in order} for mark in (begin, end))
     order = order if phase == "forward" else order[::-1]
-    for here, after, later in zip(order, order[1:], [*order[2:], None], strict=False):
-        place, row = rows[after]
-        assert place < begins[here], (
-            f"{what}, {phase}: when block {here} computed, the gather of block {after} had not been started: "
+    for block, after, later in zip(order, order[1:], [*order[2:], None], strict=False):
+        index, row = rows[after]
+        assert index < begins[block], (
+            f"{what}, {phase}: when block {block} computed, the gather of block {after} had not been started: "
             "start the layer that followed last time, before this one computes; a new order is learnt like the first"
         )
-        early = [f"block {i}" for i in order[order.index(after) :] if rows[i][0] < ends[here]]
-        assert later is None or rows[later][0] >= ends[here], (
-            f"{what}, {phase}: while block {here} computed, {', '.join(early)} were all on their way: start the next "
+        early = [f"block {i}" for i in order[order.index(after) :] if rows[i][0] < ends[block]]
+        assert later is None or rows[later][0] >= ends[block], (
+            f"{what}, {phase}: while block {block} computed, {', '.join(early)} were all on their way: start the next "
             "one alone, at most two layers may be whole at once"
         )
         assert row["waited_s"] >= 0, f"{what}, {phase}: nobody waited for the gather of block {after}"
         assert row["number"] not in step["stood_still"], (
-            f"{what}, {phase}: the gather of block {after} was waited for before block {here} had computed: "
+            f"{what}, {phase}: the gather of block {after} was waited for before block {block} had computed: "
             "wait when the layer is needed"
         )
 
 
 @exercise(PREFETCH, kind="property")
 def test_one_layer_is_on_its_way_while_another_computes(run, rng):
-    for what, step, plan, world, order in watched(run, rng):
+    for what, step, plan, world, order in steps_in_known_order(run, rng):
         for phase in ("forward", "backward"):
             one_on_its_way(what, step, plan, world, order, phase)
 
@@ -132,7 +132,7 @@ def test_nothing_more_is_sent(run, rng, checkpoint):
 
 @exercise(PREFETCH, kind="property")
 def test_a_reduce_scatter_is_not_waited_for_before_the_next(run, rng):
-    for what, step, plan, world, order in watched(run, rng):
+    for what, step, plan, world, order in steps_in_known_order(run, rng):
         rows = by_layer(plan, world, step["rows"], "reduce_scatter", "backward")
         for later, block in zip(order, order[2:], strict=False):
             assert rows[block][0] < step["asked"][f"block {later} backward"], (
@@ -161,7 +161,7 @@ def test_a_reduce_scatter_is_not_waited_for_before_the_next(run, rng):
 @exercise(PREFETCH, kind="property")
 def test_one_layer_is_whole_and_one_on_its_way_never_more(run, rng):
     world, plan, tokens = rng.integers(2, 3), oracles.big_plan(5), rng.tokens(1, vocabulary=128)
-    for rank, (got, base) in enumerate(oracles.held_beside(run, "prefetch", {}, plan, tokens, world)):
+    for rank, (got, base) in enumerate(oracles.held_and_baseline(run, "prefetch", {}, plan, tokens, world)):
         for moment, layers, why in [
             ("rest", 0, "what was fetched is freed"),
             ("between", 0, "what was fetched and not used is freed when forward returns"),
@@ -169,10 +169,10 @@ def test_one_layer_is_whole_and_one_on_its_way_never_more(run, rng):
             ("backward", 4, "one layer on its way, the gradient of one, and one that Gloo has not let go of yet"),
             ("gradients", 0, "a W-th of parameters and of gradients"),
         ]:
-            most = base[moment] + layers * BLOCK + BLOCK // 3
-            assert got[moment] <= most, (
+            limit = base[moment] + layers * BLOCK + BLOCK // 3
+            assert got[moment] <= limit, (
                 f"rank {rank} of {world}, {BLOCK} bytes in a layer: {got[moment]} bytes held ({moment}); FSDP, one "
-                f"layer at a time, holds {base[moment]}, at most {most} expected: {why}; that is "
+                f"layer at a time, holds {base[moment]}, at most {limit} expected: {why}; that is "
                 f"{(got[moment] - base[moment]) / BLOCK:.1f} layers more, expected {layers}: is each freed as soon as "
                 "it has computed, and only the next one on its way?"
             )

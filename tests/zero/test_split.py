@@ -16,7 +16,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles
 from . import probes_optimizer as probes
-from .oracles import NEEDS, OPTIONS, draw_gradients, draw_groups, draw_plan, steps_as_the_whole
+from .oracles import NEEDS, OPTIONS, draw_gradients, draw_groups, draw_plan, steps_as_unsharded
 
 SPLIT = "zero.split"
 ELEMENTWISE = [n for n in OPTIONS if n != "Adafactor"]
@@ -25,13 +25,13 @@ ELEMENTWISE = [n for n in OPTIONS if n != "Adafactor"]
 @exercise(SPLIT, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_steps_are_those_of_the_unsharded_optimizer(run, rng, world):
-    steps_as_the_whole(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "split", world)
+    steps_as_unsharded(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "split", world)
 
 
 @exercise(SPLIT, kind="numerics")
 @pytest.mark.parametrize("name", [n for n in ELEMENTWISE if n != "AdamW"])
 def test_elementwise_optimizers(run, rng, name):
-    steps_as_the_whole(run, draw_plan(rng, name), "split", rng.integers(2, 3))
+    steps_as_unsharded(run, draw_plan(rng, name), "split", rng.integers(2, 3))
 
 
 @exercise(SPLIT, kind="numerics")
@@ -43,10 +43,10 @@ def test_fused_steps_are_off_by_an_ulp_at_most(run, rng):
         for step, tensors in enumerate(want["values"]):
             for i, tensor in enumerate(tensors):
                 size = tensor.abs() + plan["options"]["lr"]  # an update is about lr large
-                off = ((got["values"][step][i] - tensor).abs() / size).max() / torch.finfo(tensor.dtype).eps
-                assert off <= step + 1, (
-                    f"rank {rank}, tensor {i}, step {step}, fused: {float(off):.1f} ulps from the unsharded optimizer, "
-                    f"at most {step + 1} are expected"
+                ulps = ((got["values"][step][i] - tensor).abs() / size).max() / torch.finfo(tensor.dtype).eps
+                assert ulps <= step + 1, (
+                    f"rank {rank}, tensor {i}, step {step}, fused: {float(ulps):.1f} ulps from the unsharded "
+                    f"optimizer, at most {step + 1} are expected"
                 )
 
 
@@ -60,7 +60,7 @@ def test_frozen_tensors_tensors_without_gradient_and_layouts(run, rng):
     thawed = plan["frozen"][0]
     plan["steps"][2]["thaw"] = [thawed]
     plan["steps"][2]["gradients"][thawed] = torch.ones_like(plan["values"][thawed])
-    steps_as_the_whole(run, plan, "split", 3)
+    steps_as_unsharded(run, plan, "split", 3)
 
 
 @exercise(SPLIT, kind="numerics")
@@ -68,7 +68,7 @@ def test_frozen_tensors_tensors_without_gradient_and_layouts(run, rng):
 def test_groups_and_schedulers(run, rng, scheduler):
     plan = draw_plan(rng, "AdamW", count=7, scheduler=scheduler, closure=True)
     plan["groups"] = draw_groups(rng, plan)
-    steps_as_the_whole(run, plan, "split", rng.integers(2, 4))
+    steps_as_unsharded(run, plan, "split", rng.integers(2, 4))
 
 
 @exercise(SPLIT, kind="numerics")
@@ -77,7 +77,7 @@ def test_groups_that_are_added_in_training_and_a_group_of_some_ranks(run, rng):
     first, *rest = draw_groups(rng, plan)
     plan["groups"] = [first]
     plan["steps"][0]["add"], plan["steps"][3]["add"] = rest[:1], rest[1:]
-    steps_as_the_whole(run, plan, "split", 4)
+    steps_as_unsharded(run, plan, "split", 4)
 
 
 @exercise(SPLIT, kind="numerics")
@@ -86,7 +86,7 @@ def test_fewer_elements_than_ranks(run, rng):
     shapes = [(), (rng.integers(1, 2),)]
     plan["values"] = [rng.normal(*s) for s in shapes]
     plan["steps"] = [{"gradients": draw_gradients(rng, plan["values"])} for _ in range(2)]
-    steps_as_the_whole(run, plan, "split", 5)
+    steps_as_unsharded(run, plan, "split", 5)
 
 
 @exercise(SPLIT, kind="numerics")
@@ -117,11 +117,11 @@ def test_shares_of_the_state_are_equal(run, rng, world):
     sizes = rng.shuffled([rng.integers(30_000, 40_000), rng.integers(40, 900), rng.integers(1, 3), 1])
     plan = oracles.plan_of(rng, [rng.normal(s) for s in sizes], name=rng.choice(["AdamW", "SGD"]))
     total = sum(4 * size for size in sizes)
-    most = 1.02 * total / world + 4 * len(sizes)
-    for rank, own in enumerate(oracles.owned(run, plan, "split", world)):
-        measured(f"sent by rank {rank} of {world}, for each other rank", own, most, "bytes", at_most=True)
-        assert own <= most, (
-            f"rank {rank} of {world} updates {own:,.0f} bytes of tensors, as it sent them to the others; tensors of "
+    limit = 1.02 * total / world + 4 * len(sizes)
+    for rank, owned in enumerate(oracles.owned_bytes(run, plan, "split", world)):
+        measured(f"sent by rank {rank} of {world}, for each other rank", owned, limit, "bytes", at_most=True)
+        assert owned <= limit, (
+            f"rank {rank} of {world} updates {owned:,.0f} bytes of tensors, as it sent them to the others; tensors of "
             f"{sizes} elements have {total:,}, a share {total / world:,.0f}: cut every tensor"
         )
 

@@ -21,7 +21,7 @@ from . import probes_state as probes
 from .oracles import OPTIONS
 
 STATE_DICT = "zero.state_dict"
-ASKED = {"replace": ["zero.zero1"], "folder": {}}  # and a folder that all ranks have
+RUN_OPTIONS = {"replace": ["zero.zero1"], "folder": {}}  # and a folder that all ranks have
 
 
 def draw(rng, counts, width=0) -> tuple:
@@ -38,8 +38,8 @@ def test_2_ranks_then_4_then_3_go_on_as_one_did(run, rng, name, gathered):
               [sorted(rng.shuffled(range(4))[:3]), not gathered]]  # fmt: skip
     want = run(probes.uninterrupted, "plain", width, name, OPTIONS[name], state, batches)
     args = width, name, OPTIONS[name], state, batches, stages
-    told = run(probes.resume, *args, world=4, **ASKED)
-    for rank, got in enumerate(told):
+    results = run(probes.resume, *args, world=4, **RUN_OPTIONS)
+    for rank, got in enumerate(results):
         for number, (ranks, _) in enumerate(stages):
             if rank not in ranks:
                 continue
@@ -47,33 +47,33 @@ def test_2_ranks_then_4_then_3_go_on_as_one_did(run, rng, name, gathered):
             stage = got["stages"][number]
             assert stage["losses"] == want["losses"][number], (
                 f"{what}: losses {stage['losses']}, without interruption {want['losses'][number]}: "
-                f"{not_as_saved(told, stages, rank, number)}"
+                f"{not_as_saved(results, stages, rank, number)}"
             )
             note = [number - 1, "é"] if number else None
             assert stage["extra"] == note, f"{what}: extra came back as {stage['extra']}, was {note}"
         for key, tensor in want["state"].items() if rank in stages[-1][0] else ():
             assert torch.equal(got["state"][key], tensor), (
-                f"rank {rank}: {key} differs at the end: {not_as_saved(told, stages, rank, len(stages) - 1)}"
+                f"rank {rank}: {key} differs at the end: {not_as_saved(results, stages, rank, len(stages) - 1)}"
             )
 
 
-def not_as_saved(told, stages, rank, number) -> str:
+def not_as_saved(results, stages, rank, number) -> str:
     """The kinds of state that load() restored differently from what was saved."""
     if not number:
         return "this is before anything was saved"
-    saved = {name: t for r in stages[number - 1][0] for name, t in told[r]["stages"][number - 1]["saved"].items()}
-    loaded = {name for r in stages[number][0] for name in told[r]["stages"][number]["loaded"]}
-    off: dict[str, list[str]] = {}
-    for name, t in told[rank]["stages"][number]["loaded"].items():
+    saved = {name: t for r in stages[number - 1][0] for name, t in results[r]["stages"][number - 1]["saved"].items()}
+    loaded = {name for r in stages[number][0] for name in results[r]["stages"][number]["loaded"]}
+    differences: dict[str, list[str]] = {}
+    for name, t in results[rank]["stages"][number]["loaded"].items():
         if name in saved and not torch.equal(t, saved[name]):
             kind = {"rate": "hyperparameters", "seen": "buffers"}.get(name.split()[0], "parameters")
             change = f" ({float(t):.4g}, saved {float(saved[name]):.4g})" if t.ndim == 0 else ""
             if kind == "hyperparameters" and name != "rate 0" and torch.equal(t, saved["rate 0"]):
                 change += ", which group 0 was saved with"
-            off.setdefault("the optimizer's state" if " of " in name else kind, []).append(name + change)
+            differences.setdefault("the optimizer's state" if " of " in name else kind, []).append(name + change)
     if lost := sorted(saved.keys() - loaded):
-        off[f"no rank has them, {len(lost)} of {len(saved)} that were saved"] = lost
-    lines = [f"{', '.join(some[:3])}{', …' * (len(some) > 3)} ({what})" for what, some in off.items()]
+        differences[f"no rank has them, {len(lost)} of {len(saved)} that were saved"] = lost
+    lines = [f"{', '.join(names[:3])}{', …' * (len(names) > 3)} ({what})" for what, names in differences.items()]
     if not lines:
         return "all is as it was saved when load() returns: does it stay so in the next steps?"
     return "what has not come back when load() returns: " + "; ".join(lines)
@@ -93,12 +93,12 @@ REFUSED = {  # and what to compare
 
 @exercise(STATE_DICT, kind="numerics")
 def test_what_does_not_fit_is_refused(run, rng):
-    (got,) = run(probes.refusals, rng.integers(3, 6), world=1, **ASKED)
+    (got,) = run(probes.refusals, rng.integers(3, 6), world=1, **RUN_OPTIONS)
     for case, why in REFUSED.items():
-        error, alone = got[case]
+        error, unchanged = got[case]
         want = "FileNotFoundError" if case == "nothing saved" else "ValueError"
         assert error == want, f"{case}: load raised {error}, expected {want}: {why}"
-        assert alone, f"{case}: load raised {error}, but had changed the model or the optimizer: {why}"
+        assert unchanged, f"{case}: load raised {error}, but had changed the model or the optimizer: {why}"
 
 
 @exercise(STATE_DICT, kind="property")
@@ -108,7 +108,7 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
     batches = [[rng.normal(3, width) for _ in range(2)] for _ in range(2)]
     stages = [[[0, 1, 2], False], [[0, 1, 2], True]]
     args = width, "AdamW", OPTIONS["AdamW"], state, batches, stages
-    traces = run.trace(probes.resume, *args, world=world, **ASKED)
+    traces = run.trace(probes.resume, *args, world=world, **RUN_OPTIONS)
     want = run(probes.uninterrupted, "plain", *args[:-1])
     for rank, trace in enumerate(traces):
         losses = [stage["losses"] for stage in trace.values["stages"]]
@@ -116,8 +116,8 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
     sharded, gathered = zip(*(trace.values["stages"] for trace in traces), strict=True)
     for ranks, what in ((sharded, "sharded"), (gathered, "gathered")):
         files = ranks[0]["files"]
-        odd = [name for name, _, kind in files if kind == "other"]
-        assert not odd, f"{what}: {odd} is neither JSON nor safetensors: a pickle can run code when it is loaded"
+        other = [name for name, _, kind in files if kind == "other"]
+        assert not other, f"{what}: {other} is neither JSON nor safetensors: a pickle can run code when it is loaded"
         lost = sorted({name for name, *_ in files} - {Path(n).name for got in ranks for n in got["flushed"]})
         assert not lost, f"{what}: {lost} may not be on the disk when power fails: os.fsync each file once it is whole"
         data = [size for _, size, kind in files if kind == "safetensors"]
@@ -126,14 +126,14 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
             f"{what}: {len(data)} safetensors files ({files}), expected {count}, older ones removed"
         )
     shares = [s for _, s, k in sharded[0]["files"] if k == "safetensors"]
-    whole = sum(s for _, s, k in gathered[0]["files"] if k == "safetensors")
-    measured("bytes of all shares on disk", sum(shares), 1.2 * whole, "bytes", at_most=True)
-    assert sum(shares) <= 1.2 * whole, (
-        f"shares of {shares} bytes for {whole}: each tensor is saved once, also a parameter, which all ranks have"
+    full = sum(s for _, s, k in gathered[0]["files"] if k == "safetensors")
+    measured("bytes of all shares on disk", sum(shares), 1.2 * full, "bytes", at_most=True)
+    assert sum(shares) <= 1.2 * full, (
+        f"shares of {shares} bytes for {full}: each tensor is saved once, also a parameter, which all ranks have"
     )
-    assert max(shares) <= 0.6 * whole, f"shares of {shares} bytes for {whole}: each rank writes what it has"
-    texts = sum(s for _, s, k in sharded[0]["files"] if k == "json")
-    assert texts <= whole / 2, f"{texts} bytes of JSON for {whole} of tensors: tensors go into safetensors"
+    assert max(shares) <= 0.6 * full, f"shares of {shares} bytes for {full}: each rank writes what it has"
+    json_bytes = sum(s for _, s, k in sharded[0]["files"] if k == "json")
+    assert json_bytes <= full / 2, f"{json_bytes} bytes of JSON for {full} of tensors: tensors go into safetensors"
     for rank, trace in enumerate(traces):
         saving = trace.cut([name for stage in range(2) for name in (f"save {stage}", f"save {stage} is done")])[0]
         sent = sum(row["bytes"] for row in saving if row["op"] not in ("recv", "barrier"))
@@ -145,7 +145,7 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late):
     width, state, batches = draw(rng, [1, 1])
-    for rank, got in enumerate(run(probes.killed, width, state, batches, gathered, late, world=2, **ASKED)):
+    for rank, got in enumerate(run(probes.killed, width, state, batches, gathered, late, world=2, **RUN_OPTIONS)):
         for event, loaded, after in got["told"]:
             assert loaded in ("old", "new"), (
                 f"killed before rank {rank}'s '{event}' in the second save: loading gave {loaded}"
@@ -161,7 +161,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late
 @pytest.mark.parametrize("gathered", [False, True])
 def test_a_full_disk_leaves_the_checkpoint_before(run, rng, gathered):
     width, state, batches = draw(rng, [1, 1])
-    (got,) = run(probes.full_disk, width, state, batches, gathered, world=1, **ASKED)
+    (got,) = run(probes.full_disk, width, state, batches, gathered, world=1, **RUN_OPTIONS)
     for limit, failed, loaded in got["told"]:
         want = ("old",) if failed else ("old", "new")
         assert loaded in want, (

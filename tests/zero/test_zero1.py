@@ -22,7 +22,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes_state
 from . import probes_optimizer as probes
-from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, owned, shares, steps_as_the_whole
+from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, owned_bytes, shares, steps_as_unsharded
 
 ZERO1 = "zero.zero1"
 
@@ -30,34 +30,34 @@ ZERO1 = "zero.zero1"
 @exercise(ZERO1, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_steps_are_those_of_the_unsharded_optimizer(run, rng, world):
-    steps_as_the_whole(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "zero1", world)
+    steps_as_unsharded(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "zero1", world)
 
 
 @exercise(ZERO1, kind="numerics")
 @pytest.mark.parametrize("name", [n for n in OPTIONS if n != "AdamW"])
 def test_optimizers_of_every_kind(run, rng, name):
-    steps_as_the_whole(run, draw_plan(rng, name), "zero1", rng.integers(2, 3))
+    steps_as_unsharded(run, draw_plan(rng, name), "zero1", rng.integers(2, 3))
 
 
 @exercise(ZERO1, kind="numerics")
 def test_an_optimizer_without_state(run, rng):
     plan = draw_plan(rng, "SGD")
-    steps_as_the_whole(run, {**plan, "options": {"lr": 0.3}}, "zero1", 3)
+    steps_as_unsharded(run, {**plan, "options": {"lr": 0.3}}, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
 def test_fewer_tensors_than_ranks(run, rng):
-    steps_as_the_whole(run, draw_plan(rng, count=rng.integers(1, 2), steps=2), "zero1", 4)
+    steps_as_unsharded(run, draw_plan(rng, count=rng.integers(1, 2), steps=2), "zero1", 4)
 
 
 @exercise(ZERO1, kind="numerics")
 def test_frozen_tensors_stay_and_thaw(run, rng):
     plan = draw_plan(rng, count=7, frozen=rng.shuffled(range(7))[:3], steps=2)
     thawed = plan["frozen"][:2]
-    for gone in ([plan["frozen"][2]], [plan["frozen"][2], thawed[0]]):
-        plan["steps"].append({"gradients": draw_gradients(rng, plan["values"], gone)})
+    for without in ([plan["frozen"][2]], [plan["frozen"][2], thawed[0]]):
+        plan["steps"].append({"gradients": draw_gradients(rng, plan["values"], without)})
     plan["steps"][2]["thaw"] = thawed
-    steps_as_the_whole(run, plan, "zero1", 3)
+    steps_as_unsharded(run, plan, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -65,7 +65,7 @@ def test_tensors_without_gradient_rest(run, rng):
     plan = draw_plan(rng, count=8, steps=1)
     for _ in range(3):
         plan["steps"].append({"gradients": draw_gradients(rng, plan["values"], rng.shuffled(range(8))[:3])})
-    steps_as_the_whole(run, plan, "zero1", 3)
+    steps_as_unsharded(run, plan, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -93,7 +93,7 @@ def test_dtypes_and_memory_layouts(run, rng):
         plan["transposed"] = sorted({*plan["transposed"], i} if transposed else {*plan["transposed"]} - {i})
         for step in plan["steps"]:
             step["gradients"][i] = rng.normal(*big).to(plan["values"][i].dtype)
-    steps_as_the_whole(run, plan, "zero1", 2)
+    steps_as_unsharded(run, plan, "zero1", 2)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -102,7 +102,7 @@ def test_groups_with_hyperparameters_of_their_own(run, rng, scheduler):
     name = "Decaying" if scheduler == "none" else rng.choice(["AdamW", "Adam"])
     plan = draw_plan(rng, name, count=7, scheduler=scheduler)
     plan["groups"] = draw_groups(rng, plan)
-    steps_as_the_whole(run, plan, "zero1", rng.integers(2, 4))
+    steps_as_unsharded(run, plan, "zero1", rng.integers(2, 4))
 
 
 @exercise(ZERO1, kind="numerics")
@@ -115,12 +115,12 @@ def test_groups_that_are_added(run, rng, moment):
         plan["steps"][0]["add"] = rest
     else:
         plan["steps"][1]["add"], plan["steps"][3]["add"] = rest[:1], rest[1:]
-    steps_as_the_whole(run, plan, "zero1", 3)
+    steps_as_unsharded(run, plan, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
 def test_a_closure_is_called_once_and_its_loss_returned(run, rng):
-    steps_as_the_whole(run, draw_plan(rng, closure=True), "zero1", rng.integers(1, 3))
+    steps_as_unsharded(run, draw_plan(rng, closure=True), "zero1", rng.integers(1, 3))
 
 
 @exercise(ZERO1, kind="numerics")
@@ -128,7 +128,7 @@ def test_only_the_ranks_of_its_group_take_part(run, rng):
     """Also with tensors so large that they may be sent alone, one for each rank."""
     large = [[130, rng.integers(127, 140)] for _ in range(3)]
     plan = draw_plan(rng, only=rng.choice([[1, 3], [0, 2, 3], [2, 3]]), steps=2, large=large)
-    steps_as_the_whole(run, plan, "zero1", 4)
+    steps_as_unsharded(run, plan, "zero1", 4)
 
 
 def lopsided(rng, world) -> dict:
@@ -158,7 +158,7 @@ def test_frozen_tensors_do_not_unbalance_the_shares(run, rng):
 def test_shares_stay_fair_when_groups_are_added(run, rng):
     plan = lopsided(rng, 3)
     large = rng.shuffled(range(0, len(plan["values"]), 3))  # two small ones follow each
-    plan["groups"] = [{"params": some, "lr": 0.1} for i in large for some in ([i, i + 1], [i + 2])]
+    plan["groups"] = [{"params": indices, "lr": 0.1} for i in large for indices in ([i, i + 1], [i + 2])]
     fair_share(run, plan, 3)
 
 
@@ -166,10 +166,10 @@ def fair_share(run, plan, world) -> None:
     """Assert that the bytes that a rank updates and sends are within one tensor of its share."""
     sizes = [v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"]]
     total, largest = sum(sizes), max(sizes)
-    for rank, own in enumerate(owned(run, plan, "zero1", world)):
-        measured(f"sent by rank {rank} of {world}, for each other rank", own, total / world + largest, "bytes", True)
-        assert abs(own - total / world) <= largest, (
-            f"rank {rank} of {world} updates {own:,.0f} bytes of tensors, as it sent them to the others; all have "
+    for rank, owned in enumerate(owned_bytes(run, plan, "zero1", world)):
+        measured(f"sent by rank {rank} of {world}, for each other rank", owned, total / world + largest, "bytes", True)
+        assert abs(owned - total / world) <= largest, (
+            f"rank {rank} of {world} updates {owned:,.0f} bytes of tensors, as it sent them to the others; all have "
             f"{total:,}, a share {total / world:,.0f}, the largest tensor {largest:,}: a rank updates its own tensors "
             "only, and the largest tensors are given out first, each to the rank that has least"
         )
@@ -181,7 +181,7 @@ def test_the_largest_tensors_are_given_out_first(run, rng):
     world = 3
     sizes = sorted(rng.shuffled(range(300, 4000))[:10])
     want = shares([4 * size for size in sizes[::-1]], world)
-    sent = sorted(owned(run, oracles.plan_of(rng, [rng.normal(s) for s in sizes]), "zero1", world))
+    sent = sorted(owned_bytes(run, oracles.plan_of(rng, [rng.normal(s) for s in sizes]), "zero1", world))
     padded = [want[-1]] * world  # an all-gather pads every share to the largest
     assert close(sent, want) or close(sent, padded), (
         f"{world} ranks own {', '.join(f'{s:,.0f}' for s in sent)} bytes, as they sent them to each other; the "
@@ -242,12 +242,12 @@ def test_nor_for_one_that_is_so_large_that_it_may_be_sent_alone(run, rng):
 
 def starts_before_it_waits(run, plan, world) -> None:
     count = len(plan["values"])
-    for rank, steps in enumerate(steps_as_the_whole(run, plan, "zero1", world, hold=range(len(plan["steps"])))):
-        for step, told in enumerate(steps):
-            assert told["stood_still"] <= 2 * world, (
-                f"rank {rank}, step {step}: {len(told['rows'])} messages for {count} tensors, and while no message "
-                f"arrived, the rank waited {told['stood_still']} times for one before it started the next: pack them, "
-                "or start all with async_op=True and then wait"
+    for rank, steps in enumerate(steps_as_unsharded(run, plan, "zero1", world, hold=range(len(plan["steps"])))):
+        for step, record in enumerate(steps):
+            assert record["stood_still"] <= 2 * world, (
+                f"rank {rank}, step {step}: {len(record['rows'])} messages for {count} tensors, and while no message "
+                f"arrived, the rank waited {record['stood_still']} times for one before it started the next: pack "
+                "them, or start all with async_op=True and then wait"
             )
 
 
@@ -262,20 +262,20 @@ def test_bad_input_is_refused_as_torch_refuses_it(run):
 def test_on_a_link_a_step_takes_a_share_of_the_update(run, rng):
     world, seconds, link = 4, 0.048, Link(3e-4, 100e6)
     sizes = [rng.integers(900, 1000) for _ in range(12)]
-    held = shares([4 * size for size in sorted(sizes, reverse=True)], world)
-    whole = seconds + sum(link.cost_s("broadcast", 4 * size, world) for size in sizes)
-    packed = sum(link.cost_s("broadcast", share, world) for share in held)
-    predicted = whole / (seconds * max(held) / (4 * sum(sizes)) + packed)
+    owned = shares([4 * size for size in sorted(sizes, reverse=True)], world)
+    unsharded_s = seconds + sum(link.cost_s("broadcast", 4 * size, world) for size in sizes)
+    packed = sum(link.cost_s("broadcast", share, world) for share in owned)
+    predicted = unsharded_s / (seconds * max(owned) / (4 * sum(sizes)) + packed)
 
-    def more():
+    def measure():
         arguments = (sizes, seconds / sum(sizes), 12, rng.integers(0, 10**6))
-        whole, sharded = (
+        unsharded, sharded = (
             run.trace(probes.step_seconds, which, *arguments, world=world, link=link) for which in (True, False)
         )
-        return timed(sharded, seconds / world, baseline=whole)
+        return timed(sharded, seconds / world, baseline=unsharded)
 
     decide(
-        compare(more, predicted**0.5),
+        compare(measure, predicted**0.5),
         f"a step of 12 tensors, {1e3 * seconds:g} ms for all, on {world} ranks, against all of it on every rank; the "
         f"cost function predicts {predicted:.2f} times",
         "a rank that updates its own tensors only needs a share of the time",

@@ -17,7 +17,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
-from .messages_fsdp import told
+from .messages_fsdp import listing
 from .oracles_fsdp import BLOCK, draw_plan, natural, trains_as_one
 from .weighed_fsdp import holds_a_part
 
@@ -37,8 +37,8 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 @exercise(ZERO2, kind="numerics")
 def test_layers_that_rest_are_not_moved(run, rng, expect):
     plan = draw_plan(rng)
-    every = list(range(3))
-    orders = [[every], [rng.shuffled(every)[:2]], [[2, 2, 1], every], [rng.shuffled(every)[:1]]]
+    blocks = list(range(3))
+    orders = [[blocks], [rng.shuffled(blocks)[:2]], [[2, 2, 1], blocks], [rng.shuffled(blocks)[:1]]]
     for rank, got in enumerate(trains_as_one(run, rng, "zero2", plan, orders, 2, "adamw", expect=expect)):
         for number, step in enumerate(got["seen"]):
             gathered = sum(r["op"] == "all_gather" for r in step["rows"])
@@ -84,13 +84,13 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
             found = Counter((r["op"], r["phase"], r["elements"]) for r in step["rows"])
             measured(f"messages of a rank of {world} in a step", found.total(), want.total())
             assert found == want, (
-                f"{what}: {told(found - want) or 'nothing'} too much, {told(want - found) or 'nothing'} missing "
+                f"{what}: {listing(found - want) or 'nothing'} too much, {listing(want - found) or 'nothing'} missing "
                 "(elements a rank): one reduce-scatter a gradient, in its hook, and one all-gather a parameter, in step"
             )
             for behind, block in enumerate(reversed(range(len(plan["hidden"])))):
-                count, least = step["asked"][f"{number}.0 block {block} backward"], 3 + 4 * behind  # norm and head
-                assert count >= least, (
-                    f"{what}: {count} reduce-scatters had left when backward reached block {block}, expected {least}: "
+                count, needed = step["asked"][f"{number}.0 block {block} backward"], 3 + 4 * behind  # norm and head
+                assert count >= needed, (
+                    f"{what}: {count} reduce-scatters had left when backward reached block {block}, expected {needed}: "
                     "start each in its hook"
                 )
             scattered = [r for r in step["rows"] if r["op"] == "reduce_scatter"]
@@ -107,9 +107,9 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
 @exercise(ZERO2, kind="property")
 def test_gradients_and_state_are_a_share(run, rng):
     plan, fewer, tokens, world = oracles.big_plan(6), oracles.big_plan(2), rng.tokens(1, vocabulary=128), 3
-    more, less = (run(probes_fsdp.held, "zero2", {}, p, tokens, world=world) for p in (plan, fewer))
-    for rank, (got, smaller) in enumerate(zip(more, less, strict=True)):
-        who = f"rank {rank} of {world}, {BLOCK} bytes in a layer"
+    large, small = (run(probes_fsdp.held_bytes, "zero2", {}, p, tokens, world=world) for p in (plan, fewer))
+    for rank, (got, smaller) in enumerate(zip(large, small, strict=True)):
+        label = f"rank {rank} of {world}, {BLOCK} bytes in a layer"
         for name, allowed, why in [
             ("rest", 1 + 2 / world, "parameters whole, and a W-th of Adam's two moments"),
             ("gradients", 1 + 3 / world, "and a W-th of the gradients"),
@@ -119,7 +119,7 @@ def test_gradients_and_state_are_a_share(run, rng):
             growth = (got[name] - smaller[name]) / BLOCK
             measured(f"with four layers more, layers more held: {name}", growth, 4 * allowed + late, at_most=True)
             assert growth <= 4 * allowed + late, (
-                f"{who}: with four layers more, the bytes of {growth:.2f} layers more are held ({name}), "
+                f"{label}: with four layers more, the bytes of {growth:.2f} layers more are held ({name}), "
                 f"expected {4 * allowed:.2f}: {why}"
             )
 

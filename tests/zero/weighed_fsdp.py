@@ -39,23 +39,23 @@ def holds_a_part(run, rng, kind, moment) -> None:
     hidden = rng.integers(11000, 11200) if mixed else rng.integers(1300, 1350)
     plan = {"width": 1024 if mixed else 256, "hidden": [hidden] * blocks, "vocabulary": 128}
     tokens = [rng.tokens(1, vocabulary=128) for _ in range(world)]
-    whole = 4 * parts(plan, world)[2]
+    total = 4 * parts(plan, world)[2]
     small = {"width": 8, "hidden": [16] * blocks, "vocabulary": 128}
-    ballast = 3 * whole // 2  # the net is whole only while it is created
+    ballast = 3 * total // 2  # the net is whole only while it is created
     traces = run.trace(probes_fsdp.weighed, kind, plan, seed, tokens, moment, ballast, steps, world=world)
-    (little,) = run.trace(probes_fsdp.weighed, kind, small, seed, tokens, moment, 1 << 12, steps, world=1)
+    (baseline,) = run.trace(probes_fsdp.weighed, kind, small, seed, tokens, moment, 1 << 12, steps, world=1)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         state = Net(plan).state_dict()
-    batches = [[[[own, torch.zeros(1, 128), list(range(blocks))]]] * steps for own in tokens]
+    batches = [[[[rank_tokens, torch.zeros(1, 128), list(range(blocks))]]] * steps for rank_tokens in tokens]
     want = oracles.whole_batch(plan, state, batches, ["sgd", 0.1], "", {})
     shares, what = MOMENTS[kind][moment]
     for rank, trace in enumerate(traces):
-        who, loss = f"rank {rank} of {world}", want["losses"][rank][-1]
+        label, loss = f"rank {rank} of {world}", want["losses"][rank][-1]
         assert abs(trace.values["loss"] - loss) <= (1e-2 if mixed else 1e-4) * loss, (
-            f"{who}: the loss is {trace.values['loss']:.7g}, expected {loss:.7g}"
+            f"{label}: the loss is {trace.values['loss']:.7g}, expected {loss:.7g}"
         )
         for name, tensor in want["state"].items():
-            off = (trace.values["sums"][name] - tensor.double().sum(0)).abs().max()
-            assert off <= 1e-3, f"{who}: {name} after SGD is off by {float(off):.3g}, summed over its rows"
-        never_holds(trace, little, what, 3 * whole // 8 if mixed else whole, ballast + int(shares * whole / world))
+            error = (trace.values["sums"][name] - tensor.double().sum(0)).abs().max()
+            assert error <= 1e-3, f"{label}: {name} after SGD is off by {float(error):.3g}, summed over its rows"
+        never_holds(trace, baseline, what, 3 * total // 8 if mixed else total, ballast + int(shares * total / world))
