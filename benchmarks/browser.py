@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-def missing() -> str:
+def missing_package() -> str:
     """Name the package that must be installed before a page can be opened; "" if none."""
     if chromium() is None:
         return "no Chromium on this machine: apt-get install chromium"
@@ -21,7 +21,7 @@ def missing() -> str:
 
 
 @contextmanager
-def started() -> Iterator[Browser]:
+def running_browser() -> Iterator[Browser]:
     """A running browser, without pages."""
     from playwright.sync_api import sync_playwright
 

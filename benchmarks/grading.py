@@ -66,9 +66,9 @@ def pages() -> list[dict]:
             row(f"writing all {CLASS + 1} pages", f"{write_s:.1f} s", "", True),
         ]
         goal = "≤ 1 s"
-        if why := browser.missing():
+        if why := browser.missing_package():
             return [*rows, row("class page opens", f"not run: {why}", goal, None)]
-        with browser.started() as chromium:
+        with browser.running_browser() as chromium:
             page_load_s(chromium, index)  # the browser's own start
             times = [page_load_s(chromium, index) for _ in range(7)]
         median, spread = statistics.median(times), f"{min(times):.2f}–{max(times):.2f} s of {len(times)}"

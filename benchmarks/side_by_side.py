@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lab.cluster.costs import Link, sent_bytes
 from lab.course.assignment import ROOT
-from lab.measure.memory import Held
+from lab.measure.memory import LiveStorages
 from lab.model.transformer import Config, Transformer
 from lab.ranks.group import ledger
 
@@ -80,7 +80,7 @@ def time_in_turn(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float
 
 def second_step(make: Callable[[], Step]) -> dict[str, float]:
     """Bytes: held at most and held after it, of every storage that torch operations met; and sent, by the ledger."""
-    with Held() as memory:
+    with LiveStorages() as memory:
         step = make()
         step()
         first = len(ledger.rows)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from .errors import Wrong
+from .errors import InputError
 
 SUFFIXES = (".zip", ".tar.gz", ".tgz")
 _MEMBERS = 50_000  # of any kind; .git and caches have many
@@ -29,7 +29,7 @@ _READ_ERRORS = (
 )  # fmt: skip
 
 
-class SubmissionError(Wrong):
+class SubmissionError(InputError):
     """The submission cannot be unpacked; the message names the member."""
 
 

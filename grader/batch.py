@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lab.course.assignment import KINDS, ROOT, needed
 from lab.course.scoring import Result
-from lab.ranks.processes import ends_with_its_parent
+from lab.ranks.processes import end_with_parent
 from lab.solution.framing import FORGED
 
 from . import cs336
@@ -113,20 +113,22 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
                 def results_of(ids: Collection[str]) -> list[Result]:
                     return judge(runner, ids, settings.seed, Path(settings.cache), unpacked.edition)
 
-                results = _anew(before, settings.ids, results_of) if before else results_of(settings.ids)
+                results = _judged_again(before, settings.ids, results_of) if before else results_of(settings.ids)
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
         flags = [*_flags(results, unpacked.edition)]
         if unpacked.edition:  # the search for forbidden names skips a fork's own files
-            flags += [Flag("reads the instruments", line) for line in cs336.borrowed(unpacked.root)]
+            flags += [Flag("reads the instruments", line) for line in cs336.lab_uses(unpacked.root)]
         answers, answer_notes = written.judge(unpacked.root, settings.questions)
         graded = Graded(
             submission.name, str(submission.path), hash, notes=[*notes, *answer_notes], results=results,
             seconds=time.monotonic() - start, flags=flags, answers=answers,
         )  # fmt: skip
-        return _kept(before, graded) if before else graded
+        return _merged(before, graded) if before else graded
 
 
-def _anew(before: Graded, ids: Collection[str], judge: Callable[[Collection[str]], list[Result]]) -> list[Result]:
+def _judged_again(
+    before: Graded, ids: Collection[str], judge: Callable[[Collection[str]], list[Result]]
+) -> list[Result]:
     """Judge the marked exercises again; where a verdict changed, also every exercise that builds on that one."""
     todo = {id for id in ids if before.judged.get(id, 0) is None}
     results: list[Result] = []
@@ -143,7 +145,7 @@ def _passes(results: Collection[Result], id: str) -> bool:
     return "passed" in outcomes and "failed" not in outcomes
 
 
-def _kept(before: Graded, graded: Graded) -> Graded:
+def _merged(before: Graded, graded: Graded) -> Graded:
     """The earlier grade, with the exercises that were judged now replaced."""
     rejudged = {r.exercise for r in graded.results} | {id for id, run in before.judged.items() if run is None}
     stale = list(_flags([r for r in before.results if r.exercise in rejudged]))
@@ -187,16 +189,16 @@ def new_seed() -> str:
 
 
 def _pool() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), settle, (os.getpid(),))
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare_worker, (os.getpid(),))
 
 
-def settle(grader: int) -> None:
+def prepare_worker(grader: int) -> None:
     """Make this worker die with its grader, ignore Ctrl-C, which the grader handles, and compute with one thread."""
     import torch
 
     torch.set_num_threads(1)  # there is a worker for each job
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ends_with_its_parent()
+    end_with_parent()
     if os.getppid() != grader:  # the grader ended before that took effect
         os._exit(1)
 

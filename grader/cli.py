@@ -16,15 +16,15 @@ from lab.course.assignment import Assignment, AssignmentError, default
 from lab.course.listing import some
 from lab.course.provenance import commit, versions
 from lab.course.questions import default as questions
-from lab.harness.files import sweep_halves
+from lab.harness.files import sweep_temporary
 
 from . import decide, staff, tools
 from .console import (
     Grading,
+    InputError,
     Out,
     Paths,
     Profile,
-    Wrong,
     check_known,
     err,
     latest,
@@ -46,7 +46,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 def main() -> None:
     try:
         app()
-    except (Wrong, AssignmentError) as error:
+    except (InputError, AssignmentError) as error:
         err.print(f"grader: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 
@@ -76,18 +76,18 @@ def grade(
     assignment = default()
     assignment.of_profile(profile)  # raises AssignmentError for an unknown name
     if layout not in layouts.LAYOUTS:
-        raise Wrong(f"--layout: expected one of {', '.join(layouts.LAYOUTS)}, got {layout!r}")
+        raise InputError(f"--layout: expected one of {', '.join(layouts.LAYOUTS)}, got {layout!r}")
     found = submissions.find(paths, lambda line: say(line, err), out_folder.resolve() / "received")
     lists = [path for path in sorted({s.path.parent / received.METADATA for s in found}) if path.is_file()]
     if not found:
-        raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
+        raise InputError(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
     profile, class_layout = layouts.of_class(found, layout, profile)
     ids = tuple(assignment.of_profile(profile).exercises)
     chosen = choose(isolation, local=cluster != "slurm")
     if (cluster is None and gpus) or (cluster != "slurm" and slurm):
-        raise Wrong("--gpus and --slurm go with --cluster slurm; add it, or leave them out")
+        raise InputError("--gpus and --slurm go with --cluster slurm; add it, or leave them out")
     if seed is not None and not (seed and seed.isprintable()):
-        raise Wrong(f"--seed: expected characters that can be printed, got {seed!r}")
+        raise InputError(f"--seed: expected characters that can be printed, got {seed!r}")
     nodes = schedulers.Cluster(cluster, out_folder.resolve() / "cluster", gpus, tuple(slurm or ())) if cluster else None
     if nodes:
         schedulers.check(nodes)
@@ -101,9 +101,11 @@ def grade(
         found = [replace(s, layout=class_layout) for s in found]
         if resume:
             if last_run is None:
-                raise Wrong(f"--resume: {out_folder} holds no run to go on with; leave --resume out")
-            if last_run.assignment != fingerprint.whole():
-                raise Wrong("--resume: the assignment or its tests changed since that run; first say: grader regrade")
+                raise InputError(f"--resume: {out_folder} holds no run to go on with; leave --resume out")
+            if last_run.assignment != fingerprint.full_digest():
+                raise InputError(
+                    "--resume: the assignment or its tests changed since that run; first say: grader regrade"
+                )
             run_id = last_run.id
         else:
             base, again = last_run.id if last_run else None, {s.name: ids for s in found}
@@ -112,7 +114,7 @@ def grade(
         todo = _remaining(found, recorded)
         if others := [name for name in recorded if name not in {s.name for s in found}]:
             say(f"{len(others)} of the class in {out_folder} stay as they were graded: {some(others, 5)}", err)
-            if last_run and last_run.assignment != fingerprint.whole():
+            if last_run and last_run.assignment != fingerprint.full_digest():
                 say("the assignment or its tests changed since; judge them again with: grader regrade", err)
         next_step = "the same command and --resume"
         problems = _judge(book, run_id, chosen, found, todo, jobs, next_step, quiet=as_json, nodes=nodes)
@@ -158,19 +160,19 @@ def regrade(
         check_known(names or (), before, "NAME")
         check_known(exercise or (), ids, "--exercise")
         by_name = bool(names or exercise)
-        why = r.asked(before, names or before, exercise or ids) if by_name else r.affected(book.runs(), before, ids)
+        why = r.requested(before, names or before, exercise or ids) if by_name else r.affected(book.runs(), before, ids)
         if not why:
             out.print(f"nothing to regrade: nothing that run {run.id} rests on has changed")
             return
         todo, missing = r.submissions(before, why, run.layout)
         if missing:
             where = before[missing[0]].source
-            raise Wrong(f"{missing[0]}: expected it at {where}, it is gone; put it back, or grade it anew")
+            raise InputError(f"{missing[0]}: expected it at {where}, it is gone; put it back, or grade it anew")
         for line in r.plan(why):
             say(f"regrading {line}")
-        unfinished = {reason for reasons in why.values() for reason in reasons.values()} == {r.BEGUN}
+        unfinished = {reason for reasons in why.values() for reason in reasons.values()} == {r.UNFINISHED}
         run_id = run.id
-        if not unfinished or run.assignment != fingerprint.whole():
+        if not unfinished or run.assignment != fingerprint.full_digest():
             options = {"seed": run.seed, "profile": run.profile, "isolation": choose(run.isolation)}
             run_id = _new_run(book, run.layout, **options, base=run.id, again=why)
         problems = _judge(book, run_id, choose(run.isolation), todo, todo, jobs, "grader regrade", again=True)
@@ -197,19 +199,21 @@ def _new_run(book: Gradebook, layout: str, **options: Any) -> int:
     """Start a run and record the present assignment and kit; options: further arguments of `Gradebook.start_run`."""
     from . import fingerprint
 
-    digest, manifest = fingerprint.whole(), fingerprint.manifest(layout)
+    digest, manifest = fingerprint.full_digest(), fingerprint.manifest(layout)
     return book.start_run(versions=versions(), commit=commit(), assignment=digest, manifest=manifest, **options)
 
 
 def _same_class(run: Run, folder: Path, profile: str, layout: str, isolation: str, seed: str | None) -> str:
-    """The layout of the run to continue. Raises Wrong if that run was started with other options."""
+    """The layout of the run to continue. Raises InputError if that run was started with other options."""
     same_layout = "auto" in (layout, run.layout) or run.layout.startswith(layout)
     if (profile, isolation) == (run.profile, run.isolation) and same_layout and seed in (None, run.seed):
         return run.layout
     options = f"--profile {run.profile} --isolation {run.isolation}"
     options += "" if same_layout else f" --layout {run.layout.partition('-')[0]}"
     options += "" if seed in (None, run.seed) else " and another --seed"
-    raise Wrong(f"--out: the class in {folder} was begun with {options}; join it with these, or name another folder")
+    raise InputError(
+        f"--out: the class in {folder} was begun with {options}; join it with these, or name another folder"
+    )
 
 
 def _judge(
@@ -226,7 +230,7 @@ def _judge(
     recorded, run = book.graded(run_id), next(r for r in book.runs() if r.id == run_id)
     ids, question_ids = book.assignment.profiles[run.profile], questions().of_profile(run.profile)
     settings = batch.Settings(run.seed, ids, isolation, str(book.path.parent.resolve() / "expected"), question_ids)
-    sweep_halves(book.path.parent)
+    sweep_temporary(book.path.parent)
     problems = []
     progress = Grading(len(found), len(found) - len(todo), quiet)
     try:

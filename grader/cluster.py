@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from lab.course.assignment import default
-from lab.harness.files import write_whole
+from lab.harness.files import write_atomically
 
-from .batch import Settings, grade_one, settle
+from .batch import Settings, grade_one, prepare_worker
 from .graded import Graded
 from .schedulers import Cluster, Local, Slurm, alive, start
 from .submissions import Submission
@@ -143,11 +143,11 @@ class Lane:
             state = (states or {}).get(job)
             if alive(state):
                 self.gone_since.pop(task, None)
-            elif time.monotonic() - self.gone_since.setdefault(task, time.monotonic()) > self.scheduler.late_s:
+            elif time.monotonic() - self.gone_since.setdefault(task, time.monotonic()) > self.scheduler.grace_s:
                 yield from self._retry_or_fail(task, job, state or "gone")
 
     def _submit(self) -> None:
-        free = self.scheduler.room(len(self.jobs))
+        free = self.scheduler.free_slots(len(self.jobs))
         tasks = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
         if not tasks:
             return
@@ -159,7 +159,7 @@ class Lane:
         self.jobs.update(zip(tasks, submitted, strict=True))
         self.all_jobs += submitted
         known = {t.submission.name: job for t, job in self.jobs.items()}
-        write_whole(self.jobs_file, json.dumps(known).encode())
+        write_atomically(self.jobs_file, json.dumps(known).encode())
 
     def _retry_or_fail(self, task: Task, job: str, state: str) -> Iterator[tuple[Task, str]]:
         self._remove(task)
@@ -214,7 +214,7 @@ def work(task: Task) -> NoReturn:
 def _judge(task: Task) -> None:
     from .sandbox import choose
 
-    settle(os.getppid())
+    prepare_worker(os.getppid())
     path = task.submission.path
     try:
         if not path.exists():  # a problem of the cluster, not of the submission
@@ -223,7 +223,7 @@ def _judge(task: Task) -> None:
         answer = {"graded": grade_one(task.submission, task.settings).packed()}
     except Exception as error:  # report it; do not let it count as a lost job
         answer = {"problem": f"{type(error).__name__}: {error}"}
-    write_whole(task.result, json.dumps(answer).encode())
+    write_atomically(task.result, json.dumps(answer).encode())
 
 
 def read(path: Path) -> Answer | None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lab.course.assignment import default
 
-from .errors import Wrong
+from .errors import InputError
 from .gradebook import Gradebook
 from .graded import Run
 from .report import one_line
@@ -33,10 +33,12 @@ def latest(folder: Path, write: bool = True) -> Iterator[tuple[Gradebook, Run, t
     with Gradebook(folder / "gradebook.sqlite", write=write) as book:
         run = book.latest_run()
         if run is None:
-            raise Wrong(f"{folder}: the gradebook holds no run; grade something first")
+            raise InputError(f"{folder}: the gradebook holds no run; grade something first")
         profiles = book.assignment.profiles
         if run.profile not in profiles:
-            raise Wrong(f"{folder}: expected a profile among {', '.join(profiles)}, run {run.id} has {run.profile!r}")
+            raise InputError(
+                f"{folder}: expected a profile among {', '.join(profiles)}, run {run.id} has {run.profile!r}"
+            )
         yield book, run, profiles[run.profile]
 
 
@@ -70,12 +72,12 @@ class Grading:
 
 
 def check_known(requested: Collection[str], existing: Collection[str], what: str) -> None:
-    """Raise Wrong for the first of `requested` that is not in `existing`, and suggest similar names."""
+    """Raise InputError for the first of `requested` that is not in `existing`, and suggest similar names."""
     for one in requested:
         if one not in existing:
             prefixed = sorted(name for name in existing if name.startswith(one)) if one else []
             similar = prefixed[:3] or difflib.get_close_matches(one, existing, 3) or sorted(existing)[:3]
-            raise Wrong(f"{what}: expected one that is graded, as {', '.join(similar)}; got {one!r}")
+            raise InputError(f"{what}: expected one that is graded, as {', '.join(similar)}; got {one!r}")
 
 
 @contextlib.contextmanager
@@ -86,7 +88,9 @@ def writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename and str(error.filename) != str(folder) else ""
         why = f"{folder}: {where}{error.strerror or error}"
-        raise Wrong(f"--out: expected a folder, or a place for one, got {why}; clear the way or name another") from None
+        raise InputError(
+            f"--out: expected a folder, or a place for one, got {why}; clear the way or name another"
+        ) from None
 
 
 def write_pages(book: Gradebook, folder: Path) -> Path:
@@ -101,8 +105,8 @@ def write_pages(book: Gradebook, folder: Path) -> Path:
         index = html.write_reports(folder / "report", graded, assignment, run, ids)
         try:
             exports.write_exports(folder, graded, assignment, ids)
-        except Wrong as error:
-            raise Wrong(f"{folder / 'canvas.csv'}: {error}; remove it, and say grader canvas again") from None
+        except InputError as error:
+            raise InputError(f"{folder / 'canvas.csv'}: {error}; remove it, and say grader canvas again") from None
     return index
 
 

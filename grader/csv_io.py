@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import Wrong
+from .errors import InputError
 
 _FORMULA = "=+-@＝＋－＠\t\r|"  # first characters of a formula, also for Excel's DDE
 
@@ -14,7 +14,7 @@ _FORMULA = "=+-@＝＋－＠\t\r|"  # first characters of a formula, also for Ex
 class Sheet:
     """Headings and rows of a CSV text. The delimiter (comma, semicolon or tab) is detected from the first line.
 
-    where: prefix of error messages. required: columns that must be there. Raises Wrong, also while rows are read.
+    where: prefix of error messages. required: columns that must be there. Raises InputError, also while rows are read.
     """
 
     def __init__(self, text: str, where: str = "", required: Sequence[str] = ()):
@@ -26,10 +26,10 @@ class Sheet:
         try:
             self.headings = list(self._rows.fieldnames or ())
         except csv.Error as error:
-            raise Wrong(f"{where}line 1: expected CSV: {error}") from None
+            raise InputError(f"{where}line 1: expected CSV: {error}") from None
         if missing := [name for name in required if name not in self.headings]:
             got = ", ".join(self.headings)[:200] or "nothing"
-            raise Wrong(f"{where}expected columns {', '.join(required)}; {missing[0]!r} is missing, got {got}")
+            raise InputError(f"{where}expected columns {', '.join(required)}; {missing[0]!r} is missing, got {got}")
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
         """(number of the row's last line, cells by heading) of each row; a missing cell is ""."""
@@ -39,7 +39,7 @@ class Sheet:
                 yield self._rows.line_num, cells
         except csv.Error as error:
             line = self._rows.line_num + 1
-            raise Wrong(f"{self._where}line {line}: expected CSV, is a quote left open? {error}") from None
+            raise InputError(f"{self._where}line {line}: expected CSV, is a quote left open? {error}") from None
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
@@ -54,8 +54,8 @@ def disarmed(text: str) -> str:
 
 
 def read_text(path: Path, expected: str, undecodable: str = "not UTF-8") -> str:
-    """The text of a file without a byte order mark. Raises Wrong."""
+    """The text of a file without a byte order mark. Raises InputError."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise Wrong(f"{expected}: {getattr(error, 'strerror', undecodable)}") from None
+        raise InputError(f"{expected}: {getattr(error, 'strerror', undecodable)}") from None

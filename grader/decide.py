@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 from lab.course.assignment import default
-from lab.harness.files import write_whole
+from lab.harness.files import write_atomically
 
 from . import people as people_csv
 from . import policy as p
 from . import rulings
 from .console import Out, check_known, err, latest, say, write_pages, writing
 from .csv_io import csv_text, read_text
-from .errors import Wrong
+from .errors import InputError
 from .graded import Graded
 from .policy import EVERYONE
 from .report import one_line, page_name, signed
@@ -45,7 +45,9 @@ def exclude(
 ) -> None:  # fmt: skip
     """Leave exercises out of a submission's grade, or out of everyone's: their points are neither earned nor lost."""
     if everyone == (name is not None):
-        raise Wrong(f"NAME: expected a submission or --everyone, got {'both' if everyone else 'neither'}; give one")
+        raise InputError(
+            f"NAME: expected a submission or --everyone, got {'both' if everyone else 'neither'}; give one"
+        )
     _decide(out_folder, "exclude", name or EVERYONE, list(dict.fromkeys(exercise)), 0.0, why, by)
 
 
@@ -71,7 +73,7 @@ def late(
         text = read_text(policy, f"--policy: expected a text file, {policy}") if policy else ""
         rules = p.read(text, assignment, new=True) if policy else p.in_force(book.decisions(), assignment)
         if times and rules is None:
-            raise Wrong("--import: expected due dates before times; give --policy policy.toml too")
+            raise InputError("--import: expected due dates before times; give --policy policy.toml too")
         times_text = read_text(times, f"--import: expected a text file, {times}") if times else ""
         rows = p.read_times(times_text, assignment, rules) if times and rules else []
         graded = book.graded(run.id)
@@ -146,16 +148,16 @@ def canvas(
     from .report.canvas import canvas as column_of
 
     if not column.strip():
-        raise Wrong('--column: expected the assignment as Canvas heads it, as "Shardlings (1234)", got nothing')
+        raise InputError('--column: expected the assignment as Canvas heads it, as "Shardlings (1234)", got nothing')
     with latest(out_folder, write=False) as (book, run, ids):
         graded = book.graded(run.id)
     people_rows, sheet = people_csv.read(out_folder), read_text(roster, f"{roster}: expected Canvas' gradebook as CSV")
     try:
         text, left_out, absent = column_of(sheet, column, graded, default(), ids, people_rows)
-    except Wrong as error:
-        raise Wrong(f"{roster}: {error}") from None
+    except InputError as error:
+        raise InputError(f"{roster}: {error}") from None
     with writing(out_folder):
-        write_whole(out_folder / "canvas.csv", text)
+        write_atomically(out_folder / "canvas.csv", text)
     for line in left_out:
         say(line, err)
     if absent:
@@ -198,16 +200,16 @@ def feedback(
     from .report import html
 
     if to.exists():
-        raise Wrong(f"TO: expected a new folder, {to} is there; remove it or name another")
+        raise InputError(f"TO: expected a new folder, {to} is there; remove it or name another")
     with latest(out_folder, write=False) as (book, run, ids):
         graded = book.graded(run.id)
     with writing(to):
         for name, g in graded.items():
             folder = to / page_name(name)
-            write_whole(folder / "report.html", html.submission_page(g, default(), run, ids, hints))
-            write_whole(folder / "comment.md", html.comment(g, default(), run, ids, hints))
+            write_atomically(folder / "report.html", html.submission_page(g, default(), run, ids, hints))
+            write_atomically(folder / "comment.md", html.comment(g, default(), run, ids, hints))
         folders = [(name, page_name(name)) for name in graded]
-        write_whole(to / "folders.csv", csv_text([("submission", "folder"), *folders]))
+        write_atomically(to / "folders.csv", csv_text([("submission", "folder"), *folders]))
     say(f"wrote {to}: report.html and comment.md of {len(graded)} submissions")
     if renamed := sum(name != folder for name, folder in folders):
         say(f"{renamed} folders could not have the name of their submission: {to / 'folders.csv'} says whose they are")
@@ -223,13 +225,13 @@ def rubric_export(sheet: Sheet, out_folder: Out = Path("out")) -> None:
     from . import rubric
 
     if sheet.exists():  # it may hold marks that nobody has imported
-        raise Wrong(f"{sheet}: expected a new file, found one; import it, then remove it or name another")
+        raise InputError(f"{sheet}: expected a new file, found one; import it, then remove it or name another")
     with latest(out_folder, write=False) as (book, run, _):
         graded = book.graded(run.id)
     try:
         count = rubric.export(sheet, graded)
     except OSError as error:
-        raise Wrong(f"{sheet}: expected a place for a file: {error.strerror}") from None
+        raise InputError(f"{sheet}: expected a place for a file: {error.strerror}") from None
     say(f"wrote {sheet}: {count} criteria to mark")
 
 
@@ -239,7 +241,7 @@ def rubric_import(sheet: Sheet, out_folder: Out = Path("out"), by: By = None) ->
     from . import rubric
 
     if not any((out_folder / f"gradebook.{kind}").exists() for kind in ("sqlite", "address")):
-        raise Wrong(f"{out_folder}: no gradebook here yet; `grader grade` makes one")
+        raise InputError(f"{out_folder}: no gradebook here yet; `grader grade` makes one")
     with latest(out_folder) as (book, run, _):
         marks = rubric.read(sheet, book.graded(run.id), _user(by))
         book.mark(marks)

@@ -23,7 +23,7 @@ def examine() -> Iterator[Finding]:
     yield from kernel()
     yield from doctor.software()
     yield from slurm()
-    yield from room()
+    yield from free_space()
 
 
 def isolation() -> Iterator[Finding]:
@@ -85,7 +85,7 @@ def slurm() -> Iterator[Finding]:
         yield Finding("GPUs in Slurm", "none as gres", "leave --gpus out: the gpu track is not run")
 
 
-def room() -> Iterator[Finding]:
+def free_space() -> Iterator[Finding]:
     """Whether cores, memory and disk suffice for several sandboxes at once."""
     limits = Limits()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

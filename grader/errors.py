@@ -1,11 +1,11 @@
 """Errors that end a command: one line with what was expected, what came instead, and what to do."""
 
 
-class Wrong(ValueError):
+class InputError(ValueError):
     """Bad input."""
 
 
-class GradebookError(Wrong):
+class GradebookError(InputError):
     """The gradebook cannot be used."""
 
 

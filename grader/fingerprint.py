@@ -23,7 +23,7 @@ _WRITTEN = ("questions.toml", "lab/course/questions.py", "grader/written.py", "g
 _DISPLAY_ONLY = ("lab/commands/cli.py", "lab/harness/progress.py", "lab/commands/status.py", "lab/harness/summary.py")
 
 
-def whole() -> str:
+def full_digest() -> str:
     """sha256 of everything that affects a grade besides the submission: assignment, questions, tests, lab, bridge."""
     digest = hashlib.sha256()
     code = [f for folder in ("lab", "tests", "grader/cs336") for f in sorted((ROOT / folder).rglob("*.py"))]

@@ -24,7 +24,7 @@ from lab.course.assignment import ROOT, default
 from lab.course.scoring import score, totals
 
 from . import batch
-from .errors import Wrong
+from .errors import InputError
 from .graded import Graded
 from .hostile import EVERYTHING, HONEST, Attack, honest, read
 from .sandbox import choose
@@ -92,7 +92,7 @@ class Outcome:
 
 
 def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) -> list[Attack]:
-    """The attacks with these techniques or names; all if neither is given. Raises Wrong.
+    """The attacks with these techniques or names; all if neither is given. Raises InputError.
 
     honestly: choose among the honest submissions instead.
     """
@@ -101,7 +101,7 @@ def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) 
     for option, requested, known in (by_technique, ("--name", names, {a.name for a in attacks})):
         if unknown := sorted(requested - set(known)):
             similar = difflib.get_close_matches(unknown[0], known, 5, 0.0)
-            raise Wrong(f"{option}: expected one that there is, such as {', '.join(similar)}; got {unknown[0]!r}")
+            raise InputError(f"{option}: expected one that there is, such as {', '.join(similar)}; got {unknown[0]!r}")
     return [a for a in attacks if not (wanted or names) or a.technique in wanted or a.name in names]
 
 
@@ -188,7 +188,7 @@ def summary(outcomes: list[Outcome]) -> str:
 
 def _start_worker(scratch: Path, grader: int) -> None:
     """End with the grader. Collect what sandboxes leave behind: their temporary files, and orphaned processes."""
-    batch.settle(grader)
+    batch.prepare_worker(grader)
     tempfile.tempdir = tempfile.mkdtemp(dir=scratch)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER

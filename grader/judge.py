@@ -16,7 +16,7 @@ from lab.course.assignment import ROOT
 from lab.course.scoring import Result
 from lab.harness import mistakes
 from lab.harness.runner import Runner
-from lab.harness.verdicts import Lent
+from lab.harness.verdicts import LentRunner
 
 from . import cs336
 
@@ -33,7 +33,7 @@ def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, editio
 
     edition: set for a CS336 fork, which gets only the tests that fit that course.
     """
-    selection = cs336.Asked(edition) if edition else None
+    selection = cs336.Selection(edition) if edition else None
     extra = [cs336.TESTS] if edition else []
     results = run_tests(runner, ids, secret, cache, only=selection, more=extra)
     # Timing differs between runs, not between seeds.
@@ -41,14 +41,14 @@ def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, editio
     if again and secret != mistakes.PUBLIC:
         public = {r.id: r for r in run_tests(runner, ids, mistakes.PUBLIC, cache, only=again, more=extra)}
         passed = {r.id for r in results if r.outcome == "passed"}
-        results = [_with(r, public[r.id], passed) if r.id in public else r for r in results]
-    return cs336.settled(results, edition) if edition else results
+        results = [_merged(r, public[r.id], passed) if r.id in public else r for r in results]
+    return cs336.course_results(results, edition) if edition else results
 
 
-def _with(secret: Result, public: Result, passed: Collection[str]) -> Result:
+def _merged(secret: Result, public: Result, passed: Collection[str]) -> Result:
     """The secret seed's result, plus the public seed's outcome and the known mistake that its message reveals."""
-    known = mistakes.explain(public.id, mistakes.without(public.message), passed)
-    message = mistakes.beside(mistakes.without(secret.message), known) if known else secret.message
+    known = mistakes.explain(public.id, mistakes.without_cause(public.message), passed)
+    message = mistakes.combined(mistakes.without_cause(secret.message), known) if known else secret.message
     return replace(secret, public=public.outcome, message=message)
 
 
@@ -82,7 +82,7 @@ def run_tests(
     return list(session.results)
 
 
-class _Session(Lent):
+class _Session(LentRunner):
     """Runs only the chosen tests."""
 
     def __init__(self, runner: Runner, only: Container[str] | None):

@@ -31,7 +31,7 @@ from lab.course.assignment import ROOT, Exercise, default, needed
 from lab.course.scoring import Result, score, totals
 from lab.harness import mistakes
 
-from .errors import Wrong
+from .errors import InputError
 
 HOW = {
     "assertion": ("assertion",), "raises": ("raised",), "hangs": ("hung",), "forbidden": ("forbidden",),
@@ -66,18 +66,18 @@ def read(kind: str, stage: str) -> list[Edited]:
         for name, table in named.items()
     ]
     if len({e.name for e in found}) != len(found):
-        raise Wrong(f"{path.name}: two of one name")
+        raise InputError(f"{path.name}: two of one name")
     return found
 
 
 def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: dict[str, Any]) -> Edited:
     if exercise is None:
-        raise Wrong(f"{where}: expected an exercise of this stage, as [exercise.name]")
+        raise InputError(f"{where}: expected an exercise of this stage, as [exercise.name]")
     known = {key, "how", "file", "new", "edits", *FORMS, *REPLACEMENTS}
     wrong = sorted({key} - set(table)) or sorted(set(table) - known)
     how, edits = table.get("how", "assertion"), edits_of(table, exercise.file)
     if wrong or how not in HOW or not edits:
-        raise Wrong(
+        raise InputError(
             f"{where}: expected {key}, old and new (or {', '.join((*FORMS, *REPLACEMENTS)[1:])}, or edits = "
             f"[[old, new], …]), perhaps file, and how as one of {', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
         )
@@ -100,7 +100,7 @@ def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ..
 
 
 def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") -> Path:
-    """Copy the reference into `folder` and edit it. Raises Wrong if an edit does not match exactly once."""
+    """Copy the reference into `folder` and edit it. Raises InputError if an edit does not match exactly once."""
     copy, changed = folder / edited.name, texts(edited, reference)
     shutil.copytree(reference, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for file, text in changed.items():
@@ -109,13 +109,13 @@ def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") ->
 
 
 def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str]:
-    """file → text after the edits. Raises Wrong if an edit does not match exactly once."""
+    """file → text after the edits. Raises InputError if an edit does not match exactly once."""
     changed: dict[str, str] = {}
     for file, old, new in edited.edits:
         text = changed[file] if file in changed else (reference / file).read_text(encoding="utf-8")
         found = [m for m in _matches(text, old) if len({*m.groups()}) == len(m.groups())]
         if len(found) != 1:
-            raise Wrong(f"{edited.name}: {file} has {len(found)} matches of {old[:60]!r}, expected one")
+            raise InputError(f"{edited.name}: {file} has {len(found)} matches of {old[:60]!r}, expected one")
         for name, current in found[0].groupdict().items():
             new = re.sub(rf"\b{name}\b", current, new)
         changed[file] = text[: found[0].start()] + new + text[found[0].end() :]
@@ -246,11 +246,11 @@ class _Bench:
         for mutant in mutants:
             self.report(advance=1)
             impl = apply(mutant, self.folder)
-            rerun = {r.id: mistakes.without(r.message) for r in self.results(impl, [mutant.exercise])}
+            rerun = {r.id: mistakes.without_cause(r.message) for r in self.results(impl, [mutant.exercise])}
             for result in self.results(impl, [mutant.exercise]):
                 seen = tests.setdefault(result.id, [])
                 if result.outcome == "failed" and result.reason == "assertion" and result.kind != "timing":
-                    words, numbers = mistakes.fingerprint(mistakes.without(result.message))
+                    words, numbers = mistakes.fingerprint(mistakes.without_cause(result.message))
                     if not mistakes.alike(rerun.get(result.id, ""), words, numbers):
                         continue
                     if not (matches := [e for e in seen if e[:2] == [words, numbers]]):
@@ -277,7 +277,7 @@ class _Bench:
         return round(totals(score(default(), results, ids))[0], 6)
 
     def failed(self, mutant: Edited) -> list[Result]:
-        """A list with the first failing test; empty if all pass. Raises Wrong."""
+        """A list with the first failing test; empty if all pass. Raises InputError."""
         self.report(advance=1)
         results = self.results(apply(mutant, self.folder), [mutant.exercise], first_failure=True)
         return [r for r in results if r.outcome == "failed"]
@@ -286,7 +286,7 @@ class _Bench:
         """Why the mutant counts as survived; "" if it was killed as expected."""
         try:
             fails = self.failed(mutant)
-        except Wrong as error:
+        except InputError as error:
             return str(error)
         if not fails:
             return f"{mutant.name}: nothing failed"
@@ -295,7 +295,7 @@ class _Bench:
             return f"{mutant.name}: expected death by {mutant.how}, died by {fails[0].reason}: {fails[0].message[:300]}"
         recorded = mistakes.read(default().exercises[mutant.exercise].stage)["when"]
         text, check = mistakes.cause(fails[0].message), self.seed == mistakes.PUBLIC and fails[0].reason == "assertion"
-        named = mutant.why in text and not text.startswith(mistakes.NEARLY)
+        named = mutant.why in text and not text.startswith(mistakes.RULED_OUT)
         if check and mutant.name in recorded and not named:
             return f"{mutant.name}: its message does not name it: grader mutants --record --exercise {mutant.exercise}"
         return ""
@@ -303,6 +303,6 @@ class _Bench:
     def fails(self, variant: Edited) -> str:
         try:
             failed = self.failed(variant)
-        except Wrong as error:
+        except InputError as error:
             return str(error)
         return f"{variant.name}: {failed[0].id}: {failed[0].reason}: {failed[0].message[:300]}" if failed else ""

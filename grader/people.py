@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lab.harness.files import write_whole
+from lab.harness.files import write_atomically
 
 from .csv_io import Sheet, csv_text, read_text
-from .errors import Wrong
+from .errors import InputError
 
 if TYPE_CHECKING:
     from .graded import AllGraded
@@ -28,28 +28,28 @@ _CLASSROOM = ("student_repository_name", "submission_timestamp", "roster_identif
 
 
 def from_list(path: Path) -> list[dict[str, str]]:
-    """The rows of Gradescope's submission_metadata.yml, or of GitHub Classroom's grades.csv. Raises Wrong."""
+    """The rows of Gradescope's submission_metadata.yml, or of GitHub Classroom's grades.csv. Raises InputError."""
     text = read_text(path, f"{path}: expected a list of submissions")
     rows = list(_gradescope(path, text) if path.suffix in (".yml", ".yaml") else _classroom(path, text))
     if not rows:
-        raise Wrong(f"{path}: expected submissions, it lists none; download it again")
+        raise InputError(f"{path}: expected submissions, it lists none; download it again")
     return rows
 
 
 def write(folder: Path, rows: Iterable[Mapping[str, str]]) -> tuple[list[str], list[dict[str, str]]]:
-    """Add the rows to the folder's people.csv. Return the students whose rows change, and all rows. Raises Wrong."""
+    """Add rows to the folder's people.csv. Return the students whose rows change, and all rows. Raises InputError."""
     before = read(folder)
     ids = {_student(row): row["id"] for row in before}  # may have been added by hand
     rows = [{**row, "id": row["id"] or ids.get(_student(row), "")} for row in rows]
     new = {_student(row): row for row in rows}
     unchanged = [row for row in before if _student(row) not in new]
     now = [{c: row[c] for c in COLUMNS} for row in [*unchanged, *rows]]
-    write_whole(folder / NAME, csv_text([COLUMNS, *(list(row.values()) for row in now)]))
+    write_atomically(folder / NAME, csv_text([COLUMNS, *(list(row.values()) for row in now)]))
     return [row["student"] or row["login"] for row in before if row != new.get(_student(row), row)], now
 
 
 def read(folder: Path) -> list[dict[str, str]]:
-    """The rows of the folder's people.csv, one per student; empty if there is no such file. Raises Wrong."""
+    """The rows of the folder's people.csv, one per student; empty if there is no such file. Raises InputError."""
     if not (path := folder / NAME).is_file():
         return []
     sheet = Sheet(read_text(path, f"{path}: expected a CSV of `grader people`"), f"{path}: ", COLUMNS)
@@ -96,7 +96,7 @@ def _gradescope(path: Path, text: str) -> Iterable[dict[str, str]]:
                 )
     except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         why = str(error).splitlines()[0][:120]
-        raise Wrong(f"{path}: expected Gradescope's list with :submitters of each submission: {why}") from None
+        raise InputError(f"{path}: expected Gradescope's list with :submitters of each submission: {why}") from None
 
 
 def _classroom(path: Path, text: str) -> Iterable[dict[str, str]]:

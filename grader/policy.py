@@ -15,7 +15,7 @@ from lab.course.scoring import ExerciseScore, totals
 
 from . import people
 from .csv_io import Sheet
-from .errors import Wrong
+from .errors import InputError
 
 KINDS = ("policy", "submitted", "extend", "exclude", "adjust", "withdraw")
 _LATEST = ("policy", "submitted")  # kinds of which only the last decision counts
@@ -174,24 +174,24 @@ def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[
     """(submission, stage or "", time) of each row of a CSV with columns submission, submitted and perhaps stage.
 
     Rows without a time are skipped: these students handed in nothing. A time without an offset is in the time zone of
-    the due date. Raises Wrong with the faulty line.
+    the due date. Raises InputError with the faulty line.
     """
     stages = ("", *(s.name for s in assignment.stages))
     rows, sheet = [], Sheet(text, "--import: ", ("submission", "submitted"))
     if unknown := [h for h in sheet.headings if h not in (*people.COLUMNS, "stage")]:
-        raise Wrong(f"--import: expected columns submission, submitted and perhaps stage, got {unknown[0]!r}")
+        raise InputError(f"--import: expected columns submission, submitted and perhaps stage, got {unknown[0]!r}")
     for line, row in sheet:
         name, when, stage = row["submission"], row["submitted"], row.get("stage", "")
         if not when:
             continue
         if stage not in stages:
-            raise Wrong(f"--import: line {line}: expected a stage or nothing, got {stage[:80]!r}")
+            raise InputError(f"--import: line {line}: expected a stage or nothing, got {stage[:80]!r}")
         try:
             time = _time(when, policy)
         except ValueError:
             time = None
         if time is None or time.year not in _YEARS:
-            raise Wrong(f"--import: line {line}: expected a time, as 2026-02-15 01:30, got {when[:80]!r}")
+            raise InputError(f"--import: line {line}: expected a time, as 2026-02-15 01:30, got {when[:80]!r}")
         rows.append((name, stage, time.isoformat()))
     return list(dict.fromkeys(rows))  # people.csv has a row per student of a group
 

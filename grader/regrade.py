@@ -13,24 +13,24 @@ from .report import labels
 from .submissions import Submission
 
 REQUESTED = "asked for"
-BEGUN = "a regrade that was begun did not end"
+UNFINISHED = "a regrade that was begun did not end"
 WRITTEN = "written answers"  # used like an exercise's id; written answers are judged in every regrade
 Why = dict[str, dict[str, str]]  # submission → exercise → reason to judge it again
 
 
-def asked(graded: AllGraded, names: Collection[str], ids: Collection[str]) -> Why:
+def requested(graded: AllGraded, names: Collection[str], ids: Collection[str]) -> Why:
     return {name: dict.fromkeys(ids, REQUESTED) for name in graded if name in names}
 
 
 def affected(runs: Collection[Run], graded: AllGraded, ids: Collection[str]) -> Why:
     """Exercises that a change affects, or that an unfinished regrade had marked."""
     by_id = {run.id: run for run in runs}
-    latest, now = max(by_id), fingerprint.whole()
+    latest, now = max(by_id), fingerprint.full_digest()
     reasons: dict[tuple[int, str], str] = {}
 
     def why(run: int | None, id: str) -> str:
         if run is None:
-            return BEGUN
+            return UNFINISHED
         if (run, id) not in reasons:
             unchanged = by_id[run].assignment == now
             reasons[run, id] = "" if unchanged else fingerprint.changes(id, by_id[run].manifest)

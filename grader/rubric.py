@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from lab.harness.files import write_whole
+from lab.harness.files import write_atomically
 
 from .csv_io import Sheet, csv_text, disarmed, read_text
-from .errors import Wrong
+from .errors import InputError
 from .gradebook import now
 from .graded import AllGraded, Mark
 from .report import labels, one_line, plain
@@ -32,7 +32,7 @@ def export(path: Path, graded: AllGraded) -> int:
             if s.answer.outcome == "prose":
                 rows += _rows(disarmed(shown[name]), s)
     rows.sort(key=lambda row: row[1])
-    write_whole(path, "\ufeff" + csv_text([COLUMNS, *rows]))  # byte order mark: Excel needs it to detect UTF-8
+    write_atomically(path, "\ufeff" + csv_text([COLUMNS, *rows]))  # byte order mark: Excel needs it to detect UTF-8
     return sum(row[4] == "" for row in rows)
 
 
@@ -46,7 +46,7 @@ def _rows(label: str, s: QuestionScore) -> Iterable[list[str | float]]:
 
 
 def read(path: Path, graded: AllGraded, by: str) -> list[tuple[str, Mark]]:
-    """The marks in a sheet, as `new_marks` returns them. Raises Wrong, also if the file is not such a sheet."""
+    """The marks in a sheet, as `new_marks` returns them. Raises InputError, also if the file is not such a sheet."""
     expected = f"{path}: expected a CSV of `grader rubric export`"
     sheet = Sheet(read_text(path, expected, "expected CSV in UTF-8; save it as that"), f"{path}: ", READ)
     rows = ((f"row {number}", cells) for number, (_, cells) in enumerate(sheet, 2))  # as a spreadsheet numbers rows
@@ -58,8 +58,8 @@ def new_marks(
 ) -> list[tuple[str, Mark]]:
     """(name of a submission, mark) of each row whose mark differs from the recorded one.
 
-    rows: (label for errors, cells by heading). Raises Wrong for an unknown name, question or criterion, for points that
-    are not a number from 0 to those possible, and for a duplicate row.
+    rows: (label for errors, cells by heading). Raises InputError for an unknown name, question or criterion, for
+    points that are not a number from 0 to those possible, and for a duplicate row.
     """
     time = now()
     shown = {label: name for name, label in labels(graded).items()}  # a spreadsheet may swallow the apostrophe
@@ -79,7 +79,7 @@ def new_marks(
             if (s := scores[name].get(cells["question"])) is None:
                 raise _expected("question", "one that this submission answered in prose", cells["question"])
             mark = _mark(cells, s, by, time)
-        except Wrong as error:
+        except InputError as error:
             wrong.append(f"{where}{row}: {error}")
             continue
         first = seen.setdefault((name, mark.question, mark.criterion), row)
@@ -89,7 +89,7 @@ def new_marks(
         elif before is None or replace(before, by=by, at=time) != mark:
             marks.append((name, mark))
     if wrong:
-        raise Wrong("\n".join([*wrong[:20], *([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])]))
+        raise InputError("\n".join([*wrong[:20], *([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])]))
     return marks
 
 
@@ -106,8 +106,8 @@ def _mark(cells: Mapping[str, str], s: QuestionScore, by: str, time: str) -> Mar
     return Mark(s.question.id, criterion, points, plain(comment, ANSWER_LIMIT), by, time, text_id(s.answer.given))
 
 
-def _expected(column: str, expected: str, got: str) -> Wrong:
-    return Wrong(f"{column}: expected {expected}, got {one_line(got, 100)!r}")
+def _expected(column: str, expected: str, got: str) -> InputError:
+    return InputError(f"{column}: expected {expected}, got {one_line(got, 100)!r}")
 
 
 def _number(text: str) -> float:

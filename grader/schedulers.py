@@ -26,7 +26,7 @@ import psutil
 
 from lab.course.assignment import ROOT
 
-from .errors import Wrong
+from .errors import InputError
 from .graded import Run
 
 KINDS = ("slurm", "local")
@@ -41,7 +41,7 @@ _OPTION = re.compile(r"(gpu\.)?([a-z][a-z-]*)(?:=(.+))?")
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where jobs run, and with which options. Raises Wrong for a malformed option."""
+    """Where jobs run, and with which options. Raises InputError for a malformed option."""
 
     kind: str  # one of KINDS
     folder: Path  # absolute; every node must see it
@@ -50,11 +50,11 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise Wrong(f"--cluster: expected one of {', '.join(KINDS)}, got {self.kind!r}")
+            raise InputError(f"--cluster: expected one of {', '.join(KINDS)}, got {self.kind!r}")
         if bad := [o for o in self.options if not _OPTION.fullmatch(o)]:
-            raise Wrong(f"--slurm: expected an option of sbatch, as partition=teaching, got {bad[0]!r}")
+            raise InputError(f"--slurm: expected an option of sbatch, as partition=teaching, got {bad[0]!r}")
 
-    def asked(self, track: str) -> dict[str, str | bool]:
+    def sbatch_options(self, track: str) -> dict[str, str | bool]:
         """sbatch's options for the jobs of a track, without dashes; True if an option has no value."""
         options: dict[str, str | bool] = {"cpus-per-task": str(CPUS), "mem": MEMORY, "time": str(MINUTES)}
         options["requeue"] = True
@@ -72,13 +72,13 @@ class Cluster:
 
 
 def check(cluster: Cluster) -> None:
-    """Raise Wrong if the cluster would not accept our jobs."""
+    """Raise InputError if the cluster would not accept our jobs."""
     what, do = lacking(cluster.kind)
     if what:
-        raise Wrong(f"--cluster {cluster.kind}: {what}; {do}")
+        raise InputError(f"--cluster {cluster.kind}: {what}; {do}")
     if cluster.kind == "slurm":
         for track in ("cpu", "gpu") if cluster.gpus else ("cpu",):
-            _check_options(cluster.asked(track))
+            _check_options(cluster.sbatch_options(track))
 
 
 def lacking(kind: str) -> tuple[str, str]:
@@ -121,24 +121,24 @@ class Slurm(_Scheduler):
     """Submits arrays of jobs, and limits how many run at a time."""
 
     pause_s = 5.0  # between two polls
-    late_s = 15.0  # an answer file may appear this long after the end of its job
+    grace_s = 15.0  # an answer file may appear this long after the end of its job
     warned = False  # whether we warned that no node accepts jobs
 
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
         super().__init__(folder, "SlurmExecutor", track)
-        self.options = cluster.asked(track)
+        self.options = cluster.sbatch_options(track)
         # No srun: Slurm sends its step SIGUSR2 before the time limit; a probe killed by it would look like a crash.
         self.executor.update_parameters(
             job_name="grader", array_parallelism=jobs, use_srun=False, stderr_to_stdout=True, wckey=None,
             additional_parameters=self.options,
         )  # fmt: skip
 
-    def room(self, running: int) -> int:
+    def free_slots(self, running: int) -> int:
         """How many more jobs may be submitted now."""
         return 0 if running else ARRAY  # one array at a time: Slurm's limit on running jobs holds within one array
 
     def submit(self, work: Callable[[Any], None], tasks: list[Any]) -> list[str] | None:
-        """Submit a job per task; return ids, or None if the controller is silent. Raises Wrong if refused."""
+        """Submit a job per task; return ids, or None if the controller is silent. Raises InputError if refused."""
         from submitit.core.utils import FailedJobError
 
         try:
@@ -171,7 +171,7 @@ class Slurm(_Scheduler):
 class Local(_Scheduler):
     """Uses this machine as a cluster: each job is a process that survives the grader."""
 
-    pause_s, late_s = 0.2, 1.0
+    pause_s, grace_s = 0.2, 1.0
 
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
         super().__init__(folder, "LocalExecutor", track)
@@ -180,7 +180,7 @@ class Local(_Scheduler):
         gpus = cluster.gpus if track == "gpu" else 0
         self.executor.update_parameters(timeout_min=MINUTES, gpus_per_node=gpus, stderr_to_stdout=True)
 
-    def room(self, running: int) -> int:
+    def free_slots(self, running: int) -> int:
         return self.jobs - running
 
     def submit(self, work: Callable[[Any], None], tasks: list[Any]) -> list[str] | None:
@@ -204,12 +204,12 @@ class Local(_Scheduler):
 
 
 def _check_options(options: dict[str, str | bool]) -> None:
-    """Raise Wrong if sbatch refuses these options, but not if the controller does not answer."""
+    """Raise InputError if sbatch refuses these options, but not if the controller does not answer."""
     flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
     trial = subprocess.run(["sbatch", "--test-only", *flags, "--wrap", "true"], capture_output=True, text=True)
     if trial.returncode and answers():
         message = (trial.stderr.strip().splitlines() or [f"exit code {trial.returncode}"])[-1]
-        raise Wrong(f"sbatch refuses such jobs ({message}); change them with --slurm, as partition=teaching")
+        raise InputError(f"sbatch refuses such jobs ({message}); change them with --slurm, as partition=teaching")
 
 
 def answers() -> bool:

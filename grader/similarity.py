@@ -75,7 +75,7 @@ class Pair:
     files: list[FilePair]  # most alike first
 
 
-def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party | str]:
+def class_parties(found: Iterable[Submission], kind: str = "class") -> Iterator[Party | str]:
     """Each submission as a party, or a message if it cannot be unpacked."""
     for submission in found:
         with tempfile.TemporaryDirectory(prefix="similarity-") as folder:
@@ -96,7 +96,7 @@ def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party
             yield party
 
 
-def of_kit(wanted: Iterable[str]) -> Party:
+def kit_party(wanted: Iterable[str]) -> Party:
     """The kit's solutions: each file in `wanted`, in the reference's version and in every variant's."""
     with tempfile.TemporaryDirectory(prefix="variants-") as folder:
         party, present = Party(KIT, "kit"), set(wanted)

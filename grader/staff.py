@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from .console import Out, Wrong, check_known, err, latest, say
+from .console import InputError, Out, check_known, err, latest, say
 from .csv_io import Sheet, csv_text, read_text
 from .report import one_line
 
@@ -53,7 +53,7 @@ def serve(
             return
         if add_user is not None:
             if role not in ("staff", "student"):
-                raise Wrong(f"--role: expected staff or student, got {role!r}")
+                raise InputError(f"--role: expected staff or student, got {role!r}")
             name = (submission or add_user) if role == "student" else ""
             if role == "student":
                 check_known([name], book.graded(run.id), "--submission")
@@ -69,7 +69,7 @@ def serve(
     shelf = Shelf(out_folder)
     shelf.now()
     app = pages.create_app(out_folder, hints, shelf)
-    writer = threading.Thread(target=shelf.exporting)
+    writer = threading.Thread(target=shelf.export_loop)
     writer.start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # end like Ctrl-C, after writing the exports
     if host not in ("127.0.0.1", "localhost", "::1"):
@@ -78,7 +78,7 @@ def serve(
     try:
         waitress.serve(app, host=host, port=port, threads=8, max_request_body_size=1 << 20, _quiet=True)
     except OSError as error:
-        raise Wrong(f"--port: expected a free one, got {port}: {error.strerror}") from None
+        raise InputError(f"--port: expected a free one, got {port}: {error.strerror}") from None
     finally:
         shelf.end()
         writer.join()
@@ -97,10 +97,10 @@ def requests(
             check_known([name], book.graded(run.id), "NAME")
         if answer is not None:
             if name is None:
-                raise Wrong("--answer: expected NAME before it")
+                raise InputError("--answer: expected NAME before it")
             check_known([exercise] if exercise else [], ids, "--exercise")
             if not answer.strip():
-                raise Wrong("--answer: expected a few words, got nothing")
+                raise InputError("--answer: expected a few words, got nothing")
             before = book.threads().get((name, exercise))
             if not before:
                 say(f"{name} had no request about {exercise or 'the whole submission'}: this starts one", err)

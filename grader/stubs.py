@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lab.course.assignment import Assignment, default
 
-from .errors import Wrong
+from .errors import InputError
 from .stub_cutter import WIDTH, Cutter
 
 _RUFF = [sys.executable, "-m", "ruff"]
@@ -25,9 +25,9 @@ _CHECK = [*_RUFF, "check", "--fix", *_RULES, "--output-format=json", *_AS_THE_KI
 
 
 def generate(reference: Path, assignment: Assignment) -> dict[str, str]:
-    """Relative file → text of its stub, for every Python file of the reference. Raises Wrong."""
+    """Relative file → text of its stub, for every Python file of the reference. Raises InputError."""
     if not reference.is_dir():
-        raise Wrong(f"{reference}: expected the folder of the reference, found none")
+        raise InputError(f"{reference}: expected the folder of the reference, found none")
     stubs, cutters = {}, {}
     for file, path in _files(reference).items():
         stubs[file] = _read(path, file)
@@ -51,24 +51,24 @@ def _read(path: Path, file: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Wrong(f"{file}: cannot be read as UTF-8 text: {error}") from None
+        raise InputError(f"{file}: cannot be read as UTF-8 text: {error}") from None
 
 
 def _tidied(cutters: Mapping[str, Cutter]) -> dict[str, str]:
-    """Return the stubs that the cutters made, formatted and without unused imports. Raises Wrong."""
+    """Return the stubs that the cutters made, formatted and without unused imports. Raises InputError."""
     with tempfile.TemporaryDirectory(prefix="stubs-") as folder:
         root = Path(folder).resolve()
         for file, cutter in cutters.items():
             try:
                 code = cutter.code()
             except SyntaxError as error:
-                raise Wrong(f"{file}:{error.lineno}: not Python: {error.msg}") from None
+                raise InputError(f"{file}:{error.lineno}: not Python: {error.msg}") from None
             if "tl.static_assert(" in code and " as tl" not in code:
-                raise Wrong(f"{file}: a kernel's stub speaks through tl: import triton.language as tl")
+                raise InputError(f"{file}: a kernel's stub speaks through tl: import triton.language as tl")
             try:
                 code = _without_unused_try(code)
             except SyntaxError as error:
-                raise Wrong(f"{file}: the stub is not Python (its line {error.lineno}): {error.msg}") from None
+                raise InputError(f"{file}: the stub is not Python (its line {error.lineno}): {error.msg}") from None
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             (root / file).write_text(code, encoding="utf-8", newline="\n")
         output = subprocess.run([*_CHECK, root], capture_output=True, text=True)
@@ -100,10 +100,10 @@ def _without_unused_try(code: str) -> str:
 
 
 def _check_hidden(file: str, cutter: Cutter, names: set[str]) -> None:
-    """Raise Wrong if the stub uses one of these names although it was removed."""
+    """Raise InputError if the stub uses one of these names although it was removed."""
     for name in sorted(names & cutter.hidden):
         lines = [i for i, line in enumerate(cutter.lines) if re.search(rf"\b{name}\b", line)]
-        raise Wrong(
+        raise InputError(
             f"{file}:{lines[-1]}: this stays in the stub and uses {name}, which does not; "
             f"mark {name} @provided, make it public, or write its value out"
         )

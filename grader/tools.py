@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from lab.course.assignment import ROOT, default
-from lab.harness.files import write_whole
+from lab.harness.files import write_atomically
 
-from .console import Out, Paths, Profile, Wrong, err, latest, out, progress, say, shown, writing
+from .console import InputError, Out, Paths, Profile, err, latest, out, progress, say, shown, writing
 
 
 def stubs(
@@ -36,7 +36,7 @@ def stubs(
         if text is None:
             path.unlink()
         else:
-            write_whole(path, text)
+            write_atomically(path, text)
     say(f"wrote {student}")
 
 
@@ -60,7 +60,7 @@ def mutants(
 
     known = [s.name for s in default().stages]
     if bad := [s for s in stage or [] if s not in known]:
-        raise Wrong(f"--stage: expected one of {', '.join(known)}, got {bad[0]!r}")
+        raise InputError(f"--stage: expected one of {', '.join(known)}, got {bad[0]!r}")
     only = [default().exercise(id) for id in exercise or []]
     with progress(as_json) as bar:
         stages = [name for name in stage or known if not only or name in {e.stage for e in only}]
@@ -127,11 +127,11 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
 ) -> None:
     """Report what this machine lacks for grading, and how to fix it; exit 1 only if it cannot grade."""
-    from lab.commands.doctor import tell
+    from lab.commands.doctor import report
 
     from . import doctor as d
 
-    sys.exit(tell(d.examine(), out, as_json=as_json))
+    sys.exit(report(d.examine(), out, as_json=as_json))
 
 
 def release(
@@ -148,12 +148,12 @@ def release(
 
     plan_file = plan or (Path(plans.NAME) if Path(plans.NAME).is_file() else None)
     if on and plan_file is None:
-        raise Wrong(f"--on: expected a plan of what is out from when; write {plans.NAME}, or leave --on out")
+        raise InputError(f"--on: expected a plan of what is out from when; write {plans.NAME}, or leave --on out")
     ids: tuple[str, ...] = ()
     if plan_file:
         planned, day = plans.read(plan_file), on.date() if on else date.today()
         if profile not in (None, planned.profile):
-            raise Wrong(f"--profile: expected {planned.profile}, as {plan_file} says, or none; got {profile!r}")
+            raise InputError(f"--profile: expected {planned.profile}, as {plan_file} says, or none; got {profile!r}")
         profile, ids, next_day = planned.profile, planned.out(day), planned.next(day)
         for remark in planned.remarks():
             say(f"{plan_file}: {remark}", err)
@@ -221,11 +221,11 @@ def similarity(
     report_line = functools.partial(say, console=err)
     current, older = submissions.find(paths, report_line), submissions.find(earlier, report_line) if earlier else []
     with progress(False) as bar:
-        source = itertools.chain(alike.of_class(current), alike.of_class(older, "earlier"))
+        source = itertools.chain(alike.class_parties(current), alike.class_parties(older, "earlier"))
         results = [*bar.track(source, total=len(current) + len(older), description="reading")]
         left_out = [p for p in results if isinstance(p, str)]
         parties = [p for p in results if not isinstance(p, str)]
-        parties.append(alike.of_kit({file for p in parties for file in p.files}))
+        parties.append(alike.kit_party({file for p in parties for file in p.files}))
         found_pairs = alike.pairs(parties, functools.partial(bar.track, description="comparing"))
     with writing(out_folder):
         index = pages.write(out_folder / "similarity", found_pairs, left_out, default(), threshold)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.commands import answers
-from lab.commands.answers import Given
+from lab.commands.answers import GivenAnswer
 from lab.course.assignment import ROOT, AssignmentError
 from lab.course.questions import Question, default
 
@@ -146,7 +146,7 @@ def _criteria(q: Question) -> Iterable[str]:
     return (f"*{c.name}*{'' if uniform else f' ({c.points:g})'}: {c.text}" for c in q.criteria)
 
 
-def _judge_one(g: Given) -> Answer:
+def _judge_one(g: GivenAnswer) -> Answer:
     q = g.question
     if g.problem:
         return Answer(q.id, g.shown, "unreadable", 0.0, g.problem)

@@ -13,7 +13,7 @@ from typing import Any
 HERE = Path(__file__).parent
 
 
-def listed() -> list[dict[str, Any]]:
+def forks() -> list[dict[str, Any]]:
     """The forks of forks.toml, whose first lines explain the keys."""
     return tomllib.loads((HERE / "forks.toml").read_text(encoding="utf-8"))["fork"]
 

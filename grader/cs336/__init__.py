@@ -83,7 +83,7 @@ def install(root: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Selection:
     """The tests to run on a fork of this edition: those that count, and the advisory ones. Use `id in asked`."""
 
     edition: str
@@ -116,13 +116,13 @@ def allowed(edition: str) -> list[str]:
     return profiles()[edition].get("allowed", []) if edition else []
 
 
-def settled(results: Iterable[Result], edition: str) -> list[Result]:
+def course_results(results: Iterable[Result], edition: str) -> list[Result]:
     """The results as that course counts them: extra tests become advisory, tests that lack a GPU or package "not run".
 
     But if some counting test of an adapter passes, the adapter does run here. Then a test that asks for a GPU still
     counts as failed: otherwise a fork could ask for a GPU wherever its code is wrong.
     """
-    selection, results = Asked(edition), list(results)
+    selection, results = Selection(edition), list(results)
     working = {_adapter(r) for r in results if r.outcome == "passed" and selection.counts(r.id)}
     return [_course_result(r, selection.counts(r.id), _adapter(r) in working) for r in results]
 
@@ -141,7 +141,7 @@ def _course_result(r: Result, counts: bool, works: bool) -> Result:
     return replace(r, kind=kind)
 
 
-def borrowed(root: Path) -> list[str]:
+def lab_uses(root: Path) -> list[str]:
     """Lines where a fork names modules of lab: no honest fork knows them. gc, inspect and sys are no evidence."""
     found = set[str]()
     for path in root.rglob("*.py"):

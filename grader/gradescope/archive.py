@@ -31,7 +31,7 @@ def files(profile: str) -> dict[str, bytes]:
 
 
 def archive(out: Path, profile: str) -> int:
-    """Write the archive and return its number of files. Raises Wrong if it cannot be written."""
+    """Write the archive and return its number of files. Raises InputError if it cannot be written."""
     found = files(profile)
     write_zip(out, found, executable=SCRIPTS)
     return len(found)

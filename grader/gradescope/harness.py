@@ -21,9 +21,9 @@ def main(root: Path) -> None:
     except BaseException:  # any exception here is the grader's fault
         answer = failed()
         traceback.print_exc(file=sys.stdout)
-    from lab.harness.files import write_whole
+    from lab.harness.files import write_atomically
 
-    write_whole(results, json.dumps(answer, indent=1) + "\n")
+    write_atomically(results, json.dumps(answer, indent=1) + "\n")
 
 
 def grade(root: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grader import mutants
-from grader.errors import Wrong
+from grader.errors import InputError
 from lab.course.assignment import ROOT, default
 
 from . import archives
@@ -45,7 +45,7 @@ class Attack:
         return self.technique == HONEST
 
     def write(self, folder: Path) -> Path:
-        """Make the submission in `folder` and return its path. Raises Wrong where an edit does not apply."""
+        """Make the submission in `folder` and return its path. Raises InputError where an edit does not apply."""
         if self.archive:
             return getattr(archives, self.archive)(folder, self.name)
         path = folder / self.name
@@ -67,7 +67,7 @@ def _tables(path: Path) -> dict[str, Any]:
 
 
 def read() -> list[Attack]:
-    """The whole corpus, file by file. Raises Wrong for an entry that cannot be used."""
+    """The whole corpus, file by file. Raises InputError for an entry that cannot be used."""
     found = [
         _attack(path.name, technique, name, table)
         for path in sorted(HERE.glob("*.toml")) if path.name not in ("techniques.toml", "shared.toml")
@@ -76,7 +76,7 @@ def read() -> list[Attack]:
     ]  # fmt: skip
     names = [a.name.casefold() for a in found]
     if duplicates := sorted(name for name in names if names.count(name) > 1):
-        raise Wrong(f"two attacks are named {duplicates[0]}: names are unique")
+        raise InputError(f"two attacks are named {duplicates[0]}: names are unique")
     return found
 
 
@@ -96,20 +96,20 @@ def _attack(source: str, technique: str, name: str, table: dict) -> Attack:
         shared = _tables(HERE / "shared.toml")[like]
         table = {**shared, **table, "edits": [*shared["edits"], *table["edits"]]}
     if (unknown := set(table) - _KEYS) or "why" not in table:
-        raise Wrong(f"{where}: expected `why` and some of {', '.join(sorted(_KEYS))}; got {sorted(unknown)}")
+        raise InputError(f"{where}: expected `why` and some of {', '.join(sorted(_KEYS))}; got {sorted(unknown)}")
     if technique not in techniques():
-        raise Wrong(f"{where}: expected a technique of techniques.toml")
+        raise InputError(f"{where}: expected a technique of techniques.toml")
     exercise = table.get("exercise", "" if "archive" in table else DEFAULT_EXERCISE)
     if exercise not in ("", *exercises):
-        raise Wrong(f"{where}: expected an exercise of {ROOT.name}/assignment.toml, got {exercise!r}")
+        raise InputError(f"{where}: expected an exercise of {ROOT.name}/assignment.toml, got {exercise!r}")
     file = exercises[exercise].file if exercise else ""
     edits, files = mutants.edits_of(table, file), table.get("files", {})
     if "code" in table:
         files = {file: table["code"], **files}
     if bool(table.get("archive")) == bool(files or edits):
-        raise Wrong(f"{where}: expected either code, files and edits, or an archive")
+        raise InputError(f"{where}: expected either code, files and edits, or an archive")
     if table.get("archive") and not hasattr(archives, table["archive"]):
-        raise Wrong(f"{where}: grader/hostile/archives.py has no function {table['archive']!r}")
+        raise InputError(f"{where}: grader/hostile/archives.py has no function {table['archive']!r}")
     plain = {key: table[key] for key in ("open", "archive") if key in table}
     loses, needs = tuple(table.get("loses", EVERYTHING)), tuple(table.get("needs", ()))
     return Attack(name, technique, exercise, table["why"], loses, needs, files=files, edits=edits, **plain)

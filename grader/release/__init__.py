@@ -16,12 +16,12 @@ from pathlib import Path, PurePosixPath
 import tomlkit
 
 from grader import stubs
-from grader.errors import Wrong
+from grader.errors import InputError
 from grader.submissions import ROOT_FILES
 from lab.commands.answers import templates
 from lab.course import questions
 from lab.course.assignment import ROOT, default, needed
-from lab.harness.files import write_whole
+from lab.harness.files import write_atomically
 
 from .leaks import Leak, Solutions
 
@@ -50,7 +50,7 @@ GIVEN = {(file, line) for file, lines in _GIVEN.items() for line in lines}  # ha
 
 
 def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
-    """All files of a student's archive by name. Raises Wrong if the kit is not as expected.
+    """All files of a student's archive by name. Raises InputError if the kit is not as expected.
 
     profile: unless "full", the archive has only the exercises of this profile. ids: if given, only these of them.
     """
@@ -69,7 +69,7 @@ def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
         found |= read(p for p in _pictures(name, data))
     for name in found:
         if PurePosixPath(name).suffix not in _KINDS:
-            raise Wrong(f"{name}: expected files of the kinds {' '.join(filter(None, _KINDS))}; move it away")
+            raise InputError(f"{name}: expected files of the kinds {' '.join(filter(None, _KINDS))}; move it away")
     if profile != "full" or ids:
         found = _of_profile(found, profile, tuple(ids or default().profiles[profile]))
     return dict(sorted(found.items()))
@@ -86,11 +86,11 @@ def leaks(found: Mapping[str, bytes]) -> list[Leak]:
 
 
 def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
-    """Write the archive; return its number of files. If it held a solution, raise Wrong and write nothing."""
+    """Write the archive; return its number of files. If it held a solution, raise InputError and write nothing."""
     found = files(profile, ids)
     if leaked := leaks(found):
         more = f" (and {len(leaked) - 1} more)" if len(leaked) > 1 else ""
-        raise Wrong(f"{leaked[0]}{more}; expected no solution in a release; take it out, then release again")
+        raise InputError(f"{leaked[0]}{more}; expected no solution in a release; take it out, then release again")
     scripts = [f"{NAME}/{name}" for name in found if name.endswith(".sh")]
     write_zip(out, {f"{NAME}/{name}": data for name, data in found.items()}, scripts)
     return len(found)
@@ -99,7 +99,7 @@ def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
 def write_zip(out: Path, found: Mapping[str, bytes], executable: Iterable[str] = ()) -> None:
     """Write a zip atomically and reproducibly; the files named in `run` become executable."""
     if not out.parent.is_dir():
-        raise Wrong(f"--out: expected a place for a file, got {out}: {out.parent} is no folder")
+        raise InputError(f"--out: expected a place for a file, got {out}: {out.parent} is no folder")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as zipped:
         for name, data in found.items():
@@ -107,9 +107,9 @@ def write_zip(out: Path, found: Mapping[str, bytes], executable: Iterable[str] =
             info.create_system, info.external_attr = 3, (0o100755 if name in set(executable) else 0o100644) << 16
             zipped.writestr(info, data, zipfile.ZIP_DEFLATED)
     try:
-        write_whole(out, buffer.getvalue())
+        write_atomically(out, buffer.getvalue())
     except OSError as error:
-        raise Wrong(f"--out: expected a place for a file, got {out}: {error.strerror}") from None
+        raise InputError(f"--out: expected a place for a file, got {out}: {error.strerror}") from None
 
 
 @functools.cache
@@ -158,7 +158,7 @@ def _of_profile(found: dict[str, bytes], profile: str, ids: tuple[str, ...]) -> 
     for name, others in _OF_OTHER_PROFILES:
         page, times = re.subn(others, "", found[name].decode(), flags=re.MULTILINE)
         if not times:
-            raise Wrong(f"{name}: expected a part on other profiles, {others!r}, to leave out; found none")
+            raise InputError(f"{name}: expected a part on other profiles, {others!r}, to leave out; found none")
         found[name] = page.encode()
     return found
 
@@ -185,7 +185,7 @@ def _makefile() -> str:
     paragraphs = (ROOT / "Makefile").read_text(encoding="utf-8").split("\n\n")
     parts = [p for p in paragraphs if any(line.startswith(_TARGETS) for line in p.splitlines())]
     if len(parts) != len(_TARGETS):
-        raise Wrong(f"Makefile: expected paragraphs for {', '.join(_TARGETS)}, found {len(parts)} of them")
+        raise InputError(f"Makefile: expected paragraphs for {', '.join(_TARGETS)}, found {len(parts)} of them")
     parts[0] = re.sub(r"EXTRAS \?= .*", "EXTRAS ?= jupyter", re.sub(r"^#.*\n", "", parts[0]))
     head = "# make env, make test, make handout: see README.md. TORCH=keep leaves torch alone (Colab, a cluster).\n"
     rules = [".PHONY: env test handout pdf clean", *parts[1:-1], "test: env\n\t$(PY) -m pytest tests/", parts[-1]]

@@ -9,7 +9,7 @@ from lab.course.assignment import Assignment
 
 from .. import people
 from ..csv_io import Sheet, csv_text, disarmed
-from ..errors import Wrong
+from ..errors import InputError
 from ..graded import AllGraded
 from . import one_line
 from .summary import number, standing
@@ -33,16 +33,16 @@ def canvas(
     A cell is the column's points times the fraction earned of the points that count, code and written part together.
     A submission belongs to the student whose login, SIS id or Canvas id is its name, or is in its name if Canvas named
     the file. Of several submissions the latest that was not refused counts. A student without a submission gets an
-    empty cell, which Canvas ignores. Raises Wrong.
+    empty cell, which Canvas ignores. Raises InputError.
     """
     table = Sheet(roster)
     id_columns = [name for name in CANVAS if name in table.headings]
     if not {"Student", "ID"} <= set(id_columns):
         present = ", ".join(table.headings)[:200] or "nothing"
-        raise Wrong(f"expected Canvas' export with columns Student and ID, got {present}")
+        raise InputError(f"expected Canvas' export with columns Student and ID, got {present}")
     if column not in table.headings:
         similar = difflib.get_close_matches(column, table.headings, 3, 0.3) or ["none like it"]
-        raise Wrong(f"expected a column {column!r}, got {', '.join(similar)}; create the assignment, export again")
+        raise InputError(f"expected a column {column!r}, got {', '.join(similar)}; create the assignment, export again")
     students = [student for _, student in table]
     possible_row = next((s for s in students if s["Student"] == POSSIBLE), dict.fromkeys(table.headings, ""))
     try:
@@ -50,7 +50,7 @@ def canvas(
     except ValueError:
         maximum = math.nan
     if not 0 < maximum < math.inf:
-        raise Wrong(
+        raise InputError(
             f"expected the points of {column!r} in the row {POSSIBLE}, got {possible_row[column]!r}; "
             "give the assignment points in Canvas, export again"
         )

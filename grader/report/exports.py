@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.course.assignment import Assignment
 from lab.course.scoring import ExerciseScore, KindScore, Result, only_refusals_fail
-from lab.harness.files import write_whole
+from lab.harness.files import write_atomically
 
 from .. import people, written
 from ..cs336 import ADVISORY
@@ -220,12 +220,14 @@ def _numbers(record: object, names: Iterable[str]) -> dict[str, float]:
 
 def write_exports(folder: Path, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> None:
     """Write grades.csv and gradescope/<name>.json of each submission; update an existing canvas.csv."""
-    write_whole(folder / "grades.csv", csv_text(csv_rows(graded, assignment, ids)))
+    write_atomically(folder / "grades.csv", csv_text(csv_rows(graded, assignment, ids)))
     question_ids = dict.fromkeys(a.question for one in graded.values() for a in one.answers)
     for name, one in graded.items():
         text = json.dumps(gradescope(one, assignment, ids, question_ids), indent=1) + "\n"
-        write_whole(folder / "gradescope" / f"{page_name(name)}.json", text)
+        write_atomically(folder / "gradescope" / f"{page_name(name)}.json", text)
     roster = folder / "canvas.csv"  # has the students of the roster
     if roster.is_file():
         text = roster.read_text(encoding="utf-8-sig")
-        write_whole(roster, canvas(text, Sheet(text).headings[-1], graded, assignment, ids, people.read(folder))[0])
+        write_atomically(
+            roster, canvas(text, Sheet(text).headings[-1], graded, assignment, ids, people.read(folder))[0]
+        )

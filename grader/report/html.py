@@ -14,8 +14,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from lab.course.assignment import ASKS, Assignment
-from lab.harness.files import write_whole
+from lab.course.assignment import KIND_QUESTIONS, Assignment
+from lab.harness.files import write_atomically
 
 from .. import cs336, written
 from ..graded import AllGraded, Graded, Run
@@ -69,9 +69,9 @@ def write_reports(
     """Write index.html and submissions/<page_name>.html below folder; returns the path of index.html."""
     for g in graded.values():
         page = submission_page(g, assignment, run, ids)
-        write_whole(Path(folder, "submissions", f"{page_name(g.name)}.html"), page)
+        write_atomically(Path(folder, "submissions", f"{page_name(g.name)}.html"), page)
     index = Path(folder, "index.html")
-    write_whole(index, class_page(graded, assignment, run, ids))
+    write_atomically(index, class_page(graded, assignment, run, ids))
     return index
 
 
@@ -87,7 +87,7 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {f.__name__: f for f in (points, signed, percent, seconds, plain, one_line, quoted)}
-    environment.globals.update(reasons=REASONS, symbols=SYMBOLS, outcomes=written.OUTCOMES, kinds=ASKS)
+    environment.globals.update(reasons=REASONS, symbols=SYMBOLS, outcomes=written.OUTCOMES, kinds=KIND_QUESTIONS)
     for name, file in (("style", "style.css"), ("script", "sort.js")):
         text = (folder / file).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -11,10 +11,10 @@ from typing import Any
 
 from lab.course.assignment import Assignment
 from lab.course.scoring import totals
-from lab.harness.files import write_whole
+from lab.harness.files import write_atomically
 
 from ..csv_io import Sheet, read_text
-from ..errors import Wrong
+from ..errors import InputError
 from ..graded import AllGraded, Graded, Run
 from . import labels, one_line
 from .html import _render
@@ -51,17 +51,17 @@ def entries(graded: Graded, assignment: Assignment, ids: Collection[str]) -> lis
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """submission → the name to show, from a CSV with the columns submission and name. Raises Wrong."""
+    """submission → the name to show, from a CSV with the columns submission and name. Raises InputError."""
     expected = f"{path}: expected a CSV file in UTF-8"
     names: dict[str, str] = {}
     for line, row in Sheet(read_text(path, expected), f"{expected}: "):
         submission, name = (row.get(column, "") for column in ("submission", "name"))
         if not submission or not name:
-            raise Wrong(f"{path}:{line}: expected the columns submission and name, both filled; got {row!r}")
+            raise InputError(f"{path}:{line}: expected the columns submission and name, both filled; got {row!r}")
         if submission in names:
-            raise Wrong(f"{path}:{line}: {submission!r} is there twice; keep one")
+            raise InputError(f"{path}:{line}: {submission!r} is there twice; keep one")
         if one_line(name, 60) in {one_line(other, 60) for other in names.values()}:
-            raise Wrong(f"{path}:{line}: {name!r} is somebody's already; let them choose another")
+            raise InputError(f"{path}:{line}: {name!r} is somebody's already; let them choose another")
         names[submission] = name
     return names
 
@@ -84,8 +84,8 @@ def write(
     path: Path, graded: AllGraded, names: Mapping[str, str], assignment: Assignment, run: Run, ids: list[str]
 ) -> Path:
     if strangers := sorted(set(names) - set(graded)):
-        raise Wrong(f"no submission {strangers[0]!r} in run {run.id}; there are: {', '.join(sorted(graded)[:20])}")
+        raise InputError(f"no submission {strangers[0]!r} in run {run.id}; there are: {', '.join(sorted(graded)[:20])}")
     board = rows(graded, names, assignment, ids)
     values = {"rows": board, "timed": sorted({id for row in board for id in row.ratios})}
-    write_whole(path, _render("leaderboard.html", title="Leaderboard", assignment=assignment, run=run, **values))
+    write_atomically(path, _render("leaderboard.html", title="Leaderboard", assignment=assignment, run=run, **values))
     return path

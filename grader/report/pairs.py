@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.course.assignment import Assignment
-from lab.harness.files import write_whole
+from lab.harness.files import write_atomically
 
 from ..csv_io import csv_text, disarmed
 from ..similarity import FilePair, Pair
@@ -30,12 +30,14 @@ def write(folder: Path, found: list[Pair], left_out: list[str], assignment: Assi
         files = [_side_by_side(f) for f in pair.files[:_FILES] if f.share > 0]
         title = f"{row['one']} and {row['other']}"
         page = _render("pair.html", title=title, assignment=assignment, row=row, files=files)
-        write_whole(folder / "pairs" / f"{row['number']}.html", page)
+        write_atomically(folder / "pairs" / f"{row['number']}.html", page)
     values = {"rows": rows[:SHOWN], "more": max(0, len(rows) - SHOWN), "threshold": threshold}
     notes = [one_line(line, 300) for line in left_out]
     index = folder / "index.html"
-    write_whole(index, _render("similarity.html", title="Similarity", assignment=assignment, left_out=notes, **values))
-    write_whole(folder / "similarity.csv", _csv(rows))
+    write_atomically(
+        index, _render("similarity.html", title="Similarity", assignment=assignment, left_out=notes, **values)
+    )
+    write_atomically(folder / "similarity.csv", _csv(rows))
     return index
 
 

@@ -88,7 +88,7 @@ class Sandbox:
         self._boxes[box.process], self._tails[box.process] = box, tail
         if not box.started:
             self.kill(box.process)
-            message = (self.said(box.process).strip().splitlines() or ["no message"])[-1]
+            message = (self.error_output(box.process).strip().splitlines() or ["no message"])[-1]
             action = f"{self.isolation} to start {self.python}"
             raise SandboxError(f"expected {action}, it ended: {message}; run: grader doctor")
         return box.process
@@ -97,7 +97,7 @@ class Sandbox:
         """Report an isolation that this machine lacks."""
         self.notes.append(text)
 
-    def said(self, process: subprocess.Popen[bytes]) -> str:
+    def error_output(self, process: subprocess.Popen[bytes]) -> str:
         """The last 64 KiB of standard error. For people to read; never use it as evidence."""
         tail = self._tails[process]
         if process.poll() is not None:

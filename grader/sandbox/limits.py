@@ -9,12 +9,12 @@ from pathlib import Path
 
 import psutil
 
-from grader.errors import Wrong
+from grader.errors import InputError
 
 GIB, MIB = 1 << 30, 1 << 20
 
 
-class SandboxError(Wrong):
+class SandboxError(InputError):
     """The sandbox cannot do what was asked."""
 
 

@@ -12,7 +12,7 @@ from flask_wtf.csrf import CSRFError, CSRFProtect
 from werkzeug.security import check_password_hash, generate_password_hash
 from werkzeug.wrappers import Response
 
-from ..console import Wrong
+from ..console import InputError
 from ..gradebook import GradebookError
 from ..graded import Account
 from ..report import page_name, points
@@ -40,9 +40,9 @@ class User(UserMixin):
 def account(login: str, role: str, name: str, password: str) -> Account:
     """An account with this password, hashed."""
     if not login.isprintable() or not login.strip() or ":" in login:
-        raise Wrong(f"--add-user: expected a name that can be printed, without a colon, got {login!r}")
+        raise InputError(f"--add-user: expected a name that can be printed, without a colon, got {login!r}")
     if len(password) < 8:
-        raise Wrong("password: expected at least 8 characters")
+        raise InputError("password: expected at least 8 characters")
     return Account(login, role, name, generate_password_hash(password))
 
 
@@ -123,7 +123,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
         code = 503 if isinstance(error, GradebookError) else getattr(error, "code", 400)
         return render_template("error.html", says=text), code
 
-    for kind in (Wrong, CSRFError, 403, 404):
+    for kind in (InputError, CSRFError, 403, 404):
         app.register_error_handler(kind, error_page)
     from .views import error_text, pages
 

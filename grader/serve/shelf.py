@@ -96,7 +96,7 @@ class Shelf:
             yield book, self.now()
         self._changed.set()
 
-    def exporting(self) -> None:
+    def export_loop(self) -> None:
         """Run `grader report` EXPORT_AFTER seconds after each change, until `end` is called."""
         while self._changed.wait(1.0) or not self._ended.is_set():
             if self._changed.is_set():

@@ -15,7 +15,7 @@ from lab.course.assignment import default
 from lab.course.questions import default as questions
 
 from .. import policy, rubric, rulings
-from ..errors import Busy, GradebookError, Wrong
+from ..errors import Busy, GradebookError, InputError
 from ..report import html, labels, plain, points
 from ..report.summary import SYMBOLS, state
 from ..written import OUTCOMES, QuestionScore
@@ -92,7 +92,7 @@ def saving(page: Callable[..., Page]) -> Callable[[Callable[..., Page]], Callabl
         def view(**arguments: str) -> Page:
             try:
                 return write(**arguments)
-            except Wrong as error:
+            except InputError as error:
                 code = 503 if isinstance(error, GradebookError) else 400
                 return page(shelf().now(), **arguments, wrong=error_text(error), code=code)
 
@@ -108,7 +108,7 @@ def decide(slug: str) -> Page:
     try:
         value = float(form.get("value") or 0)
     except ValueError:
-        raise Wrong(f"points or days: expected a number, got {form['value'][:40]!r}") from None
+        raise InputError(f"points or days: expected a number, got {form['value'][:40]!r}") from None
     with shelf().writing() as (book, now):
         row = row_of(now, slug)
         if form.get("version") != row.version:
@@ -139,7 +139,7 @@ def ask(slug: str) -> Page:
         if exercise and exercise not in now.ids:
             abort(404)
         if not text:
-            raise Wrong("text: expected a few words, got nothing")
+            raise InputError("text: expected a few words, got nothing")
         book.say(row.name, exercise, text, current_user.login, current_user.role, "closed" if closing else "open")
     return redirect(url_for("pages.student", slug=slug), 303)
 

@@ -20,7 +20,7 @@ def refreshed(chapter: str) -> str:
     return CARD.sub(lambda m: f"```{{exercise}} {m[1]}\n{line(default().exercise(m[1]))}\n```", chapter)
 
 
-def judged(e: Exercise) -> dict[str, tuple[float, list[str]]]:
+def tests_by_kind(e: Exercise) -> dict[str, tuple[float, list[str]]]:
     """By kind of test: (the points it carries, the names of its tests in words), in the order of the files."""
     by_kind: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for path in sorted((ROOT / "tests" / e.stage).glob("test_*.py")):

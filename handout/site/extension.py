@@ -72,7 +72,7 @@ def _judged(e: Exercise) -> str:
     """The tests by kind, in Markdown, named for what they hold."""
     return "\n".join(
         f"- *{kind}*, {cards.counted(round(points, 1), 'point')}: {'; '.join(names)}."
-        for kind, (points, names) in cards.judged(e).items()
+        for kind, (points, names) in cards.tests_by_kind(e).items()
     )
 
 

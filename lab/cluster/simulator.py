@@ -31,7 +31,7 @@ class Span:
 
 
 @dataclass
-class Played:
+class SimulationResult:
     """Result of a simulation: seconds of the step, and each rank's seconds by cause, which add up to the step's."""
 
     step_s: float
@@ -49,7 +49,7 @@ class SimulationError(ValueError):
     """The programs cannot end. The text is one line that says which rank waits for what."""
 
 
-def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> Played:
+def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> SimulationResult:
     """Play all programs from time 0. Raises SimulationError for a deadlock.
 
     A collective begins when the last of its ranks with a program has reached it; ranks without a program are assumed
@@ -67,7 +67,7 @@ def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> Played
     step_s = max(rank.now for rank in ranks.values())
     for rank in ranks.values():
         rank.advance_to(step_s, IDLE)
-    return Played(step_s, {n: r.causes for n, r in ranks.items()}, {n: r.spans for n, r in ranks.items()})
+    return SimulationResult(step_s, {n: r.causes for n, r in ranks.items()}, {n: r.spans for n, r in ranks.items()})
 
 
 class _Meeting:

@@ -8,7 +8,7 @@ from .events import Block, Collective, Compute, Event, Program, Recv, Send, Wait
 from .jobs import Job, Plan, spread, unfit
 from .parts import DATA, Part, Unit, blocks_of, data_group, each_unit, gathered, held_by, part_of, scattered, unit_sizes
 from .prices import collective_s, compute_s
-from .simulator import Played, closed, play
+from .simulator import SimulationResult, closed, play
 
 TIED = "tied embedding"
 NORM = "gradient norm"
@@ -16,7 +16,7 @@ GATHERED, REDUCED, FIRST = 1, 2, 10  # handles: next unit's parameters, gradient
 RESERVED = 0.05  # share of device memory for the CUDA context, NCCL's buffers and fragmentation; assumed
 
 
-def price(job: Job, plan: Plan, timeline: bool = False) -> Played:
+def price(job: Job, plan: Plan, timeline: bool = False) -> SimulationResult:
     """Simulate a step of the first rank of each stage (`programs`). Slow: its time grows with micro-batches."""
     return play(programs(job, plan), job.cluster, timeline)
 

@@ -23,7 +23,7 @@ ANSWERS_BYTES, LINE_LIMIT, WRITEUP_BYTES = 64 << 10, 1000, 1 << 20  # tomllib ne
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenAnswer:
     """The answer to one question. `value`: a number in base units, a letter, or prose; None if there is no answer."""
 
     question: Question
@@ -41,7 +41,7 @@ class Given:
         return "" if low <= self.value <= high else f"expected {q.range[0]:g} to {q.range[1]:g} {q.unit}".rstrip()
 
 
-def read(folder: Path, questions: Iterable[Question]) -> tuple[list[Given], list[str]]:
+def read(folder: Path, questions: Iterable[Question]) -> tuple[list[GivenAnswer], list[str]]:
     """(answer to each question in `folder`, a line for each unreadable file or unknown question)."""
     tables, answers_error, notes = _tables(folder / ANSWERS, default())
     sections, writeup_error = _sections(folder / WRITEUP, default())
@@ -49,9 +49,9 @@ def read(folder: Path, questions: Iterable[Question]) -> tuple[list[Given], list
     for q in questions:
         if q.kind == "prose":
             text = sections.get(q.id, "")
-            given.append(Given(q, text, text or None, f"{WRITEUP} cannot be read" if writeup_error else ""))
+            given.append(GivenAnswer(q, text, text or None, f"{WRITEUP} cannot be read" if writeup_error else ""))
         elif answers_error:
-            given.append(Given(q, problem=f"{ANSWERS} cannot be read"))
+            given.append(GivenAnswer(q, problem=f"{ANSWERS} cannot be read"))
         else:
             given.append(_answer(q, tables.get(q.id, {})))
     return given, [*filter(None, (answers_error, writeup_error)), *notes]
@@ -141,29 +141,29 @@ def _sections(path: Path, known: Questions) -> tuple[dict[str, str], str]:
     return {id: "\n".join(lines).strip() for id, lines in found.items()}, why
 
 
-def _answer(q: Question, table: dict[str, Any]) -> Given:
+def _answer(q: Question, table: dict[str, Any]) -> GivenAnswer:
     value, unit = table.get("value", ""), table.get("unit", "")
     if value == "" or (isinstance(value, str) and not value.strip()):
-        return Given(q)
+        return GivenAnswer(q)
     if not isinstance(unit, str):
-        return Given(q, _show(value), problem=f"unit: expected a string such as {q.unit!r}, got {_show(unit)}")
+        return GivenAnswer(q, _show(value), problem=f"unit: expected a string such as {q.unit!r}, got {_show(unit)}")
     shown = f"{_show(value)} {unit}".strip() if q.kind != "choice" else _show(value)
     if q.kind == "choice":
         letters = [letter for letter, _ in q.options]
         letter = value.strip().lower() if isinstance(value, str) else ""
         if letter not in letters:
-            return Given(q, shown, problem=f"value: expected one of {', '.join(letters)}, got {_show(value)}")
-        return Given(q, shown, letter)
+            return GivenAnswer(q, shown, problem=f"value: expected one of {', '.join(letters)}, got {_show(value)}")
+        return GivenAnswer(q, shown, letter)
     number = math.nan
     with contextlib.suppress(ValueError, OverflowError):
         if isinstance(value, int | float | str) and not isinstance(value, bool):
             number = float(value)
     if not math.isfinite(number):
-        return Given(q, shown, problem=f"value: expected a number, the unit beside it, got {_show(value)}")
+        return GivenAnswer(q, shown, problem=f"value: expected a number, the unit beside it, got {_show(value)}")
     try:
-        return Given(q, shown, in_base(number, unit, q.unit))
+        return GivenAnswer(q, shown, in_base(number, unit, q.unit))
     except UnitError as error:
-        return Given(q, shown, problem=f"unit: {error}")
+        return GivenAnswer(q, shown, problem=f"unit: {error}")
 
 
 def _show(value: Any) -> str:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ..course.assignment import ROOT, default
-from ..harness.progress import remembered
+from ..harness.progress import load_progress
 from ..plots.losses import save
 from ..solution.unwritten import written
 from ..train import loop as train
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str], out: Console) -> int:
     for run in runs:
         replace = lacking(run)
         name = STAND_INS if run.everything else run.impl
-        say(out, of_what(run, replace), f"{name}: ", words={name: "bold"})
+        say(out, description(run, replace), f"{name}: ", words={name: "bold"})
         if code := launch(run, replace):
             return code
         losses[name] = json.loads((run.folder / "losses.json").read_text())
@@ -102,7 +102,7 @@ def _changed(options: argparse.Namespace, **changes: Any) -> argparse.Namespace:
 def solved(impl: str, id: str) -> bool:
     """Whether an exercise is solved: in student/, whether its last tests passed; elsewhere, whether it is written."""
     if impl == "student":
-        return remembered().passes(id)
+        return load_progress().passes(id)
     return written(train.folder_of(impl) / default().exercise(id).file)
 
 
@@ -114,7 +114,7 @@ def lacking(options: argparse.Namespace) -> list[str]:
     return [id for id in needed if id in options.replace or not solved(options.impl, id)]
 
 
-def of_what(options: argparse.Namespace, replace: list[str]) -> str:
+def description(options: argparse.Namespace, replace: list[str]) -> str:
     """Describe a run: the mesh, the implementation's own pieces, and the stand-ins."""
     mesh = ",".join(f"{axis}={n}" for axis, n in options.mesh.items())
     own_pieces = [id for id in pieces(options.stack, torch.device(train.device())) if id not in replace]
@@ -138,7 +138,7 @@ def launch(options: argparse.Namespace, replace: list[str]) -> int:
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }  # fmt: skip
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **shared}
-    command = [sys.executable, "-m", "lab.train", *said(options, replace)]
+    command = [sys.executable, "-m", "lab.train", *as_arguments(options, replace)]
     processes = [
         subprocess.Popen(command, env={**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, process_group=0)
         for r in range(ranks)
@@ -160,7 +160,7 @@ def launch(options: argparse.Namespace, replace: list[str]) -> int:
     return next((c for c in codes if c > 0), next((1 for c in codes if c), 0))
 
 
-def said(options: argparse.Namespace, replace: list[str]) -> list[str]:
+def as_arguments(options: argparse.Namespace, replace: list[str]) -> list[str]:
     """The options as command-line arguments of lab.train."""
     words = ["--mesh", ",".join(f"{axis}={n}" for axis, n in options.mesh.items()), "--replace", ",".join(replace)]
     for name, value in vars(options).items():

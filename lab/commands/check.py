@@ -46,13 +46,13 @@ def run(exercises: Iterable[Exercise], runner: Runner) -> int:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import pytest
 
-    from ..harness.verdicts import Lent
+    from ..harness.verdicts import LentRunner
 
     runner.forget()
     ids = [argument for e in exercises for argument in ("--exercise", e.id)]
     files = [str(f) for e in exercises for f in tests_of(e)]
     options = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
-    return int(pytest.main([*dict.fromkeys(files), *ids, *options], plugins=[Lent(runner)]))
+    return int(pytest.main([*dict.fromkeys(files), *ids, *options], plugins=[LentRunner(runner)]))
 
 
 def leave(code: int) -> NoReturn:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..course.assignment import ROOT, AssignmentError, Exercise, students_profile
 from ..course.listing import some
-from ..harness.progress import STUDENT, Progress, remembered
+from ..harness.progress import STUDENT, Progress, load_progress
 from ..solution.unwritten import untouched
 from . import status as status_page
 from .dryrun import dryrun
@@ -51,7 +51,7 @@ def status(
     """Where you are, what is next, and its first hint."""
     context.obj = profile or students_profile()
     if not context.invoked_subcommand:
-        status_page.show(remembered(profile=context.obj), out)
+        status_page.show(load_progress(profile=context.obj), out)
 
 
 NAMES = "An id, the end of one, a stage, or a file"
@@ -61,7 +61,7 @@ Names = Annotated[list[str] | None, typer.Argument(help=f"{NAMES}; default: what
 @app.command()
 def check(context: typer.Context, exercise: Names = None) -> None:
     """Test what changed since it was tested last; nothing changed and all passed is said at once."""
-    progress = remembered(profile=context.obj)
+    progress = load_progress(profile=context.obj)
     todo = _to_check([*dict.fromkeys(_named(exercise or [], progress))], progress)
     written = [e for e in todo if not _stub(e)]
     if not todo:
@@ -75,7 +75,7 @@ def check(context: typer.Context, exercise: Names = None) -> None:
         code = checking.run(written, runner)
     if len(written) < len(todo):
         say(out, f"not written yet: {', '.join(e.id for e in todo if e not in written)}", style="yellow")
-    status_page.after(todo, remembered(profile=context.obj), out)
+    status_page.after(todo, load_progress(profile=context.obj), out)
     checking.leave(code or int(written != todo))
 
 
@@ -87,7 +87,7 @@ def watch(context: typer.Context) -> None:
     def once(runner: Any, saved: list[str]) -> int | None:
         if saved:
             say(out, f"saved: {some(saved)}", style="dim")
-        todo = _to_check([], remembered(profile=context.obj))
+        todo = _to_check([], load_progress(profile=context.obj))
         code = None
         if todo and (stub := _stub(todo[0])):  # only the next one: what changed is written
             status_page.unwritten(todo[0], stub, out)
@@ -95,7 +95,7 @@ def watch(context: typer.Context) -> None:
             code = checking.run(todo, runner)
             if code == checking.INTERRUPTED:
                 return code
-            status_page.after(todo, remembered(profile=context.obj), out)
+            status_page.after(todo, load_progress(profile=context.obj), out)
         out.print("watching student/, Ctrl-C ends it", style="dim")
         return code
 
@@ -142,7 +142,7 @@ def hint(
     level: Annotated[int, typer.Option(min=1, max=3, help="From a nudge (1) to nearly everything (3).")] = 1,
 ) -> None:
     """A hint of the level asked for; hints cost nothing."""
-    progress = remembered(profile=context.obj)
+    progress = load_progress(profile=context.obj)
     target = progress.next()
     if exercise:
         named = _named([exercise], progress)
@@ -161,7 +161,7 @@ def explain(
     """The method of an exercise that passes, in prose, and what was measured of yours beside what was expected."""
     from . import explain as explaining
 
-    progress = remembered(profile=context.obj)
+    progress = load_progress(profile=context.obj)
     if exercise is None:
         exercise = next((r.exercise for r in reversed(progress.results) if progress.passes(r.exercise)), None)
     if exercise is None:
@@ -178,7 +178,7 @@ def doctor(
     """Look what this machine lacks, and say what to do about it; exit 1 only where nothing would run."""
     from . import doctor as d
 
-    sys.exit(d.tell(d.examine(), out, as_json=as_json, well="All is well: lab says where you are"))
+    sys.exit(d.report(d.examine(), out, as_json=as_json, well="All is well: lab says where you are"))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

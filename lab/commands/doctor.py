@@ -30,7 +30,7 @@ from ..course.assignment import ROOT
 
 GIB = 1 << 30
 MEMORY_GIB, SHARED_GIB = 2.0, 0.25
-ASK_S = 180.0  # enough for a cold import of torch on two busy cores
+PYTHON_S = 180.0  # enough for a cold import of torch on two busy cores
 _MARK = "shardlings says: "
 
 
@@ -46,7 +46,7 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Run all checks for students."""
-    resources = [*room()]  # measured first, since the other checks use memory
+    resources = [*free_space()]  # measured first, since the other checks use memory
     yield from software()
     yield from resources
 
@@ -58,7 +58,7 @@ def software() -> Iterator[Finding]:
             yield from found
 
 
-def tell(findings: Iterable[Finding], out: Console, *, as_json: bool, well: str = "") -> int:
+def report(findings: Iterable[Finding], out: Console, *, as_json: bool, well: str = "") -> int:
     """Print the findings, and `well` if there is nothing to do. Return the exit code: 1 if a finding is fatal."""
     found = list(findings)
     if as_json:
@@ -127,7 +127,7 @@ def triton() -> Finding:
     """
     if installed("triton") is None:
         return Finding("Triton's interpreter", "no Triton", "its exercises are not run here; all else works")
-    answer = ask(_KERNEL, {"TRITON_INTERPRET": "1"})
+    answer = run_python(_KERNEL, {"TRITON_INTERPRET": "1"})
     if answer.get("sum") == 6:
         return Finding("Triton's interpreter", "runs a kernel")
     why = answer.get("error", f"a sum of {answer.get('sum')} instead of 6")
@@ -157,7 +157,7 @@ say({"built": torch.version.cuda or torch.version.hip, "devices": [
 
 def gpu() -> Iterator[Finding]:
     """Check the driver and its devices, and whether torch sees the same devices."""
-    rows, seen = driver(), ask(_CUDA)
+    rows, seen = driver(), run_python(_CUDA)
     for i, (name, version, mig) in enumerate(rows):
         yield Finding(f"GPU {i}", f"{name}, driver {version}", _MIG if mig == "Enabled" else "")
     if "error" in seen:
@@ -188,7 +188,7 @@ def ranks() -> Iterator[Finding]:
     from ..harness.executor import Executor, Zygote
     from ..solution import framing
 
-    answer = ask(_GLOO)
+    answer = run_python(_GLOO)
     if answer.get("sum") == 3:
         yield Finding("Gloo on loopback", "two ranks met")
     else:
@@ -223,7 +223,7 @@ say({"sum": total.item()})
 """
 
 
-def room() -> Iterator[Finding]:
+def free_space() -> Iterator[Finding]:
     """Check cores, free memory and shared memory, which several ranks at once need."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding(
@@ -255,18 +255,18 @@ def output(command: list[str], timeout_s: float = 60.0) -> str:
     return process.stdout if process.returncode == 0 else ""
 
 
-def ask(code: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+def run_python(code: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     """Run `code` in a separate Python, and return the dict that it passes to say(); {"error": …} on a crash or hang."""
     with tempfile.TemporaryDirectory(prefix="shardlings-doctor-") as folder:
         file = Path(folder) / "asked.py"  # a file: Triton reads the source of its kernels
         file.write_text(f"def say(answer):\n    import json\n    print({_MARK!r} + json.dumps(answer))\n{code}")
         try:
             process = subprocess.run(
-                [sys.executable, str(file)], capture_output=True, text=True, errors="replace", timeout=ASK_S,
+                [sys.executable, str(file)], capture_output=True, text=True, errors="replace", timeout=PYTHON_S,
                 env={**os.environ, **(env or {})},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return {"error": f"no answer in {ASK_S:.0f} s"}
+            return {"error": f"no answer in {PYTHON_S:.0f} s"}
     answers = [line.removeprefix(_MARK) for line in process.stdout.splitlines() if line.startswith(_MARK)]
     if answers:
         return json.loads(answers[-1])

@@ -22,7 +22,7 @@ from .prose import say
 
 if TYPE_CHECKING:
     from ..cluster.hardware import Cluster
-    from ..cluster.simulator import Played
+    from ..cluster.simulator import SimulationResult
     from ..dryrun.accounts import Account, Step
     from ..harness.runner import Runner
 
@@ -213,7 +213,7 @@ def fits(accounts: Sequence[Account], cluster: Cluster) -> str:
     )
 
 
-def _step_time(result: Played, accounts: Sequence[Account], cluster: Cluster) -> str:
+def _step_time(result: SimulationResult, accounts: Sequence[Account], cluster: Cluster) -> str:
     shares = sorted(result.causes.items(), key=lambda item: -item[1])
     causes = ", ".join(f"{name} {100 * seconds / result.step_s:.0f} %" for name, seconds in shares if seconds)
     flops = sum(account.flops for account in accounts) / len(accounts)
@@ -223,7 +223,7 @@ def _step_time(result: Played, accounts: Sequence[Account], cluster: Cluster) ->
     )
 
 
-def timeline_rows(result: Played) -> list[str]:
+def timeline_rows(result: SimulationResult) -> list[str]:
     """A line per rank: for each of WIDTH parts of the step, the activity that took most of the time."""
     cell_s = result.step_s / WIDTH
     lines = []
@@ -241,7 +241,7 @@ def timeline_rows(result: Played) -> list[str]:
     return [*lines, f"       {legend}"]
 
 
-def draw(result: Played, title: str, path: Path) -> None:
+def draw(result: SimulationResult, title: str, path: Path) -> None:
     """Draw the timeline to a file."""
     import matplotlib
 

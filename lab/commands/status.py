@@ -26,7 +26,7 @@ def show(progress: Progress, out: Console) -> None:
     if shown != {"not attempted"}:
         legend = [f"{mark} {word}" for word, (mark, _) in _MARKS.items() if word in shown]
         say(out, _unbroken(legend), "  ", words=dict(_MARKS.values()))
-    if not progress.rests:
+    if not progress.digests:
         say(out, "Nothing is tested yet. Read and write the file below, then run: lab check")
     _missing(progress, out)
     _changed(progress, out)

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-ASKS = {  # by kind of test
+KIND_QUESTIONS = {  # by kind of test
     "numerics": "are the values right?",
     "property": "do they come about as the algorithm says: which messages, bytes, memory, order?",
     "timing": "is it faster than the plain way, measured side by side?",
 }
-KINDS = tuple(ASKS)
+KINDS = tuple(KIND_QUESTIONS)
 _MISSING = object()
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..cluster.events import Compute
-from ..measure.process import settled
+from ..measure.process import lowest_bytes
 from ..measure.tally import NeedsData, Tally
 from ..model.transformer import Transformer, attention
 from ..ranks import group
@@ -116,7 +116,7 @@ def _account(impl: Any, step: Step, tally: Tally, patience_s: float = 0.0) -> st
         gc.enable()
         peak, resting = tally.memory(since=start)
         if patience_s:
-            settled(lambda: sum(tally.memory(since=start)[1].values()), patience_s=patience_s)
+            lowest_bytes(lambda: sum(tally.memory(since=start)[1].values()), patience_s=patience_s)
             _, resting = tally.memory(since=start)
     rows = [vars(row) for row in ledger.rows[first:]]
     trace, segments = _compact(tally.events[start:], first)

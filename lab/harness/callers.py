@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 
-class Theirs:
+class CallerTensors:
     """A caller's arguments by name: tensors or lists of tensors. Neither a call nor its backward may change them.
 
     A probe returns `seen()` as "callers" beside its values. `run` judges it before the test judges the values.

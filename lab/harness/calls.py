@@ -10,7 +10,7 @@ import numpy
 from torch import Tensor
 
 from ..measure.memory import meter
-from .callers import Theirs
+from .callers import CallerTensors
 from .raising import raised
 
 
@@ -21,7 +21,9 @@ def called(impl: Any, function: str, cases: list) -> list:
     """
     found = []
     for case in cases:
-        arguments = Theirs(**(case if isinstance(case, dict) else {f"argument {i}": x for i, x in enumerate(case, 1)}))
+        arguments = CallerTensors(
+            **(case if isinstance(case, dict) else {f"argument {i}": x for i, x in enumerate(case, 1)})
+        )
         result = plain(_call(impl, function, case))
         found.append({"callers": seen} if any(seen := arguments.seen()) else result)
     return found

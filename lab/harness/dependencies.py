@@ -11,7 +11,7 @@ from ..course.assignment import ROOT, default, needed
 from ..solution import forbidden
 
 
-def on(id: str, source: Path) -> dict[str, str]:
+def digests(id: str, source: Path) -> dict[str, str]:
     """{"ddp/naive.py": digest, "lab": digest, …}: files of the implementation in `source`, and folders of the kit."""
     known, ids = default().exercises, {id, *needed(id)}
     paths = {path for i in ids for path in forbidden.reachable(source, known[i].file)}
@@ -27,7 +27,7 @@ def changed(recorded: dict[str, str], source: Path) -> list[str]:
 
 def key(id: str, source: Path, seed: str) -> str:
     """One digest of all dependencies and the seed, as a cache key: equal keys have equal results."""
-    parts = [id, seed, *(f"{name}\0{digest}" for name, digest in on(id, source).items())]
+    parts = [id, seed, *(f"{name}\0{digest}" for name, digest in digests(id, source).items())]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

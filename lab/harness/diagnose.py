@@ -98,7 +98,7 @@ def _order(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, names: 
 
 
 @harmless
-def places(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], what: str) -> str:
+def row_order(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], what: str) -> str:
     """A LOOKS line that numbers the expected rows (or parts, …), and lists the numbers of those that came."""
     kinds: list[torch.Tensor] = []
     for row in want:

@@ -15,13 +15,13 @@ REMEDIES = {
 }
 
 
-def added(text: str) -> str:
+def with_remedy(text: str) -> str:
     """The text, with its remedy at the end of the first line."""
     first, newline, rest = text.partition("\n")
-    remedy = of(first)
+    remedy = remedy_for(first)
     return f"{first}: {remedy}{newline}{rest}" if remedy else text
 
 
-def of(text: str) -> str:
+def remedy_for(text: str) -> str:
     """The remedy for an error with this text; "" where there is none."""
     return next((remedy for part, remedy in REMEDIES.items() if part in text), "")

@@ -57,7 +57,7 @@ class Executor:
     def note(self, text: str) -> None:
         """Report an isolation that this machine lacks. A student's executor promises none, so it reports nothing."""
 
-    def said(self, process: subprocess.Popen[bytes]) -> str:
+    def error_output(self, process: subprocess.Popen[bytes]) -> str:
         """The process's standard error, if it was kept. Here it went to the terminal."""
         return ""
 
@@ -106,7 +106,7 @@ class Zygote:
             with make() as switch:
                 socket.send_fds(self.requests, [framing.PROBE], [end.fileno() for end in switch.ends])
                 framing.send(self.requests.fileno(), asdict(job), payload)
-                deadline = time.monotonic() + job.longest_s + GRACE_S
+                deadline = time.monotonic() + job.limit_s + GRACE_S
                 switch.serve(self.answers, deadline, lambda: self.requests.sendall(framing.GIVE_UP))
                 header, blobs = framing.receive(self.answers, deadline)
                 if header.get("again") is not True:

@@ -12,7 +12,7 @@ import psutil
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{8}\.(?P<node>.+)\.tmp")
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a file atomically: readers see the old content or the new. Of two writers, the later one wins.
 
     Text is written as UTF-8, with its line ends unchanged. The temporary file's name is unique even if several nodes
@@ -27,7 +27,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def sweep_halves(folder: Path) -> None:
+def sweep_temporary(folder: Path) -> None:
     """Remove temporary files, in `folder` and below, of this machine's processes that were killed while writing."""
     for temporary in folder.rglob(".*.tmp"):
         match = _TEMPORARY.fullmatch(temporary.name)

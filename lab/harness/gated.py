@@ -53,7 +53,7 @@ def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
 
     "first": number of its first message. "rows": its messages with their phase ("forward", "between", "backward" or
     "finish"). "payloads": of its messages. "marks": [layer, messages sent before the last micro-batch's backward
-    reached this layer]. "unsent": messages sent before the last of several micro-batches began. "stood_still": messages
+    reached this layer]. "unsent": messages sent before the last of several micro-batches began. "stalls": messages
     for which the rank waited although backward should have gone on. "ran_s": seconds that the process ran
     in forward, and in backward.
 
@@ -73,7 +73,7 @@ def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
             "first": first, "rows": rows, "payloads": list(trace.payloads[first:last]),
             "marks": [[i, issued[f"{prefix} layer {i}"] - first] for i in reversed(micros[-1])],
             "unsent": issued[f"{prefix} begins"] - first if len(micros) > 1 else 0,
-            "stood_still": [row.number - first for row in trace.stood_still if first <= row.number < last],
+            "stalls": [row.number - first for row in trace.stalls if first <= row.number < last],
             "ran_s": [sum(times[k + 1] - times[k] for times in ran) for k in (0, 1)],
         })  # fmt: skip
     return found
@@ -126,7 +126,7 @@ def events(step: dict[str, Any]) -> list[Event]:
     for count in [*(count for _, count in step["marks"]), len(step["rows"])]:
         for i in range(issued, count):
             row = step["rows"][i]
-            found.append(Event(row["op"], row["bytes"], i in step["stood_still"]))
+            found.append(Event(row["op"], row["bytes"], i in step["stalls"]))
         issued = max(issued, count)
         found.append(Event())
     return found[:-1]

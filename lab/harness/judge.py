@@ -70,7 +70,7 @@ def close(
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), want.shape))
     names = [d.strip() for d in dims.split(",")] if len(dims.split(",")) == len(index) and dims else []
     position = f"({', '.join(map(str, index))})" + (f" of ({dims})" if names else "")
-    actual, expected = apart(float(got64[index]), float(want64[index]))
+    actual, expected = distinct_digits(float(got64[index]), float(want64[index]))
     raise Judged(
         f"{what}: {int(wrong.sum())} of {wrong.numel()} values are off; worst at {position}: "
         f"got {actual}, expected {expected}, allowed ±{float(allowed[index]):.2g}"
@@ -94,7 +94,7 @@ def _rounded_once(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
 def callers(value: Any, where: str = "") -> None:
     """Assert that no tensor of the caller has changed, and that a second backward gave the same gradients.
 
-    value: a probe's return value. A dict in it may have an entry "callers": the result of `Theirs.seen`.
+    value: a probe's return value. A dict in it may have an entry "callers": the result of `CallerTensors.seen`.
     """
     if isinstance(value, dict):
         changed, second = value.get("callers", ((), ()))
@@ -120,7 +120,7 @@ def modes(changed: Sequence[str], what: str) -> None:
     )
 
 
-def apart(got: float, want: float, digits: int = 7) -> tuple[str, str]:
+def distinct_digits(got: float, want: float, digits: int = 7) -> tuple[str, str]:
     """Format both numbers with enough digits to see that they differ, at least `digits`."""
     for precision in range(digits, 18):
         texts = f"{got:.{precision}g}", f"{want:.{precision}g}"

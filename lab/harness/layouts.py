@@ -69,7 +69,7 @@ def _assign(
         tensors = x if isinstance(x, list) else [x]
         fit = [o for o in options if name in may_repeat or o not in REPEATED]
         chosen[name] = next(o for o in fit if tensors[0].ndim >= LEAST_DIMS.get(o, 1) and o not in chosen.values())
-        copies = [lay(t, chosen[name]).contiguous() for t in tensors]
+        copies = [lay_out(t, chosen[name]).contiguous() for t in tensors]
         values[name] = copies if isinstance(x, list) else copies[0]
     return values, chosen
 
@@ -79,12 +79,12 @@ def far(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]
     return operands, dict.fromkeys(operands, FAR)
 
 
-def told(layouts: dict[str, str]) -> str:
+def listed(layouts: dict[str, str]) -> str:
     """List the layouts, for a message."""
     return ", ".join(f"{name} {layout}" for name, layout in layouts.items())
 
 
-def blaming(layouts: dict[str, str], judge: Callable[[dict[str, str]], T]) -> T:
+def blame(layouts: dict[str, str], judge: Callable[[dict[str, str]], T]) -> T:
     """Call judge(layouts). If it fails, add to the message which operand's layout causes the failure.
 
     judge: asserts that the result is right for operands with these layouts.
@@ -115,17 +115,17 @@ def _blamed(layouts: dict[str, str], judge: Callable[[dict[str, str]], object]) 
     return f"\n{LOOKS}right where all operands are contiguous in memory, {where}: are its own strides used?"
 
 
-def all_laid(operands: dict[str, Tensor], layouts: dict[str, str]) -> dict[str, Tensor]:
+def lay_out_all(operands: dict[str, Tensor], layouts: dict[str, str]) -> dict[str, Tensor]:
     """Lay out each operand; without a layout it is contiguous."""
-    return {name: lay(x, layouts.get(name, "contiguous")) for name, x in operands.items()}
+    return {name: lay_out(x, layouts.get(name, "contiguous")) for name, x in operands.items()}
 
 
-def lay(x: Tensor, layout: str) -> Tensor:
+def lay_out(x: Tensor, layout: str) -> Tensor:
     """Copy x to this layout. A layout that repeats values uses the first ones. Gaps hold NaN, or −1 for integers."""
     if not x.numel():
         return x
     if x.ndim == 1 and layout in ("rows apart", "sliced", FAR):
-        return lay(x[:, None], layout)[:, 0]
+        return lay_out(x[:, None], layout)[:, 0]
     if layout.startswith(WALLED):
         return _walled(x, int(layout.removeprefix(WALLED)))
     return LAYOUTS[layout](x, torch.nan if x.is_floating_point() else -1)

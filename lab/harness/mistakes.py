@@ -21,11 +21,11 @@ from ..course.scoring import Result
 from .diagnose import LOOKS
 
 PUBLIC = "public"  # the seed on which mistakes are recorded
-SAYS = "The same comes out when "
+SAME_WHEN = "The same comes out when "
 EXAMPLE = "The same comes out, for example, when "  # many bugs may give this message
-NEARLY = "Not quite this mistake: "  # another test rules this mistake out
+RULED_OUT = "Not quite this mistake: "  # another test rules this mistake out
 CHECK = "Check: "  # the likely cause that the test itself names
-_KNOWN = (SAYS, EXAMPLE, NEARLY)
+_KNOWN = (SAME_WHEN, EXAMPLE, RULED_OUT)
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _NUMBER_LIMIT = 24  # how many numbers of a message we keep
 _MANY = 12  # so many different numbers identify a bug
@@ -65,12 +65,12 @@ def explain(test: str, message: str, passed: Collection[str] = ()) -> str:
     fails = {other: {n for *_, names in r for n in names} for other, r in stage["tests"].items() if other in passed}
     excluding = {name: [other for other, names in fails.items() if name in names] for name in known}
     if causes := list(dict.fromkeys(when[name] for name in known if not excluding[name])):
-        prefix = SAYS if any(_informative(words, numbers, seen) for words, numbers, _ in found) else EXAMPLE
+        prefix = SAME_WHEN if any(_informative(words, numbers, seen) for words, numbers, _ in found) else EXAMPLE
         return f"{prefix}{'; or when '.join(causes)}."
     if known:
         same = test.partition("[")[0]  # prefer another case of the same test
         other = min(excluding[known[0]], key=lambda other: other.partition("[")[0] != same).rpartition("::")[2]
-        return f"{NEARLY}{when[known[0]]}. Then {other} would fail too, but it passes."
+        return f"{RULED_OUT}{when[known[0]]}. Then {other} would fail too, but it passes."
     return ""
 
 
@@ -114,32 +114,33 @@ def file(stage: str) -> Path:
 
 def added(test: str, message: str, likely: str = "", passed: Collection[str] = ()) -> str:
     """The message with its cause: the known mistake, or the likely cause that ends the message."""
-    return beside(message, explain(test, message, passed), likely)
+    return combined(message, explain(test, message, passed), likely)
 
 
-def beside(message: str, known: str, likely: str = "") -> str:
+def combined(message: str, known: str, likely: str = "") -> str:
     """Add the result of `explain` to a message: above it, or, as an example, below its first line.
 
     LOOKS lines also go above the message, and so does the test's own likely cause if no mistake is known.
     """
     lines = message.split("\n")
     looks, rest = _look_lines(lines), "\n".join(_lines_without(lines, LOOKS))
-    if known.startswith(SAYS):
+    if known.startswith(SAME_WHEN):
         return "\n".join([known, *looks, rest])
     check = [f"{CHECK}{likely}"] if likely and rest.endswith(f": {likely}") else []
     first, *lower = (rest.removesuffix(f": {likely}") if check else rest).split("\n")
     return "\n".join([*looks, *check, first, *filter(None, [known]), *lower])
 
 
-def settled(results: list[Result]) -> list[Result]:
+def explained_again(results: list[Result]) -> list[Result]:
     """At the end of a session on the public seed, explain each message again, now that all passed tests are known."""
     passed = {r.id for r in results if r.outcome == "passed"}
     return [
-        replace(r, message=added(r.id, without(r.message), passed=passed)) if cause(r.message) else r for r in results
+        replace(r, message=added(r.id, without_cause(r.message), passed=passed)) if cause(r.message) else r
+        for r in results
     ]
 
 
-def without(message: str) -> str:
+def without_cause(message: str) -> str:
     """Undo `added`, except that LOOKS lines stay above the message."""
     lines = _lines_without(message.split("\n"), _KNOWN)
     looks, rest = _look_lines(lines), _lines_without(lines, LOOKS)

@@ -56,7 +56,7 @@ def _explain(error: ProbeFailed, id: str) -> str:
     if error.reason == "unwritten":
         return f"{error.text}\nnot written yet: {exercise.object}\nhint: {exercise.hints[0]}"
     start = {
-        "raised": f"{prefix}{error_hints.added(error.text)}",
+        "raised": f"{prefix}{error_hints.with_remedy(error.text)}",
         "import": f"{prefix}{exercise.file} does not load: {error.text}",
         "refused": f"{prefix}the return value cannot be judged: {error.text}",
         "forbidden": error.text,

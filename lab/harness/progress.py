@@ -10,7 +10,7 @@ from ..course.assignment import ROOT, Assignment, Exercise, default
 from ..course.scoring import ExerciseScore, Result, score
 from ..solution.unwritten import written
 from . import dependencies
-from .files import write_whole
+from .files import write_atomically
 
 PROGRESS = ROOT / ".cache" / "progress.json"
 STUDENT = ROOT / "student"
@@ -21,7 +21,7 @@ class Progress:
     """Results by exercise, the digests of their dependencies when the tests began, and measured numbers."""
 
     results: list[Result] = field(default_factory=list)
-    rests: dict[str, dict[str, str]] = field(default_factory=dict)
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
     numbers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # fields of lab.harness.judge.Measurement
     known: Assignment = field(default_factory=default)
     source: Path = STUDENT
@@ -31,14 +31,14 @@ class Progress:
         self.chosen = self.known.of_profile(self.profile) if self.profile else self.known
         self.scores: dict[str, ExerciseScore] = {s.exercise.id: s for s in score(self.known, self.results)}
         self.stale = {
-            id: names for id, digests in self.rests.items() if (names := dependencies.changed(digests, self.source))
+            id: names for id, digests in self.digests.items() if (names := dependencies.changed(digests, self.source))
         }
 
     def results_of(self, id: str) -> list[Result]:
         return [r for r in self.results if r.exercise == id]
 
     def ran(self, id: str) -> bool:
-        return id in self.rests
+        return id in self.digests
 
     def passes(self, id: str) -> bool:
         """Whether all tests that ran passed, and nothing has changed since."""
@@ -84,7 +84,7 @@ class Progress:
         return [e for e in new if self.is_written(e)]
 
 
-def remembered(path: Path = PROGRESS, *, profile: str | None = None) -> Progress:
+def load_progress(path: Path = PROGRESS, *, profile: str | None = None) -> Progress:
     """Read the stored progress; empty if the tests never ran, or the file is unreadable.
 
     Raises AssignmentError if there is no such profile.
@@ -100,16 +100,16 @@ def remembered(path: Path = PROGRESS, *, profile: str | None = None) -> Progress
         return Progress(profile=profile)
 
 
-def remember(
+def store_progress(
     results: Iterable[Result],
     digests: dict[str, dict[str, str]],
     numbers: Mapping[str, Sequence[Any]] | None = None,
     path: Path = PROGRESS,
 ) -> None:
     """Store the results of the exercises in `digests`. The stored results of other exercises stay."""
-    stored = remembered(path)
+    stored = load_progress(path)
     new = [r for r in results if r.exercise in digests]
     rows = [{**vars(r), "output": ""} for r in (*(r for r in stored.results if r.exercise not in digests), *new)]
     measured = {id: [vars(m) for m in (numbers or {}).get(id, [])] for id in digests}
-    content = {"results": rows, "rests": stored.rests | digests, "numbers": stored.numbers | measured}
-    write_whole(path, json.dumps(content).encode())
+    content = {"results": rows, "rests": stored.digests | digests, "numbers": stored.numbers | measured}
+    write_atomically(path, json.dumps(content).encode())

@@ -23,7 +23,7 @@ from ..solution import forbidden, wire
 from ..solution.impl import folder_of
 from ..solution.unwritten import untouched
 from . import dependencies, mistakes, timing_lock
-from .files import write_whole
+from .files import write_atomically
 from .judge import DECIDED, MEASURED, Measurement, callers, keep
 from .outcomes import mark_of, result
 from .rng import Rng
@@ -148,11 +148,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(selected, key=lambda i: (order.get(mark_of(i)[0], -1), mark_of(i)[1] == "timing"))
     config.stash[SELECTED] = counts = Counter(mark_of(i)[0] for i in items if mark_of(i)[0])
     if config.option.impl == "student" and not config.option.inline and not _is_partial(config):
-        config.stash[DIGESTS] = {id: dependencies.on(id, implementation(config).resolve()) for id in counts}
+        config.stash[DIGESTS] = {id: dependencies.digests(id, implementation(config).resolve()) for id in counts}
     if any(mark_of(i)[0] for i in items):
         config.stash[VERDICTS] = verdicts = Verdicts(config, _runner(config), config.stash[RESULTS])
         if not _is_partial(config):
-            verdicts.judging = Counter(mark_of(i)[0] for i in items if mark_of(i)[1] == "numerics")
+            verdicts.numerics_count = Counter(mark_of(i)[0] for i in items if mark_of(i)[1] == "numerics")
     if not config.option.collectonly and not config.option.inline:
         for mode in sorted({m.kwargs["triton"] for i in items if (m := i.get_closest_marker("exercise"))}):
             _runner(config).warm(mode)  # it imports torch in the background
@@ -175,7 +175,7 @@ def _runner(config: pytest.Config) -> Runner:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    session.config.stash[RESULTS][:] = mistakes.settled(session.config.stash[RESULTS])
+    session.config.stash[RESULTS][:] = mistakes.explained_again(session.config.stash[RESULTS])
     if VERDICTS in session.config.stash:
         session.config.stash[VERDICTS].keep()
 
@@ -274,7 +274,7 @@ def expect(request: pytest.FixtureRequest) -> Callable[..., Any]:
         if path.is_file():
             return wire.unpack(path.read_bytes())
         value = oracle(*args)
-        write_whole(path, wire.pack(value))
+        write_atomically(path, wire.pack(value))
         return value
 
     return expected
@@ -318,7 +318,7 @@ def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, s
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    from .progress import remember
+    from .progress import store_progress
     from .summary import write, write_inline
 
     results = config.stash[RESULTS]
@@ -331,4 +331,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         partial = {id: (n, selected[id]) for id, n in ran.items() if n < selected[id] and id not in failed}
         write(terminalreporter, results, config, partial)  # an interrupted exercise has not passed
         digests = {id: files for id, files in config.stash.get(DIGESTS, {}).items() if id in ran and id not in partial}
-        remember(results, digests, {id: list(m.values()) for id, m in config.stash[NUMBERS].items()})
+        store_progress(results, digests, {id: list(m.values()) for id, m in config.stash[NUMBERS].items()})

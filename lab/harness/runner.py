@@ -15,7 +15,7 @@ from typing import Any
 from ..cluster.costs import Link
 from ..course.scoring import REASONS
 from ..ranks.child import Job
-from ..ranks.reports import groups_that_differ, stands
+from ..ranks.reports import groups_that_differ, rank_states
 from ..ranks.switch import Switch
 from ..solution import framing, wire
 from .executor import Executor as Executor
@@ -200,7 +200,7 @@ class Runner:
         except (framing.Closed, framing.TimedOut, ValueError, OSError) as error:
             ready = zygote.ready
             self.zygotes.pop(triton).close()
-            message = (self.executor.said(zygote.process).strip().splitlines() or ["nothing"])[-1]
+            message = (self.executor.error_output(zygote.process).strip().splitlines() or ["nothing"])[-1]
             if not ready:
                 raise ExecutorLost(f"the zygote did not start ({error}); it said: {message}") from None
             hung = isinstance(error, framing.TimedOut)
@@ -256,7 +256,7 @@ def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> lis
     return [
         Trace(
             value, peak, seconds, rank.rows, rank.payloads, rank.gates,
-            [row for number, row in switch.stood_still if number == rank.number], switch.rounds, files,
+            [row for number, row in switch.stalls if number == rank.number], switch.rounds, files,
         )
         for value, peak, rank in zip(values, peaks, switch.ranks, strict=True)
     ]  # fmt: skip
@@ -300,10 +300,10 @@ def _failure(ranks: list[dict], switch: Switch, i: int, world: int) -> ProbeFail
     stacks = ""
     mismatch = switch.mismatch
     if reason == "hung":
-        text = switch.hang or (stands(switch) if switch.ranks else text)
+        text = switch.hang or (rank_states(switch) if switch.ranks else text)
         stacks = "\n".join(_stack(n, r) for n, r in enumerate(ranks))
     if reason == "crashed" and world > 1:
-        text += f" ({stands(switch)})"
+        text += f" ({rank_states(switch)})"
     if mismatch and mismatch not in text and reason in ("hung", "crashed", "raised"):
         text += f"\n{mismatch}"
     output = str(ranks[i].get("output", ""))[:16384]

@@ -5,7 +5,7 @@ import shutil
 from typing import Any
 
 from ..course import assignment as assignments
-from ..course.assignment import ASKS, Exercise
+from ..course.assignment import KIND_QUESTIONS, Exercise
 from ..course.listing import folded, some
 from ..course.scoring import ExerciseScore, Result, only_refusals_fail, score, totals, unattempted
 from .verdicts import PROFILE, VERDICTS
@@ -28,9 +28,9 @@ def write(terminal: Any, results: list[Result], config: Any, partial: dict[str, 
     terminal.write_line("")
     _failures(terminal, [r for r in results if r.exercise not in untried])
     next_one = _next_one(scores)
-    stood_in = config.stash[VERDICTS].stood_in
+    replaced = config.stash[VERDICTS].replaced
     if scores:
-        _table(terminal, scores, next_one.stage if next_one is not None else "", stood_in)
+        _table(terminal, scores, next_one.stage if next_one is not None else "", replaced)
     full = known.profiles.get("full", ())  # a release may contain only profile core
     if {*full} > {*chosen} == ids:
         terminal.write_line(f"{len(ids)} of {len(full)} exercises: --profile full tests all of them")
@@ -99,8 +99,8 @@ def _failures(terminal: Any, results: list[Result]) -> None:
             terminal.write_line(f"  … and {len(group) - 1} more: pytest tests/ --exercise {id} -v")
         terminal.write_line("")
         shown |= {r.kind for r in listed}
-    for kind in [k for k in ASKS if k in shown]:
-        _say(terminal, ASKS[kind], f"{kind}: ")
+    for kind in [k for k in KIND_QUESTIONS if k in shown]:
+        _say(terminal, KIND_QUESTIONS[kind], f"{kind}: ")
     if shown:
         terminal.write_line("")
 
@@ -114,7 +114,7 @@ def _cases(failed: Result, results: list[Result]) -> str:
     return f"this test fails in [{wrong}] and passes in [{right}]" if right else ""
 
 
-def _table(terminal: Any, scores: list[ExerciseScore], current: str, stood_in: dict[str, list[str]]) -> None:
+def _table(terminal: Any, scores: list[ExerciseScore], current: str, replaced: dict[str, list[str]]) -> None:
     """Print a line per exercise; a stage without attempts gets a single line."""
     width = max((len(s.exercise.id) for s in scores), default=8)
     terminal.write_line(f"{'exercise':<{width}}     points     not run", bold=True)
@@ -123,7 +123,7 @@ def _table(terminal: Any, scores: list[ExerciseScore], current: str, stood_in: d
     for stage in dict.fromkeys(s.exercise.stage for s in scores):
         group = [s for s in scores if s.exercise.stage == stage]
         if stage in started or len(group) == 1:
-            _exercises(terminal, group, width, stood_in)
+            _exercises(terminal, group, width, replaced)
         else:
             _, possible, not_run = totals(group)
             left = sum(not s.attempted for s in group)
@@ -137,7 +137,7 @@ def _table(terminal: Any, scores: list[ExerciseScore], current: str, stood_in: d
     terminal.write_line("")
 
 
-def _exercises(terminal: Any, scores: list[ExerciseScore], width: int, stood_in: dict[str, list[str]]) -> None:
+def _exercises(terminal: Any, scores: list[ExerciseScore], width: int, replaced: dict[str, list[str]]) -> None:
     for s in scores:
         e = s.exercise
         mark, style = ("✓", {"green": True}) if s.passed else ("✗", {"red": True})
@@ -156,7 +156,7 @@ def _exercises(terminal: Any, scores: list[ExerciseScore], width: int, stood_in:
         )
         if reason:
             terminal.write_line(f"    {reason}")
-        if s.attempted and (others := stood_in.get(e.id)):
+        if s.attempted and (others := replaced.get(e.id)):
             _say(terminal, f"a stand-in for each that does not pass yet: {some(others)}", "    ")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 FOLDER = Path("/tmp")
 WAIT_S = 600.0  # for all locks together: enough for a timed test of each of several graders
-_lost: set[str] = set()  # cores and GPUs whose lock this process never got; it does not wait for them again
+_unavailable: set[str] = set()  # cores and GPUs whose lock this process never got; it does not wait for them again
 
 
 @contextlib.contextmanager
@@ -27,14 +27,16 @@ def alone() -> Iterator[None]:
     """
     deadline = time.monotonic() + WAIT_S
     with contextlib.ExitStack() as locks:
-        for name in _places():  # always in the same order, to avoid a deadlock
-            if not locks.enter_context(_locked(FOLDER / f"shardlings-{name}.lock", 0 if name in _lost else deadline)):
-                _lost.add(name)
+        for name in _devices():  # always in the same order, to avoid a deadlock
+            if not locks.enter_context(
+                _locked(FOLDER / f"shardlings-{name}.lock", 0 if name in _unavailable else deadline)
+            ):
+                _unavailable.add(name)
                 warnings.warn(f"somebody held {name} for {WAIT_S:.0f} s: what is timed now may share it", stacklevel=2)
         yield
 
 
-def _places() -> list[str]:
+def _devices() -> list[str]:
     cores = [f"core-{n:04}" for n in sorted(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
     gpus = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")

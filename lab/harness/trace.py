@@ -29,7 +29,7 @@ class Trace:
     messages: Sequence[Row] = ()  # the rank's messages, in the order in which it issued them
     payloads: Sequence[torch.Tensor | None] = ()  # of each message; None if it was too large to keep
     gates: Sequence[Gate] = ()  # gates that the rank requested, in order
-    stood_still: Sequence[Row] = ()  # messages for which the rank waited while the switch delayed the answer
+    stalls: Sequence[Row] = ()  # messages for which the rank waited while the switch delayed the answer
     rounds: int = 0  # of all ranks' messages, if the switch delayed them by rounds
     files: Mapping[str, bytes] = field(default_factory=dict)  # what the ranks' folder held when all had ended
 

@@ -16,7 +16,7 @@ from ..course import assignment as assignments
 from ..course.assignment import ROOT, needed
 from ..course.scoring import Result
 from . import dependencies
-from .files import write_whole
+from .files import write_atomically
 from .runner import Runner
 
 PROFILE = pytest.StashKey[assignments.Assignment]()  # the exercises that this session tests
@@ -31,8 +31,8 @@ class Verdicts:
     def __init__(self, config: pytest.Config, runner: Runner, results: list[Result]):
         self.config, self.runner, self.results = config, runner, results
         self.folder = Path(config.option.expect_cache) / "verdicts"
-        self.stood_in: dict[str, list[str]] = {}  # exercise -> prerequisites that were replaced in its tests
-        self.judging: dict[str, int] = {}  # exercise -> its number of numeric tests; empty with -k or ::
+        self.replaced: dict[str, list[str]] = {}  # exercise -> prerequisites that were replaced in its tests
+        self.numerics_count: dict[str, int] = {}  # exercise -> its number of numeric tests; empty with -k or ::
 
     def stand_ins(self, id: str, wanted: list[str]) -> dict[str, str]:
         """{object: stand-in} for prerequisites in `wanted` that do not pass. Raises ValueError for any other id."""
@@ -40,7 +40,7 @@ class Verdicts:
         if unknown := set(wanted) - needed(id):
             raise ValueError(f"replace: {id} does not need {', '.join(sorted(unknown))}")
         missing = [w for w in wanted if not self.passes(w)]
-        self.stood_in[id] = [*dict.fromkeys([*self.stood_in.get(id, ()), *missing])]
+        self.replaced[id] = [*dict.fromkeys([*self.replaced.get(id, ()), *missing])]
         return {known[w].object: standins.source(w) for w in missing}
 
     def passes(self, id: str) -> bool:
@@ -53,7 +53,7 @@ class Verdicts:
         outcomes = self._outcomes(id)
         if "failed" in outcomes:
             return False
-        if outcomes and len(outcomes) == self.judging.get(id):
+        if outcomes and len(outcomes) == self.numerics_count.get(id):
             return "passed" in outcomes
         path = self._file(id)
         if not path.is_file():
@@ -63,9 +63,9 @@ class Verdicts:
     def keep(self) -> None:
         """Cache this session's verdicts on prerequisites, so that later sessions need not run them."""
         known = assignments.default().exercises
-        for id in {need for other in known.values() for need in other.needs} & self.judging.keys():
+        for id in {need for other in known.values() for need in other.needs} & self.numerics_count.keys():
             outcomes = self._outcomes(id)
-            if len(outcomes) == self.judging[id] and "inconclusive" not in outcomes:
+            if len(outcomes) == self.numerics_count[id] and "inconclusive" not in outcomes:
                 self._keep(self._file(id), "passed" in outcomes and "failed" not in outcomes)
 
     def _outcomes(self, id: str) -> list[str]:
@@ -77,7 +77,7 @@ class Verdicts:
     @staticmethod
     def _keep(path: Path, passes: bool) -> None:
         if not path.is_file():
-            write_whole(path, b"passed" if passes else b"failed")
+            write_atomically(path, b"passed" if passes else b"failed")
 
     def _ask(self, id: str) -> bool:
         """Run the numerics of one exercise in a nested pytest session, with the same runner."""
@@ -100,7 +100,7 @@ class Verdicts:
 VERDICTS = pytest.StashKey[Verdicts]()
 
 
-class Lent:
+class LentRunner:
     """A pytest plugin that lends a runner to a session. The runner's zygotes stay warm afterwards."""
 
     def __init__(self, runner: Runner):
@@ -113,7 +113,7 @@ class Lent:
         self.results = config.stash[RESULTS]
 
 
-class _Inner(Lent):
+class _Inner(LentRunner):
     """Selects only the numeric tests."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:

@@ -104,7 +104,7 @@ def innermost() -> FrameType | None:
     return frame
 
 
-class Held(Observer):
+class LiveStorages(Observer):
     """Bytes of all live storages that torch operators have returned or read, at their current sizes."""
 
     def __init__(self) -> None:

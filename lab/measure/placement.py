@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from .roofline import holds, mark, placing, tensor_bytes
+from .roofline import is_on_gpu, mark, placing, tensor_bytes
 from .streams import CUDA
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _is_cuda(device: Any) -> bool:
 
 def upload(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
     """x.cuda(): copy x to the GPU over the host's link, or return x if it is there already."""
-    if holds(x):
+    if is_on_gpu(x):
         return x
     with placing("cpu"):
         copy = x.clone()
@@ -88,7 +88,7 @@ def upload(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
 
 def download(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
     """x.cpu(): copy x to the host after all work queued before, or return x if it is there already."""
-    if not holds(x):
+    if not is_on_gpu(x):
         return x
     gpu.transfer(tensor_bytes(x), wait=not non_blocking)
     with placing("cpu"):
@@ -118,7 +118,7 @@ def _to(gpu: SimulatedGPU, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _device(gpu: SimulatedGPU, x: Tensor) -> torch.device:
-    return CUDA if holds(x) else x.device
+    return CUDA if is_on_gpu(x) else x.device
 
 
 def _as_tensor(gpu: SimulatedGPU, data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
@@ -128,7 +128,7 @@ def _as_tensor(gpu: SimulatedGPU, data: Any, dtype: torch.dtype | None = None, d
 
 def _numpy(function: Callable) -> Callable:
     def answer(gpu: SimulatedGPU, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if holds(x):
+        if is_on_gpu(x):
             raise TypeError(
                 "can't convert cuda:0 device type tensor to numpy. "
                 "Use Tensor.cpu() to copy the tensor to host memory first."
@@ -143,7 +143,7 @@ def _new(function: Callable) -> Callable:
 
     def answer(gpu: SimulatedGPU, x: Tensor, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         result = function(x, *args, **kwargs)
-        return mark(result) if (holds(x) if device is None else _is_cuda(device)) else result
+        return mark(result) if (is_on_gpu(x) if device is None else _is_cuda(device)) else result
 
     return answer
 
@@ -151,9 +151,9 @@ def _new(function: Callable) -> Callable:
 # A function mode receives a property as the `__get__` of its descriptor.
 HANDLERS: dict[Any, Callable] = {
     Tensor.device.__get__: _device,  # type: ignore[attr-defined]
-    Tensor.is_cuda.__get__: lambda gpu, x: holds(x),  # type: ignore[attr-defined]
-    Tensor.is_cpu.__get__: lambda gpu, x: not holds(x) and x.is_cpu,  # type: ignore[attr-defined]
-    Tensor.get_device: lambda gpu, x: 0 if holds(x) else x.get_device(),
+    Tensor.is_cuda.__get__: lambda gpu, x: is_on_gpu(x),  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: lambda gpu, x: not is_on_gpu(x) and x.is_cpu,  # type: ignore[attr-defined]
+    Tensor.get_device: lambda gpu, x: 0 if is_on_gpu(x) else x.get_device(),
     Tensor.cuda: lambda gpu, x, device=None, non_blocking=False, memory_format=None: upload(gpu, x, non_blocking),
     Tensor.cpu: lambda gpu, x, memory_format=None: download(gpu, x),
     Tensor.to: _to,

@@ -22,7 +22,7 @@ def weigh(ballast_bytes: int) -> None:
     torch.ones(ballast_bytes // 8, dtype=torch.float64)
 
 
-def settled(measure: Callable[[], int], limit: float = -1.0, patience_s: float = 0.12) -> int:
+def lowest_bytes(measure: Callable[[], int], limit: float = -1.0, patience_s: float = 0.12) -> int:
     """Call `measure` repeatedly, until it returns at most `limit` bytes, or `patience_s` is over. Return the minimum.
 
     Gloo's threads free a message some time after the wait for it has returned, later on busy cores.

@@ -77,9 +77,9 @@ class RooflineMode(TorchDispatchMode):
     def _charge(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
-        if func is aten.copy_.default and holds(args[0]) != holds(args[1]):
+        if func is aten.copy_.default and is_on_gpu(args[0]) != is_on_gpu(args[1]):
             return self.gpu.transfer(tensor_bytes(args[1]), wait=not (len(args) > 2 and args[2]))
-        if not (placed == "cuda" or (placed is None and any(map(holds, inputs)))):
+        if not (placed == "cuda" or (placed is None and any(map(is_on_gpu, inputs)))):
             return
         if not func._schema.is_mutable:
             for t in outputs:
@@ -115,7 +115,7 @@ def mark(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def holds(tensor: Tensor) -> bool:
+def is_on_gpu(tensor: Tensor) -> bool:
     """Whether the tensor is on the simulated GPU."""
     return tensor.layout is torch.strided and hasattr(tensor.untyped_storage(), "on_simulated_gpu")
 

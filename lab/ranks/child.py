@@ -46,7 +46,7 @@ class Job:
     network: str = "switch"  # or "gloo"
 
     @property
-    def longest_s(self) -> float:
+    def limit_s(self) -> float:
         """Seconds after which we give up on the ranks, even if other processes kept the cores busy."""
         return BUSY_FACTOR * self.timeout_s
 
@@ -70,7 +70,7 @@ def answer(job: Job, args: bytes, rank: int, reply: int, port: int, secret: str)
         sys.stderr.flush()
         framing.send(reply, {**header, "secret": secret}, [blob])
         if job.world > 1 and header["ok"]:
-            select.select([], [], [], job.longest_s)  # wait: the zygote kills all ranks together
+            select.select([], [], [], job.limit_s)  # wait: the zygote kills all ranks together
     os._exit(0)
 
 
@@ -133,7 +133,7 @@ def _receive_args(port: int) -> bytes:
     """Receive this rank's arguments, which the switch sends first."""
     with open(port, "rb", closefd=False) as stream:
         _, size = frames.receive(stream)
-        return bytes(frames.into(stream, bytearray(size)))
+        return bytes(frames.read_into(stream, bytearray(size)))
 
 
 def _stand_in(source: str) -> Any:

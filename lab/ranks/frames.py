@@ -94,11 +94,11 @@ class Reader:
 
 def receive(stream: BinaryIO) -> tuple[dict[str, Any], int]:
     """Read a frame's header from a blocking stream. Return it and the payload's size in bytes. Raises EOFError."""
-    header_bytes, payload_bytes = _LENGTHS.unpack(into(stream, bytearray(_LENGTHS.size)))
-    return parsed(into(stream, bytearray(header_bytes))), payload_bytes
+    header_bytes, payload_bytes = _LENGTHS.unpack(read_into(stream, bytearray(_LENGTHS.size)))
+    return parsed(read_into(stream, bytearray(header_bytes))), payload_bytes
 
 
-def into(stream: BinaryIO, buffer: Any) -> Any:
+def read_into(stream: BinaryIO, buffer: Any) -> Any:
     """Fill `buffer` from a blocking, buffered stream, and return it. Raises EOFError."""
     if stream.readinto(buffer) < len(buffer):  # type: ignore[attr-defined]
         raise EOFError

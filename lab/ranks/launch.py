@@ -20,7 +20,7 @@ from ..measure.clock import time_on_cores
 from ..solution import framing
 from . import alone, child, seccomp
 from .child import LATE_MODULES, Job
-from .processes import dumpable, ends_with_its_parent, processes, resident
+from .processes import dumpable, end_with_parent, processes, resident
 from .rank_process import Rank, frames_of
 
 OUTPUT_LIMIT = 16 << 10  # bytes of a rank's output that we keep; the rest is read and dropped
@@ -105,7 +105,7 @@ class World:
             try:
                 os.setsid()
                 dumpable(True)
-                ends_with_its_parent()
+                end_with_parent()
                 os.dup2(output_write, 1)
                 os.dup2(output_write, 2)
                 port = self.ports[number] if self.ports else -1
@@ -180,7 +180,7 @@ class World:
             return -1.0
         if any(ran > limit_s for ran, _ in times) or elapsed_s > limit_s + waited_s:
             return -1.0
-        if elapsed_s > self.job.longest_s:
+        if elapsed_s > self.job.limit_s:
             self.busy_text = f"the machine was busy: ranks waited {waited_s:.0f} s for a core in {elapsed_s:.0f} s"
             return -1.0
         return min(max(limit_s + waited_s - elapsed_s, 0.1), 1.0)

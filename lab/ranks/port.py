@@ -67,10 +67,10 @@ class Port:
         if not tensor.numel():
             return
         if tensor.is_contiguous():
-            frames.into(self._answers, memory_of(tensor))
+            frames.read_into(self._answers, memory_of(tensor))
         else:
             buffer = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            frames.into(self._answers, memory_of(buffer))
+            frames.read_into(self._answers, memory_of(buffer))
             with torch.no_grad():
                 tensor.copy_(buffer)
 

@@ -81,7 +81,7 @@ def dumpable(allowed: bool) -> None:
         ctypes.CDLL(None).prctl(4, int(allowed), 0, 0, 0)  # PR_SET_DUMPABLE
 
 
-def ends_with_its_parent() -> None:
+def end_with_parent() -> None:
     """Let the kernel kill this process when its parent dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG

@@ -26,7 +26,7 @@ def deadlock(switch: Switch) -> str:
     return "; ".join(states) + _rule(ranks, chain)
 
 
-def stands(switch: Switch) -> str:
+def rank_states(switch: Switch) -> str:
     """`rank 1 waits in all_reduce #3 (4 KiB); rank 0 issued broadcast #3 (4 KiB)`: waiting ranks come first."""
     order = sorted(switch.ranks, key=lambda rank: not rank.waits)
     return "; ".join(_activity(switch.ranks, rank.number) for rank in order)

@@ -6,7 +6,7 @@ the link would have carried the data. It alone writes the ledger. Its queues sho
 
 Gates prove the order of work: a layer of a probe's model multiplies by numbers that only the switch knows, so a rank
 must request them to compute past that layer. `hold` delays the answers to operations issued between two gates until the
-rank requests the second. If the rank waits, polls or sleeps before that, it stalls, and `stood_still` records it.
+rank requests the second. If the rank waits, polls or sleeps before that, it stalls, and `stalls` records it.
 `by_rounds` delays all answers until every rank waits, and counts how often: the longest chain of messages.
 """
 
@@ -54,7 +54,7 @@ class Switch:
         self.refused = ""  # the first frame that our process group never sends
         self.by_rounds, self.rounds = by_rounds, 0
         self._next_round: list[Callable[[], None]] = []  # deliveries of the next round
-        self.stood_still: list[tuple[int, Row]] = []  # (rank, row) of each wait for a delayed answer
+        self.stalls: list[tuple[int, Row]] = []  # (rank, row) of each wait for a delayed answer
         pairs = [connect(number) for number in range(world)]  # empty if the probe has no process group
         self.ranks, self.ends = [rank for rank, _ in pairs], [end for _, end in pairs]
         self._connected = {rank.socket.fileno(): rank for rank in self.ranks}
@@ -313,4 +313,4 @@ class Switch:
         row = rank.rows[number]
         if row.waited_s < 0:
             row.waited_s = time.perf_counter()
-        self.stood_still.append((rank.number, row))
+        self.stalls.append((rank.number, row))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lab.harness.raising import raised
 from lab.measure.device import current
-from lab.measure.roofline import holds
+from lab.measure.roofline import is_on_gpu
 from lab.model.transformer import Config, Transformer
 
 
@@ -68,7 +68,7 @@ def placement(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> li
 
     class Placed(Transformer):
         def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-            on_gpu.append([holds(tokens), holds(targets)])
+            on_gpu.append([is_on_gpu(tokens), is_on_gpu(targets)])
             return super().loss(tokens, targets)
 
     _benchmarked(impl, Placed(Config(**sizes)).cuda(), batch, context, mode, 1, 2)

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lab.harness.layouts import lay
+from lab.harness.layouts import lay_out
 from lab.measure.kernels import watching
-from lab.measure.memory import Held
+from lab.measure.memory import LiveStorages
 from lab.ranks import gates
 from lab.solution.wire import PerRank
 
@@ -52,7 +52,7 @@ def gradients(impl, kind: str, cases: list, is_causal: bool, layout: str = "cont
     apply, found = function(impl, kind).apply, []
     for q, k, v, do in cases:
         with watching():  # a kernel that leaves its tensors is to be reported, and not to bring the process down
-            apply(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), is_causal).backward(lay(do, layout))
+            apply(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), is_causal).backward(lay_out(do, layout))
         found.append({"dq": q.grad, "dk": k.grad, "dv": v.grad})
     return found
 
@@ -188,7 +188,7 @@ def train_sharded(impl, sizes: list, state: dict, batches: PerRank, lr: float, d
 def bytes_held(impl, sizes: list, tokens: Tensor) -> dict:
     """Bytes of a sharded model: at rest, between forward and backward, and with gradients."""
     usage = {}
-    with Held() as memory:
+    with LiveStorages() as memory:
         model = impl.zero.fsdp_gather.FSDP(Tokens(*sizes))
         usage["rest"] = at_rest(memory)
         out = model(tokens).sum()

@@ -14,7 +14,7 @@ import math
 import pytest
 
 from lab.harness.judge import close
-from lab.harness.layouts import lay
+from lab.harness.layouts import lay_out
 from lab.harness.pytest_plugin import exercise
 
 from ..flash_attention.oracles import attention, needs_triton
@@ -68,7 +68,7 @@ def check_backward(run, rng, expect, kind, which, is_causal, layout="contiguous"
     cause = f"is a gradient of o that is {layout} read by o's strides?" if which == "one" else CAUSES[which]
     for case, got in zip(cases, run(probes.gradients, kind, cases, is_causal, LAYOUTS[layout]), strict=True):
         q, k, v, do = case
-        do = lay(do, LAYOUTS[layout]).contiguous()
+        do = lay_out(do, LAYOUTS[layout]).contiguous()
         want, plain = (expect(gradients_of, q, k, v, do, is_causal, d) for d in ("float64", "float32"))
         for name in ("dq", "dk", "dv"):
             what = f"{name} of q {tuple(q.shape)}, k {tuple(k.shape)}{', causal' * is_causal}, {kind}"

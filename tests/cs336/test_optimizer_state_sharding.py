@@ -94,10 +94,10 @@ def test_zero_grad_clears_the_gradient_of_every_tensor(run, rng):
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_rank_keeps_a_share_of_the_state(run, rng, world):
     plan = draw(rng, 1, [(rng.integers(30, 40),) * 2] * 8)
-    total = run(probes.held, "plain", plan)["live"]
+    total = run(probes.held_bytes, "plain", plan)["live"]
     limit = 1.5 * total / world + 64 * 8  # AdamW has two numbers an element; a rank may copy its own parameters, too
     elements = sum(v.numel() for v in plan["values"])
-    for rank, got in enumerate(run(probes.held, "zero1", plan, limit, world=world)):
+    for rank, got in enumerate(run(probes.held_bytes, "zero1", plan, limit, world=world)):
         assert got["live"] <= limit, (
             f"rank {rank} of {world}: two steps of AdamW left {got['live']:,} bytes behind, the whole state has "
             f"{total:,}: a rank keeps the state of its own share only, and perhaps a copy of that share"

@@ -141,7 +141,7 @@ def not_waited_in_backward(what, step):
         f"{unwaited[0]['elements']} elements: the step may use what has not come; wait for each Work, or its future, "
         "in finish_gradient_synchronization()"
     )
-    early = [i for i in indices if i in step["stood_still"]]
+    early = [i for i in indices if i in step["stalls"]]
     assert not early, (
         f"{what}: {len(early)} of {len(indices)} messages were waited for while backward was going on: backward stands "
         "still meanwhile; wait in finish_gradient_synchronization() alone"

@@ -12,7 +12,7 @@ import math
 import pytest
 import torch
 
-from lab.harness.judge import apart, close
+from lab.harness.judge import close, distinct_digits
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_large_batch as probes
@@ -198,7 +198,7 @@ def test_a_layers_step_is_as_long_as_its_share_of_the_layer(run, rng, kind):
         expected = 0.05 if kind == "LARS" else 0.1
         for w, after in zip(weights, got, strict=True):
             share = float((after - w).norm() / w.norm())
-            actual, wanted = apart(share, expected, 6)
+            actual, wanted = distinct_digits(share, expected, 6)
             assert abs(share - expected) < 1e-9, (
                 f"{kind}, gradients of {scale:g}: the step is {actual} of the layer, expected {wanted}"
             )

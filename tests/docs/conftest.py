@@ -9,9 +9,9 @@ from .reader import Reader
 
 @pytest.fixture(scope="session")
 def chromium():
-    if why := browser.missing():
+    if why := browser.missing_package():
         pytest.skip(why)
-    with browser.started() as chromium:
+    with browser.running_browser() as chromium:
         yield chromium
 
 

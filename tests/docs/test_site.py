@@ -125,7 +125,7 @@ def test_the_book_has_every_page_and_its_links_stay_in_it(site):
 
 
 def test_chromium_prints_the_book(core, tmp_path):
-    if why := browser.missing():
+    if why := browser.missing_package():
         pytest.skip(why)
     write_pdf(core, tmp_path / "book.pdf", "a title")
     printed = (tmp_path / "book.pdf").read_bytes()

@@ -41,7 +41,7 @@ def check(
     keep &= where == "interpret"
     if layout is None:
         layout = layouts.draw(rng, **{n: given[n] for n in OPERANDS[kernel].split()})[1]
-    return layouts.blaming(
+    return layouts.blame(
         layout, functools.partial(_check, kernel, run, given, want, yardstick, is_causal, cause, keep, where)
     )
 
@@ -49,7 +49,7 @@ def check(
 def _check(kernel, run, given, want, yardstick, is_causal, cause, keep, where, layout) -> dict:
     got = run(probes.launched, kernel, given, is_causal, layout, where, keep, triton=where, replace=NEEDS[kernel])
     q, k = (tuple(given[n].shape) for n in "qk")
-    what = f"{q} queries, {k} keys{', causal' * is_causal}{layout and ', '}{layouts.told(layout)}"
+    what = f"{q} queries, {k} keys{', causal' * is_causal}{layout and ', '}{layouts.listed(layout)}"
     causes = {
         "o": lambda: wrong_output(got["o"], want["o"], *(given[n] for n in "qkv"), is_causal) or cause,
         "lse": f"{LSE}{cause and '; '}{cause}", "delta": DELTA,

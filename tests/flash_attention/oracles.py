@@ -114,7 +114,7 @@ def check_each(run, probe, cases: list[dict], judge):
                 (got,) = run(probe, [case | {"layouts": layout}])
             judge(case | {"layouts": layout}, got)
 
-        layouts.blaming(case["layouts"], judge_layout)
+        layouts.blame(case["layouts"], judge_layout)
     return trace
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lab.harness.callers import Theirs
-from lab.harness.layouts import WALLED, all_laid
+from lab.harness.callers import CallerTensors
+from lab.harness.layouts import WALLED, lay_out_all
 from lab.measure.kernels import Watch, addresses, watching
 from lab.measure.process import poisoned
 
@@ -37,8 +37,8 @@ def launched(
     """Results of one of KERNELS, and its launches; backward kernels run twice. keep: also record loads and stores."""
     function, names, returned, walked = KERNELS[kernel]
     operands = dict(zip(names.split(), to_device(where, *(given[n] for n in names.split())), strict=True))
-    inputs = all_laid(operands, layouts)
-    caller = Theirs(**{n: x for n, x in inputs.items() if not layouts.get(n, "").startswith(WALLED)})
+    inputs = lay_out_all(operands, layouts)
+    caller = CallerTensors(**{n: x for n, x in inputs.items() if not layouts.get(n, "").startswith(WALLED)})
     call = operator.attrgetter(function)(impl.flash_attention)
     with poisoned(), watching(keep=keep) as seen:
         out = call(*inputs.values(), is_causal)
@@ -97,7 +97,7 @@ def compiles(impl: Any, kernel: str, given: dict, is_causal: bool, layouts: dict
     from lab.measure.compiled import compiling
 
     function, names, *_ = KERNELS[kernel]
-    inputs = all_laid({n: given[n] for n in names.split()}, layouts)
+    inputs = lay_out_all({n: given[n] for n in names.split()}, layouts)
     with compiling(90) as kernels:
         operator.attrgetter(function)(impl.flash_attention)(*inputs.values(), is_causal)
     return [[each.source, each.settings] for each in kernels]
@@ -108,9 +108,9 @@ def autograd(
 ) -> dict:
     """o and the gradients of the autograd function, what it keeps for backward, and the kernels it launched."""
     given = dict(zip(("q", "k", "v", "do"), to_device(where, q, k, v, do), strict=True))
-    q, k, v, do = all_laid(given, layouts or {}).values()
+    q, k, v, do = lay_out_all(given, layouts or {}).values()
     inputs = {n: x.detach().requires_grad_() for n, x in zip("qkv", (q, k, v), strict=True)}
-    caller, wanted = Theirs(**inputs, do=do), {f"d{n}": x for n, x in inputs.items()}
+    caller, wanted = CallerTensors(**inputs, do=do), {f"d{n}": x for n, x in inputs.items()}
     with contextlib.ExitStack() as stack:
         seen = stack.enter_context(watching())
         o = impl.flash_attention.attention.FlashAttention.apply(*inputs.values(), is_causal)

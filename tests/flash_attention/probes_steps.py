@@ -2,9 +2,9 @@
 
 import torch
 
-from lab.harness.callers import Theirs
+from lab.harness.callers import CallerTensors
 from lab.harness.calls import plain
-from lab.harness.layouts import all_laid
+from lab.harness.layouts import lay_out_all
 from lab.harness.raising import raised
 from lab.measure.kernels import addresses, watching
 from lab.measure.memory import meter
@@ -19,7 +19,7 @@ def weighted_sums(impl, cases: list[dict]) -> list:
     results = []
     for case in cases:
         arguments = _arguments(case)
-        caller = Theirs(**arguments)
+        caller = CallerTensors(**arguments)
         with poisoned(), watching():
             out = _weighted_sum(impl, *arguments.values())
         named = {"dx": out[0], "dweight": out[1]} if "dy" in case else {"y": out}
@@ -58,7 +58,7 @@ def _weighted_sum(impl, x, weight, dy=None):
 
 
 def _arguments(case: dict) -> dict[str, torch.Tensor]:
-    return all_laid({name: case[name] for name in ("x", "weight", "dy") if name in case}, case["layouts"])
+    return lay_out_all({name: case[name] for name in ("x", "weight", "dy") if name in case}, case["layouts"])
 
 
 def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
@@ -66,7 +66,7 @@ def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
     results = []
     for case in cases:
         tiles = case["tiles"]
-        given, caller = (t for t in tiles) if case.get("generator", True) else tiles, Theirs(tiles=tiles)
+        given, caller = (t for t in tiles) if case.get("generator", True) else tiles, CallerTensors(tiles=tiles)
         got = _statistics(impl, given)
         results.append({**got, "callers": caller.seen()})
     return results
@@ -97,8 +97,8 @@ def softmax_of_nothing(impl) -> list[str]:
 
 def attention_gradients(impl, given: dict, is_causal, layouts: dict) -> dict:
     """dq, dk, dv; layouts: memory layouts of the arguments."""
-    inputs = all_laid({name: given[name] for name in ("q", "k", "v", "o", "lse", "do")}, layouts)
-    caller = Theirs(**inputs)
+    inputs = lay_out_all({name: given[name] for name in ("q", "k", "v", "o", "lse", "do")}, layouts)
+    caller = CallerTensors(**inputs)
     got = impl.flash_attention.tiled_backward.tiled_backward(*inputs.values(), is_causal)
     return {**dict(zip(("dq", "dk", "dv"), got, strict=True)), "callers": caller.seen()}
 
@@ -119,11 +119,11 @@ def fused_losses(impl, cases: list[dict]) -> list[dict]:
     gradient. saved: bytes of what is saved beside the arguments."""
     found = []
     for case in cases:
-        inputs = all_laid({n: case[n] for n in ("x", "weight", "targets")}, case["layouts"])
+        inputs = lay_out_all({n: case[n] for n in ("x", "weight", "targets")}, case["layouts"])
         inputs = {n: t.detach() for n, t in inputs.items()}
         for name, needs in zip(("x", "weight"), case.get("needs", (True, True)), strict=True):
             inputs[name].requires_grad_(needs)
-        caller = Theirs(**inputs)
+        caller = CallerTensors(**inputs)
         chunk = () if case["chunk"] is None else (case["chunk"],)
         losses = [_fused(impl, *inputs.values(), *chunk) for _ in range(case.get("times", 1))]
         saved_tensors = getattr(losses[-1].grad_fn, "saved_tensors", ())

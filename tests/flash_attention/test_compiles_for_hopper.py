@@ -32,7 +32,7 @@ def test_gradients_through_autograd(run, rng, expect, is_causal, where):
     in_dtype = "float16" if is_causal else "float32"
     q, k, v, do = draw(rng, rng.integers(30, 90), rng.integers(30, 90), group=2, dim=16, dtype=in_dtype)
     layout = {**layouts.draw(rng, q=q, k=k, v=v)[1], "do": "columns first"}
-    got, what = run(probes.autograd, q, k, v, do, is_causal, where, layout, triton=where), layouts.told(layout)
+    got, what = run(probes.autograd, q, k, v, do, is_causal, where, layout, triton=where), layouts.listed(layout)
     assert got["o"].dtype == q.dtype, f"o is {got['o'].dtype}, q is {q.dtype}"
     o, plain = (expect(attention, q, k, v, is_causal, dtype)["o"] for dtype in ("float64", in_dtype))
     close(got["o"], o, plain, f"o, {in_dtype}, in memory: {what}", factor=6, dims="batch, head, query, dim")

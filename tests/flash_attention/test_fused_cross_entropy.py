@@ -65,7 +65,7 @@ def judge(case: dict, got: dict, factor: float) -> None:
     want, yardstick = cross_entropy(*inputs, torch.float64), cross_entropy(*inputs, dtype)
     what = (
         f"of x {tuple(case['x'].shape)}, weight {tuple(case['weight'].shape)}, {dtype}, chunk {case['chunk']}, "
-        f"incoming gradient {case['dloss']:.4g}, in memory: {layouts.told(case['layouts'])}"
+        f"incoming gradient {case['dloss']:.4g}, in memory: {layouts.listed(case['layouts'])}"
     )
     limit = case["x"].nbytes + case["weight"].nbytes
     assert got["saved"] <= limit, f"{got['saved']:,} bytes saved for backward {what}: x and weight have {limit:,}"

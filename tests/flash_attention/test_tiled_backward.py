@@ -34,7 +34,7 @@ def check(run, rng, expect, q, k, v, do, is_causal, layout=None, factor=3.0) -> 
     """The trace of a run whose numbers are right. layout: of each argument; otherwise it is drawn."""
     given = backward_inputs(expect, q, k, v, do, is_causal)
     layout = layouts.draw(rng, **{n: given[n] for n in ("q", "k", "v", "o", "do")})[1] if layout is None else layout
-    return layouts.blaming(layout, functools.partial(_check, run, expect, given, is_causal, factor))
+    return layouts.blame(layout, functools.partial(_check, run, expect, given, is_causal, factor))
 
 
 def _check(run, expect, given, is_causal, factor, layout) -> Trace:
@@ -48,7 +48,7 @@ def _check(run, expect, given, is_causal, factor, layout) -> Trace:
         expect(recomputed, given, is_causal, str(q.dtype)[6:]),
     )
     what = (
-        f"q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, is_causal={is_causal}, in memory: {layouts.told(layout)}"
+        f"q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, is_causal={is_causal}, in memory: {layouts.listed(layout)}"
     )
     for name, rows in (("dq", "query"), ("dk", "key"), ("dv", "key")):
         assert got[name].dtype == q.dtype, f"{name} is {got[name].dtype}, the inputs are {q.dtype}"

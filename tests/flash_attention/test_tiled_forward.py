@@ -71,7 +71,7 @@ def small_tiles(run, function: str, arguments: list) -> None:
 def check(run, rng, expect, q, k, v, _, is_causal, layout=None, factor=3.0) -> Trace:
     """The trace of a run whose numbers are right. layout: of q, k and v; otherwise it is drawn."""
     layout = layouts.draw(rng, q=q, k=k, v=v)[1] if layout is None else layout
-    return layouts.blaming(layout, functools.partial(_check, run, expect, q, k, v, is_causal, factor))
+    return layouts.blame(layout, functools.partial(_check, run, expect, q, k, v, is_causal, factor))
 
 
 def _check(run, expect, q, k, v, is_causal, factor, layout) -> Trace:
@@ -79,7 +79,7 @@ def _check(run, expect, q, k, v, is_causal, factor, layout) -> Trace:
     got = trace.values
     want, plain = (expect(attention, q, k, v, is_causal, dtype) for dtype in ("float64", str(q.dtype)[6:]))
     what = (
-        f"q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, is_causal={is_causal}, in memory: {layouts.told(layout)}"
+        f"q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, is_causal={is_causal}, in memory: {layouts.listed(layout)}"
     )
     assert got["o"].dtype == q.dtype, f"o is {got['o'].dtype}, q is {q.dtype}: return o in q's dtype"
     for name, tensor, dims in (

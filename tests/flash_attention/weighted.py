@@ -44,7 +44,7 @@ def check(run, cases: list[dict], strides: str, tiles: str) -> None:
 def _judge(case: dict, got: dict, strides: str, tiles: str) -> None:
     operands = [case[name] for name in ("x", "weight", "dy") if name in case]
     x, forward = case["x"], "dy" not in case
-    label = f"of x {tuple(x.shape)}, {x.dtype}, in memory: {layouts.told(case['layouts'])}"
+    label = f"of x {tuple(x.shape)}, {x.dtype}, in memory: {layouts.listed(case['layouts'])}"
     want, plain = (sums(*(t.to(dtype) for t in operands)) for dtype in (torch.float64, torch.float32))
     for name in want:
         hint = "y in x's" if forward else "it in the input's"

@@ -62,7 +62,7 @@ def started(box: Sandbox, code: str, *arguments: str) -> tuple[subprocess.Popen[
     """A process in the box, and the first line that it printed."""
     process = box.open(["-c", "import json, os, sys, time\n" + code, *arguments], {})
     assert process.stdout is not None
-    return process, process.stdout.readline().decode() or pytest.fail(box.said(process))
+    return process, process.stdout.readline().decode() or pytest.fail(box.error_output(process))
 
 
 def in_a_box(kit: Path, code: str, isolation: str = "bubblewrap", **limits: int):
@@ -70,7 +70,7 @@ def in_a_box(kit: Path, code: str, isolation: str = "bubblewrap", **limits: int)
     with box(kit, isolation, **limits) as sandbox:
         process = sandbox.open(["-c", "import json, os, sys, time\n" + code], {"GIVEN": "yes"})
         out, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, sandbox.said(process)
+        assert process.returncode == 0, sandbox.error_output(process)
         return json.loads(out)
 
 

@@ -10,13 +10,13 @@ import pytest
 from lab.course.assignment import ROOT, default
 from lab.harness.runner import Runner
 from lab.harness.test_index import Mark, marks
-from lab.harness.verdicts import Lent
+from lab.harness.verdicts import LentRunner
 
 
 def session(runner: Runner, *arguments: str) -> tuple[int, str]:
     """A session of pytest in this process, which needs no start: its exit code and what it prints."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        code = pytest.main([*arguments, "-c", "pyproject.toml", "-p", "no:cacheprovider"], plugins=[Lent(runner)])
+        code = pytest.main([*arguments, "-c", "pyproject.toml", "-p", "no:cacheprovider"], plugins=[LentRunner(runner)])
     return int(code), output.getvalue()
 
 

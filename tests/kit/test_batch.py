@@ -139,30 +139,30 @@ def test_what_builds_on_a_verdict_that_turned_is_judged_again():
         return [r for r in now if r.exercise in ids]
 
     now = passed(IDS)
-    batch._anew(before, IDS, judge)
+    batch._judged_again(before, IDS, judge)
     assert requests == [["ddp.naive"]]
     now = [result("ddp.naive", "failed"), *passed(IDS[1:])]
-    anew = batch._anew(before, IDS, judge)
+    anew = batch._judged_again(before, IDS, judge)
     builds = [id for id in IDS if "ddp.naive" in default().exercise(id).needs]
     assert builds
     assert requests[1:] == [["ddp.naive"], builds]
-    kept = batch._kept(before, Graded("ada", results=anew))
+    kept = batch._merged(before, Graded("ada", results=anew))
     assert {r.exercise for r in kept.results} == set(IDS)
     assert kept.judged == dict.fromkeys(set(IDS) - {"ddp.naive", *builds}, 1)
 
 
 def test_a_regrade_that_was_killed_goes_on_with_what_it_had_not_done(tmp_path):
-    ids, now = default().profiles["tour"], fingerprint.whole()
+    ids, now = default().profiles["tour"], fingerprint.full_digest()
     ada, bob, cyd = (Graded(name, results=[result()]) for name in ("ada", "bob", "cyd"))
     first = recorded(tmp_path, ada, bob, cyd, assignment="then", manifest={"exercises": {}})
-    why = regrade.asked(latest(tmp_path), {"ada", "bob"}, ["ddp.naive"])
+    why = regrade.requested(latest(tmp_path), {"ada", "bob"}, ["ddp.naive"])
     second = recorded(tmp_path, assignment=now, base=first, again=why)
     found = latest(tmp_path)
     assert [[r.outcome for r in g.results] for g in found.values()] == [["passed"]] * 3, "until it is judged again"
     with Gradebook(tmp_path / "gradebook.sqlite") as book:
         book.record(second, replace(found["ada"], judged=dict.fromkeys(ids[:2], first)))
         remaining = regrade.affected([replace(r, assignment=now) for r in book.runs()], book.graded(second), ids)
-    assert remaining == {"bob": {"ddp.naive": regrade.BEGUN}}
+    assert remaining == {"bob": {"ddp.naive": regrade.UNFINISHED}}
     better = replace(ada, answers=[Answer("ddp.ring_bytes", "868 MB", "right", 1.0)])
     worse = replace(better, results=[result(outcome="failed")], answers=[Answer("ddp.ring_bytes", "1 MB", "wrong")])
     changes = [*regrade.differences({"ada": better, "bob": bob}, {"ada": worse, "bob": bob}, default(), ids)]
@@ -236,7 +236,7 @@ def test_only_what_this_call_refused_makes_it_fail(tmp_path, light):
 def test_who_is_graded_otherwise_does_not_join_and_nothing_changes(tmp_path, light, other):
     run, judged = light
     run("grade", tmp_path / "class", *TOUR)
-    with pytest.raises((cli.Wrong, SandboxError), match=r"was begun with --profile tour|no isolation|bwrap"):
+    with pytest.raises((cli.InputError, SandboxError), match=r"was begun with --profile tour|no isolation|bwrap"):
         run("grade", tmp_path / "late", *TOUR, *other.split())
     assert len(judged) == 2
 

@@ -22,7 +22,7 @@ from grader.graded import Flag, Graded
 from grader.schedulers import ENDED, Cluster
 from grader.submissions import Submission
 from lab.course.scoring import Result
-from lab.harness.files import sweep_halves, write_whole
+from lab.harness.files import sweep_temporary, write_atomically
 
 from . import toy_class as toy
 from .classroom import reading, refused, result
@@ -37,13 +37,13 @@ def graded(name: str, id: str = "ddp.naive") -> Graded:
 
 
 def write_answer(path: Path, answer: dict) -> None:
-    write_whole(path, json.dumps(answer).encode())
+    write_atomically(path, json.dumps(answer).encode())
 
 
 class Fake:
     """A scheduler without jobs: `plan` says how the tries of a submission end, the last for good; "" answers."""
 
-    pause_s, late_s = 0.0, 0.0
+    pause_s, grace_s = 0.0, 0.0
 
     def __init__(self, plan: dict[str, list[str]] | None = None, limit: int = 99):
         self.plan, self.limit = plan or {}, limit
@@ -53,7 +53,7 @@ class Fake:
         self.cancelled: list[str] = []
         self.silent = {"submit": 0, "states": 0}  # questions that get no answer
 
-    def room(self, running: int) -> int:
+    def free_slots(self, running: int) -> int:
         return self.limit - running
 
     def submit(self, work, tasks):
@@ -136,7 +136,7 @@ def test_each_is_recorded_once_what_is_lost_is_tried_again_and_given_up_in_the_e
 
 def test_a_job_that_is_unknown_counts_as_gone_only_after_its_answer_had_time_to_arrive(grade, monkeypatch):
     fake = Fake()
-    fake.late_s = 3600.0
+    fake.grace_s = 3600.0
     slow = []
 
     def states(jobs):  # jobs end at once, their answers are seen a question later
@@ -236,7 +236,7 @@ def test_halves_of_dead_writers_are_swept_and_no_others(tmp_path, monkeypatch):
     """The name that a writer gives and the one that is swept must agree."""
     seen = []
     monkeypatch.setattr(os, "replace", lambda half, path: seen.append(half) or half.rename(path))
-    write_whole(tmp_path / "a.csv", "a")
+    write_atomically(tmp_path / "a.csv", "a")
     os.umask(mask := os.umask(0))
     assert (tmp_path / "a.csv").stat().st_mode & 0o777 == 0o666 & ~mask, "it is for all who may read the folder"
     pid, dead_pid, host = f".{os.getpid()}.", f".{2**22 + 1}.", socket.gethostname()  # above the kernel's highest
@@ -244,7 +244,7 @@ def test_halves_of_dead_writers_are_swept_and_no_others(tmp_path, monkeypatch):
     halves = [seen[0].name, dead.replace(host, f"other-{host}"), f".a.csv{dead_pid}tmp"]
     for half in (dead, *halves):
         (tmp_path / half).write_text("half")
-    sweep_halves(tmp_path.parent)
+    sweep_temporary(tmp_path.parent)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["a.csv", *halves])
 
 
@@ -269,7 +269,7 @@ def test_nothing_from_a_submission_is_lost_or_breaks_an_answer(tmp_path, text):
 
 def test_options_reach_their_track(tmp_path):
     cluster = Cluster("slurm", tmp_path, 2, ("gpu.partition=h100", "partition=teaching", "exclusive", "mem=4G"))
-    cpu, gpu = cluster.asked("cpu"), cluster.asked("gpu")
+    cpu, gpu = cluster.sbatch_options("cpu"), cluster.sbatch_options("gpu")
     assert (cpu["partition"], cpu["mem"], cpu["exclusive"], "gres" in cpu) == ("teaching", "4G", True, False)
     assert (gpu["partition"], gpu["mem"], gpu["exclusive"], gpu["gres"]) == ("h100", "4G", True, "gpu:2")
     assert cpu["requeue"] is gpu["requeue"] is True
@@ -289,7 +289,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypa
     monkeypatch.setattr(schedulers.shutil, "which", lambda name: None)
     (tmp_path / "class" / "ada" / "ddp").mkdir(parents=True)
     command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--isolation", "process", *options]
-    with refused(cli.Wrong, says):
+    with refused(cli.InputError, says):
         CliRunner().invoke(cli.app, command, catch_exceptions=False)
     assert not (tmp_path / "out").exists()
 

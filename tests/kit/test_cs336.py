@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from examples.cs336 import build, listed
+from examples.cs336 import build, forks
 from grader import batch, cs336, layouts
 from grader.graded import Graded
 from grader.judge import run_tests
@@ -24,7 +24,7 @@ from .boxes import runner_in
 from .chosen import FirstCases
 from .classroom import A_RUN, refused
 
-FORKS = {fork["name"]: fork for fork in listed()}
+FORKS = {fork["name"]: fork for fork in forks()}
 FILES = {
     "tests/adapters.py": "from .common import x\n",
     "tests/common.py": "x = 1\n",
@@ -153,7 +153,7 @@ def result(test: str, outcome: str = "passed", kind: str = "numerics", id: str =
 def test_what_asks_more_is_shown_and_worth_nothing():
     late_row = result(LATE, "failed", "property", reason="assertion", message="all was sent late")
     extra_row = result(EXTRA, "failed", reason="assertion", message="scale differs")
-    results = cs336.settled([result(COUNTED), late_row, extra_row], "cs336-2025")
+    results = cs336.course_results([result(COUNTED), late_row, extra_row], "cs336-2025")
     assert [r.kind for r in results] == ["numerics", "property", "advisory"]
     (points,) = score(default(), results, ["ddp.overlapped"])
     assert (points.earned, points.possible) == (pytest.approx(8 * 60 / 90), 8)
@@ -185,7 +185,7 @@ def test_what_asks_more_is_shown_and_worth_nothing():
     ],
 )
 def test_what_the_machine_lacks_is_not_run_and_never_wrong(message, reason, says):
-    (got,) = cs336.settled([result(LATE, "failed", reason=reason, message=message)], "cs336-2026")
+    (got,) = cs336.course_results([result(LATE, "failed", reason=reason, message=message)], "cs336-2026")
     assert got.outcome == ("not_run" if says else "failed")
     assert says in got.reason
     (points,) = score(default(), [got], ["ddp.overlapped"])
@@ -196,9 +196,9 @@ def test_what_the_machine_lacks_is_no_excuse_where_other_tests_run():
     """A fork that cannot cope with tied parameters raised torch's own words for it, and earned all points."""
     tied = COUNTED.replace("gradients_sent_as_they_come_train_as_one", "tied")
     excuse, advisory = (result(t, "failed", message="RuntimeError: No CUDA GPUs are available") for t in (tied, EXTRA))
-    results = cs336.settled([result(COUNTED), excuse, advisory], "cs336-2025")
+    results = cs336.course_results([result(COUNTED), excuse, advisory], "cs336-2025")
     assert [r.outcome for r in results] == ["passed", "failed", "not_run"]
-    (got,) = cs336.settled([excuse], "cs336-2025")
+    (got,) = cs336.course_results([excuse], "cs336-2025")
     assert got.outcome == "not_run"
 
 
@@ -213,7 +213,7 @@ def test_a_time_out_on_a_busy_machine_is_undecided_and_no_flag(runner, monkeypat
     monkeypatch.setattr(runner, "trace", Mock(side_effect=ProbeFailed("busy", "the machine was busy")))
     results = run_tests(runner, ["zero.zero1"], "public", expected, Counted("cs336-2026"), more=[cs336.TESTS])
     assert {(r.outcome, r.reason) for r in results} == {("inconclusive", "the machine was busy")}
-    (points,) = score(default(), cs336.settled(results, "cs336-2026"), ["zero.zero1"])
+    (points,) = score(default(), cs336.course_results(results, "cs336-2026"), ["zero.zero1"])
     assert points.not_run == points.inconclusive == points.exercise.points
     assert not list(batch._flags(results)), "nor of a submission of ours"
 
@@ -235,11 +235,11 @@ def test_no_honest_fork_is_flagged():
 
 def test_a_fork_that_knows_the_instruments_is_told_of_and_the_bridge_is_none(tmp_path):
     right = unpacked(build(FORKS["right-2026"], tmp_path / "right"), tmp_path / "1")
-    assert not cs336.borrowed(right.root)
+    assert not cs336.lab_uses(right.root)
     spy = build(FORKS["right-2026"], tmp_path / "spy")
     (spy / "cs336_systems" / "ddp.py").write_text("def look():\n    from lab.ranks.group import ledger\n")
     (spy / "bench.py").write_text("import gc\nimport inspect\n\nprint(gc.get_objects(), inspect.stack())\n")
-    findings = cs336.borrowed(unpacked(spy, tmp_path / "2").root)
+    findings = cs336.lab_uses(unpacked(spy, tmp_path / "2").root)
     assert findings == ["cs336_systems/ddp.py:2: lab.ranks.group.ledger"]
 
 
@@ -272,7 +272,7 @@ EXERCISES = {
 }  # fmt: skip
 
 
-class Counted(cs336.Asked):
+class Counted(cs336.Selection):
     """Asks only for exercises that count. The others are advisory, take the most time, and change no points."""
 
     def __contains__(self, id: object) -> bool:
@@ -286,7 +286,7 @@ def test_an_example_earns_what_it_must(tmp_path, runner, expected, name):
     got = unpacked(build(fork, tmp_path / "fork"), tmp_path / "impl")
     counted: Container[str] = Counted(got.edition)
     if name not in ("subtly-wrong", "tiles-of-64"):  # whose first cases pass
-        counted = FirstCases(cs336.Asked(got.edition).counts)
+        counted = FirstCases(cs336.Selection(got.edition).counts)
     options = {"cache": expected, "only": counted, "more": [cs336.TESTS]}
     if name == "right-2026":
         isolation = "process" if available()["bubblewrap"] else "bubblewrap"
@@ -296,7 +296,7 @@ def test_an_example_earns_what_it_must(tmp_path, runner, expected, name):
         runner.executor, runner.allowed = Executor(got.root), cs336.allowed(got.edition)
         runner.forget()
         results = run_tests(runner, ids, "public", **options)
-    rows = cs336.settled(results, got.edition)
+    rows = cs336.course_results(results, got.edition)
     for points in score(default(), rows, ids):
         id = points.exercise.id
         missing = fork.get("not_run", {}).get(id, "")

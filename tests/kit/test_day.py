@@ -36,7 +36,9 @@ def student(tmp_path):
 
 
 def progress_of(source, *results: Result) -> Progress:
-    return Progress(list(results), {r.exercise: dependencies.on(r.exercise, source) for r in results}, source=source)
+    return Progress(
+        list(results), {r.exercise: dependencies.digests(r.exercise, source) for r in results}, source=source
+    )
 
 
 def save(file: Path) -> None:
@@ -69,22 +71,22 @@ def test_results_hold_until_a_file_that_they_rest_on_changes(student):
     assert FIRST in reloaded(p).stale
     shutil.copy(ROOT / "reference" / "ddp" / "naive.py", student / "ddp")
     assert not reloaded(p).stale, "what is as it was holds again"
-    p.rests[FIRST]["tests/ddp"] = "another"
+    p.digests[FIRST]["tests/ddp"] = "another"
     assert "tests/ddp/ changed since ddp.naive was tested" in shown(reloaded(p)), "a new kit"
 
 
 def test_what_was_said_is_kept_and_the_rest_stays(tmp_path, student):
-    path, hashes = tmp_path / "progress.json", dependencies.on(FIRST, student)
+    path, hashes = tmp_path / "progress.json", dependencies.digests(FIRST, student)
     number = judge.Measurement("messages", 3, 4)
-    progress.remember([result(FIRST), result(SECOND)], {FIRST: hashes}, {FIRST: [number], SECOND: [number]}, path)
-    assert [r.exercise for r in progress.remembered(path).results] == [FIRST], "what was half-run is not kept"
-    progress.remember([result(SECOND, "failed", reason="assertion")], {SECOND: hashes}, {}, path)
-    saved = progress.remembered(path)
+    progress.store_progress([result(FIRST), result(SECOND)], {FIRST: hashes}, {FIRST: [number], SECOND: [number]}, path)
+    assert [r.exercise for r in progress.load_progress(path).results] == [FIRST], "what was half-run is not kept"
+    progress.store_progress([result(SECOND, "failed", reason="assertion")], {SECOND: hashes}, {}, path)
+    saved = progress.load_progress(path)
     assert {r.exercise: r.outcome for r in saved.results} == {FIRST: "passed", SECOND: "failed"}
     assert saved.numbers == {FIRST: [vars(number)], SECOND: []}
     for broken in ("{", "[]", '{"results": 3}', "null"):
         path.write_text(broken)
-        assert not progress.remembered(path).results
+        assert not progress.load_progress(path).results
 
 
 def test_lab_says_what_failed_what_changed_and_what_is_next(student):
@@ -160,8 +162,8 @@ def test_hints_unfold(level):
 def test_what_need_not_run_says_so_without_torch(tmp_path):
     """A second Python: in this one torch is there."""
     saved = tmp_path / "progress.json"
-    hashes = {e.id: dependencies.on(e.id, ROOT / "student") for e in default().exercises.values()}
-    progress.remember([result(id) for id in hashes], hashes, path=saved)
+    hashes = {e.id: dependencies.digests(e.id, ROOT / "student") for e in default().exercises.values()}
+    progress.store_progress([result(id) for id in hashes], hashes, path=saved)
     code = f"""
 import sys
 from pathlib import Path
@@ -232,7 +234,10 @@ def test_a_profile_is_all_that_is_counted_and_all_that_comes_next(student):
     assert f"{start}, about {hours:g} h left" in text
     assert "kernel_table" not in text
     p = Progress(
-        [result(id) for id in ids], {id: dependencies.on(id, student) for id in ids}, source=student, profile="core"
+        [result(id) for id in ids],
+        {id: dependencies.digests(id, student) for id in ids},
+        source=student,
+        profile="core",
     )
     assert p.next() is None
     assert reloaded(dataclasses.replace(p, profile="full")).next().id not in ids

@@ -55,11 +55,11 @@ def test_the_interpreter_is_tried_not_believed(machine, monkeypatch):
 
 
 def test_a_python_that_crashes_hangs_or_prints_is_heard_right(monkeypatch):
-    assert doctor.ask("print('noise')\nsay({'a': 1})\nprint('more')") == {"a": 1}
-    assert doctor.ask("raise RuntimeError('driver too old')") == {"error": "RuntimeError: driver too old"}
-    assert doctor.ask("import os; os.kill(os.getpid(), 9)") == {"error": "exit code -9"}
+    assert doctor.run_python("print('noise')\nsay({'a': 1})\nprint('more')") == {"a": 1}
+    assert doctor.run_python("raise RuntimeError('driver too old')") == {"error": "RuntimeError: driver too old"}
+    assert doctor.run_python("import os; os.kill(os.getpid(), 9)") == {"error": "exit code -9"}
     monkeypatch.setattr(doctor, "ASK_S", 1.0)
-    assert doctor.ask("while True: pass") == {"error": "no answer in 1 s"}
+    assert doctor.run_python("while True: pass") == {"error": "no answer in 1 s"}
 
 
 H200 = {"name": "NVIDIA H200", "capability": [9, 0], "bytes": 150 << 30}
@@ -99,8 +99,8 @@ def test_a_small_or_full_machine_says_how_much_to_free(monkeypatch):
     memory, disk = SimpleNamespace(total=14 << 30, available=300 << 20), SimpleNamespace(free=64 << 20)
     monkeypatch.setattr(grader_doctor.psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
-    assert [f.what for f in doctor.room() if f.fatal] == ["free memory"]
-    disks = [f for f in grader_doctor.room() if f.what.startswith("room in")]
+    assert [f.what for f in doctor.free_space() if f.fatal] == ["free memory"]
+    disks = [f for f in grader_doctor.free_space() if f.what.startswith("room in")]
     assert all(f.do.startswith("free ") for f in disks)
     assert [f.fatal for f in disks] == ["shm" not in f.what for f in disks], "/dev/shm alone stops nothing"
 

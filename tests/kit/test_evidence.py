@@ -61,14 +61,14 @@ def test_what_cannot_be_read_is_refused_by_itself(tmp_path, name):
         forbidden.find(tmp_path, "solution.py", [SDPA])
     assert untouched(file) == ""
     assert cs336.edition(file.read_bytes()) == "cs336-2025"
-    assert cs336.borrowed(tmp_path) == [], "a file that cannot be read is no evidence"
+    assert cs336.lab_uses(tmp_path) == [], "a file that cannot be read is no evidence"
 
 
 # ---- turns ----
 
 
 def test_two_who_time_something_wait_for_each_other():
-    lock = timing_lock.FOLDER / f"shardlings-{timing_lock._places()[0]}.lock"
+    lock = timing_lock.FOLDER / f"shardlings-{timing_lock._devices()[0]}.lock"
     with timing_lock.alone(), lock.open() as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with lock.open() as file:
@@ -79,10 +79,10 @@ def test_who_holds_a_core_for_ever_is_waited_for_once(monkeypatch, tmp_path):
     monkeypatch.setattr(timing_lock, "FOLDER", tmp_path)
     monkeypatch.setattr(timing_lock, "WAIT_S", 0.2)
     monkeypatch.setattr(timing_lock, "_lost", set())
-    with (tmp_path / f"shardlings-{timing_lock._places()[0]}.lock").open("w") as file:
+    with (tmp_path / f"shardlings-{timing_lock._devices()[0]}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.warns(UserWarning, match="core-"), timing_lock.alone():
-            assert timing_lock._lost == {timing_lock._places()[0]}
+            assert timing_lock._unavailable == {timing_lock._devices()[0]}
         monkeypatch.setattr(timing_lock, "WAIT_S", 1e6)
         with pytest.warns(UserWarning, match="core-"), timing_lock.alone():
             pass

@@ -232,6 +232,6 @@ def test_only_those_who_asked_are_on_the_page_and_by_their_own_name(tmp_path):
 )
 def test_a_file_of_names_that_is_none_gets_one_line(tmp_path, text, words):
     (tmp_path / "names.csv").write_text(text)
-    with refused(leaderboard.Wrong, words):
+    with refused(leaderboard.InputError, words):
         names = leaderboard.read_names(tmp_path / "names.csv")
         leaderboard.write(tmp_path / "page.html", CLASS, names, A, A_RUN, TIMED)

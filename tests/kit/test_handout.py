@@ -14,7 +14,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from handout.make_glossary import PAGE, page, terms
-from lab.course.assignment import ASKS, ROOT, default
+from lab.course.assignment import KIND_QUESTIONS, ROOT, default
 from lab.course.questions import default as questions
 from lab.harness import mistakes
 
@@ -160,8 +160,8 @@ def test_its_picture_of_a_failing_check_is_what_the_kit_says():
     naive = default().exercise("ddp.naive")
     condition = mistakes.read("ddp")["when"]["sum-for-mean"]
     lines = (
-        f"{mistakes.SAYS}{condition}.",
-        f"numerics: {ASKS['numerics']}",
+        f"{mistakes.SAME_WHEN}{condition}.",
+        f"numerics: {KIND_QUESTIONS['numerics']}",
         f"hint: {naive.hints[0]}",
         f"student/{naive.file}",
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from grader import batch, hostile, hostility, mutants
-from grader.errors import Wrong
+from grader.errors import InputError
 from grader.gradebook import Graded
 from grader.hostility import Outcome
 from grader.sandbox import available
@@ -67,7 +67,7 @@ def test_the_honest_are_every_exercise_and_every_variant():
     assert {a.exercise for a in honest if not a.edits} == {*default().exercises}
     assert sum(bool(a.edits) for a in honest) == sum(len(mutants.read("variant", s.name)) for s in default().stages)
     assert hostility.chosen((), [names[0]], honestly=True) == [honest[0]]
-    with pytest.raises(Wrong, match="--technique"):
+    with pytest.raises(InputError, match="--technique"):
         hostility.chosen(["pickle"], (), honestly=True)
 
 

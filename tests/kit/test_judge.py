@@ -32,10 +32,10 @@ def off(got: torch.Tensor, want: torch.Tensor, **options) -> str:
 
 
 def test_numbers_that_differ_look_different():
-    assert judge.apart(1.5, 1.25) == ("1.5", "1.25")
-    assert judge.apart(0.05, 0.05 + 3e-10) == ("0.05", "0.0500000003")
-    assert judge.apart(1.0 + 2**-50, 1.0) == ("1.000000000000001", "1")
-    assert judge.apart(float("nan"), 1.0) == ("nan", "1")
+    assert judge.distinct_digits(1.5, 1.25) == ("1.5", "1.25")
+    assert judge.distinct_digits(0.05, 0.05 + 3e-10) == ("0.05", "0.0500000003")
+    assert judge.distinct_digits(1.0 + 2**-50, 1.0) == ("1.000000000000001", "1")
+    assert judge.distinct_digits(float("nan"), 1.0) == ("nan", "1")
 
 
 WANT = torch.linspace(-1.7, 1.3, 90).view(2, 9, 5)
@@ -80,7 +80,9 @@ def test_what_wrong_values_look_like_is_a_line_that_known_mistakes_do_not_depend
     assert message.endswith(f"\n{looks}")
     text = mistakes.added("", message, error.value.cause)
     assert text.startswith(f"{looks}\nCheck: the mean\ny: ")
-    assert mistakes.fingerprint(mistakes.without(text)) == mistakes.fingerprint(message.removesuffix(f"\n{looks}"))
+    assert mistakes.fingerprint(mistakes.without_cause(text)) == mistakes.fingerprint(
+        message.removesuffix(f"\n{looks}")
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,11 +121,11 @@ def test_the_operand_whose_layout_makes_the_difference_is_named():
 
     def hint(check, **layout: str) -> str:
         with pytest.raises(judge.Judged, match="y is off: its formula") as error:
-            layouts.blaming(layout, check)
+            layouts.blame(layout, check)
         return str(error.value).partition(diagnose.LOOKS)[2]
 
     start = "right where all operands are contiguous in memory, wrong where "
     assert hint(right_unless_sliced, x="odd offset", w="sliced").startswith(f"{start}w is sliced and all else")
     assert hint(right_unless_sliced, x="one number", w="sliced").startswith(f"{start}x is one number or w is sliced")
     assert hint(never_right, x="odd offset", w="sliced") == ""
-    layouts.blaming({"x": "sliced", "w": "contiguous"}, right_unless_sliced)
+    layouts.blame({"x": "sliced", "w": "contiguous"}, right_unless_sliced)

@@ -160,7 +160,7 @@ def test_one_bad_row_and_nothing_is_taken(out, row, words):
     for other in rows[1:]:
         other["points"] = "1"
     rows[0] |= row
-    with refused(rubric.Wrong, words):
+    with refused(rubric.InputError, words):
         take(out, rows)
     assert not any(g.marks for g in latest(out).values())
 
@@ -176,7 +176,7 @@ def test_one_bad_row_and_nothing_is_taken(out, row, words):
 def test_a_file_that_is_no_sheet_is_one_line(out, content, words):
     if content is not None:
         (out / "bad.csv").write_bytes(content)
-    with refused(rubric.Wrong, words):
+    with refused(rubric.InputError, words):
         rubric.read(out / "bad.csv", latest(out), "eve")
 
 

@@ -57,7 +57,7 @@ def test_several_causes_are_all_told_in_the_first_line(known):
     known(sum="got 1.23\nthe inputs", mean="got 1.23\nthe inputs")
     added = mistakes.added(TEST, "got 1.23\nthe inputs")
     assert added == "The same comes out when sum is wrong; or when mean is wrong.\ngot 1.23\nthe inputs"
-    assert mistakes.without(added) == "got 1.23\nthe inputs"
+    assert mistakes.without_cause(added) == "got 1.23\nthe inputs"
 
 
 @pytest.mark.parametrize("message", ["got 0, expected 17", "got nan, expected 0.5", "eval() was called"])
@@ -66,7 +66,7 @@ def test_what_many_bugs_give_comes_first_and_the_mistake_is_an_example(known, me
     added = mistakes.added(TEST, f"{message}: divide\nthe inputs")
     example = "The same comes out, for example, when sum is wrong."
     assert added == f"{message}: divide\n{example}\nthe inputs"
-    assert mistakes.without(added) == f"{message}: divide\nthe inputs"
+    assert mistakes.without_cause(added) == f"{message}: divide\nthe inputs"
     checked = mistakes.added(TEST, f"{message}: divide\nthe inputs", likely="divide\nthe inputs")
     assert checked == f"Check: divide\nthe inputs\n{message}\n{example}"
 
@@ -82,20 +82,20 @@ def test_a_mistake_that_fails_a_test_that_passed_is_not_the_cause(known):
     mistakes.write("ddp", stage["when"], {**stage["tests"], other: [["words", [], ["sum"]]]})
     mistakes.read.cache_clear()
     first = Result("ddp.naive", "numerics", TEST[:-3], "2", "failed", "assertion", mistakes.added(TEST, "got 1.23"))
-    assert first.message.startswith(mistakes.SAYS)
+    assert first.message.startswith(mistakes.SAME_WHEN)
     later = Result("ddp.naive", "numerics", TEST[:-3], "3", "passed")
-    (row, _) = mistakes.settled([first, later])
+    (row, _) = mistakes.explained_again([first, later])
     remark = "Not quite this mistake: sum is wrong. Then test_means[3] would fail too, but it passes."
     assert row.message == f"got 1.23\n{remark}"
-    assert mistakes.without(row.message) == "got 1.23"
-    assert mistakes.settled([first]) == [first]
+    assert mistakes.without_cause(row.message) == "got 1.23"
+    assert mistakes.explained_again([first]) == [first]
 
 
 def test_a_failure_on_the_secret_seed_has_the_cause_of_the_public_one(known):
     known(sum="got 1.23\n2")
     secret = Result("ddp.naive", "numerics", TEST, "", "failed", "assertion", "got 7\nthe inputs")
     public = Result("ddp.naive", "numerics", TEST, "", "failed", "assertion", mistakes.added(TEST, "got 1.23\n2"))
-    merged = judge._with(secret, public, passed=())
+    merged = judge._merged(secret, public, passed=())
     assert (merged.message, merged.public) == ("The same comes out when sum is wrong.\ngot 7\nthe inputs", "failed")
 
 

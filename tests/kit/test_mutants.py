@@ -3,7 +3,7 @@
 import pytest
 
 from grader import mutants, operators
-from grader.errors import Wrong
+from grader.errors import InputError
 from grader.mutants import Edited, read, texts
 from lab.course.assignment import default
 
@@ -16,7 +16,7 @@ def test_every_edit_matches_once_and_leaves_python(stage, kind):
         try:
             for file, text in texts(edited).items():
                 compile(text, file, "exec")
-        except (Wrong, SyntaxError) as error:
+        except (InputError, SyntaxError) as error:
             wrong.append(f"{edited.name}: {error}")
     assert not wrong
 
@@ -38,7 +38,7 @@ def test_a_local_of_the_reference_may_be_renamed(tmp_path):
     texts_of = texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", "for g in gs:⋯return", "return"),)), tmp_path)
     assert texts_of["a.py"] == "def f(grads):\n    return grad\n"
     for old in ("for g in gs:\n        h.div_(2)\n    return g", "g.mul_(2)"):  # two names for one; another call
-        with pytest.raises(Wrong, match="0 matches"):
+        with pytest.raises(InputError, match="0 matches"):
             texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", old, ""),)), tmp_path)
 
 

@@ -168,7 +168,7 @@ def test_a_second_list_is_added_to_the_first(out: Path) -> None:
     rows = [(row["submission"][-2:], row["login"][:3]) for row in csv.DictReader((out / people.NAME).open())]
     assert rows == [("11", "ada"), ("12", "cyd"), ("15", "dee"), ("15", "bob")]
     (out / people.NAME).write_text("a,b\n")
-    with refused(people.Wrong, "people.csv: expected columns submission, submitted"):
+    with refused(people.InputError, "people.csv: expected columns submission, submitted"):
         invoke(out, "people", "{out}/later.yml")
 
 
@@ -182,7 +182,7 @@ def test_a_second_list_is_added_to_the_first(out: Path) -> None:
 )
 def test_a_list_that_is_none_gets_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).write_text(text)
-    with refused(people.Wrong, says):
+    with refused(people.InputError, says):
         people.from_list(tmp_path / name)
 
 

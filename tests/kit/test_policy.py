@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grader import policy
-from grader.console import Wrong
+from grader.console import InputError
 from grader.gradebook import Gradebook, GradebookError, Graded
 from grader.policy import Decision
 from lab.course.assignment import AssignmentError, default
@@ -135,7 +135,7 @@ TIMES = "submission,submitted\n"
     ],
 )
 def test_a_bad_policy_or_time_gets_one_clear_line(text: str, says: str) -> None:
-    with refused((Wrong, AssignmentError), says):
+    with refused((InputError, AssignmentError), says):
         if "," in text:
             policy.read_times(text, A, RULES)
         else:
@@ -268,7 +268,7 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
 )
 def test_bad_input_gets_one_line_and_decides_nothing(out: Path, command: str, says: str) -> None:
     (out / "grades.csv").mkdir()
-    with refused((Wrong, AssignmentError), says.format(out=out)):
+    with refused((InputError, AssignmentError), says.format(out=out)):
         invoke(out, *command.split(" "))
     with reading(out) as book:
         assert (book.decisions(), len(book.runs())) == ([], 1)

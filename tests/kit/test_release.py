@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from grader import release
-from grader.errors import Wrong
+from grader.errors import InputError
 from lab.course.assignment import ROOT, default
 
 PRIVATE = {"grader", "reference", "benchmarks", "examples"}
@@ -186,7 +186,7 @@ def test_a_planted_solution_is_found(solutions, write):
 def test_a_file_of_a_release_that_holds_one_stops_it(files, monkeypatch, tmp_path):
     planted = {"lab/harness/rng.py": files["lab/harness/rng.py"] + b"\n\n'''\n" + body().encode() + b"'''\n"}
     monkeypatch.setattr(release, "files", lambda *_: planted)
-    with pytest.raises(Wrong, match=r"lab/harness/rng.py holds ddp/flat.py:\d+"):
+    with pytest.raises(InputError, match=r"lab/harness/rng.py holds ddp/flat.py:\d+"):
         release.archive(tmp_path / "a.zip")
     assert not list(tmp_path.iterdir())
 

@@ -209,8 +209,8 @@ def test_standard_error_is_kept_and_bounded(kit: Path) -> None:
     with box(kit, "process") as opened:
         process = opened.open(["-c", "import sys; sys.stderr.write('x' * 300_000 + 'the end')"], {})
         process.wait(timeout=30)
-        assert opened.said(process).endswith("the end")
-        assert len(opened.said(process)) == 1 << 16
+        assert opened.error_output(process).endswith("the end")
+        assert len(opened.error_output(process)) == 1 << 16
 
 
 def test_it_fails_closed(monkeypatch: pytest.MonkeyPatch, kit: Path) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from grader import serve, written
 from grader.cli import app as commands
-from grader.console import Wrong
+from grader.console import InputError
 from grader.gradebook import Flag, Gradebook, Graded
 from grader.graded import Account, Answer, Mark
 from grader.policy import EVERYONE
@@ -285,7 +285,7 @@ def test_a_change_is_in_the_exports_soon_after(out, monkeypatch):
     monkeypatch.setattr(shelves, "EXPORT_AFTER", 0.0)
     shelf = shelves.Shelf(out)
     tess = Client(serve.create_app(out, 1, shelf), "tess")
-    writer = threading.Thread(target=shelf.exporting)
+    writer = threading.Thread(target=shelf.export_loop)
     writer.start()
     assert decide(tess, tess.page("/student/ada"), kind="adjust", value=2).status_code == 303
     shelf.end()
@@ -346,12 +346,12 @@ def test_accounts_are_added_by_the_command(out):
     assert "1 students added, 1 moved to another submission" in done.stderr
     assert Client(serve.create_app(out), "al", account["password"]).get("/").location == "/student/ada"
     (out / "words.csv").write_text("words")
-    with refused(Wrong, "--add-users: expected columns login, submission; "):
+    with refused(InputError, "--add-users: expected columns login, submission; "):
         invoke(out, "serve", "--add-users", "{out}/words.csv")
     for arguments, typed, words in (
         ("dan --submission dan", WORD, "expected one that is graded"),
         ("dan --role boss", WORD, "expected staff or student"),
         ("dan --role staff", "short", "at least 8 characters"),
     ):
-        with refused(Wrong, words):
+        with refused(InputError, words):
             CliRunner().invoke(commands, [*base, *arguments.split()], input=f"{typed}\n", catch_exceptions=False)

@@ -13,14 +13,14 @@ from .test_serve import CRITERIA, QUESTION, WORD, filled
 
 
 def test_prose_is_marked_by_keyboard_in_a_browser(tmp_path):
-    if why := browser.missing():
+    if why := browser.missing_package():
         pytest.skip(why)
     out = filled(tmp_path)
     server = make_server("127.0.0.1", 0, serve.create_app(out), threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     base = f"http://127.0.0.1:{server.server_port}"
     try:
-        with browser.started() as chromium, chromium.new_page() as page:
+        with browser.running_browser() as chromium, chromium.new_page() as page:
             page.goto(f"{base}/login")
             page.fill("[name=login]", "tess")
             page.fill("[name=password]", WORD)

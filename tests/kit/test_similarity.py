@@ -57,11 +57,11 @@ def write(path, text):
 @pytest.fixture(scope="module")
 def compared(classroom):
     """{(one, other): pair}, most alike first."""
-    parties = [*similarity.of_class(find([classroom / "class"]))]
+    parties = [*similarity.class_parties(find([classroom / "class"]))]
     assert [p.name for p in parties if not p.files] == ["dan"]
     assert similarity.compare(parties[0], next(p for p in parties if p.name == "dan")).share == 0
-    parties += similarity.of_class(find([classroom / "2025"]), "earlier")
-    parties.append(similarity.of_kit({FILE, "ddp/naive.py"}))
+    parties += similarity.class_parties(find([classroom / "2025"]), "earlier")
+    parties.append(similarity.kit_party({FILE, "ddp/naive.py"}))
     return {(p.one.name, p.other.name): p for p in similarity.pairs(parties)}
 
 
@@ -83,7 +83,7 @@ def test_forks_are_compared_by_what_they_wrote_and_not_by_the_bridge(classroom, 
             (ROOT / "lab" / "model" / "transformer.py").read_text(encoding="utf-8"),
         )
         write(tmp_path / name / "cs336_systems" / file, (classroom / "class" / name / FILE).read_text(encoding="utf-8"))
-    parties = list(similarity.of_class(find([tmp_path])))
+    parties = list(similarity.class_parties(find([tmp_path])))
     assert [[*p.files] for p in parties] == [[similarity.FORK]] * 3
     shares = {(p.one.name, p.other.name): p.share for p in similarity.pairs(parties)}
     assert shares["ada", "bob"] > 0.9

@@ -50,10 +50,10 @@ def test_each_exercise_has_a_card_below_its_heading_that_says_what_assignment_to
 
 def test_a_card_lists_every_test_of_its_exercise_by_kind():
     for e in default().exercises.values():
-        by_kind = cards.judged(e)
+        by_kind = cards.tests_by_kind(e)
         assert by_kind, f"{e.id}: no test names it"
         assert sum(points for points, _ in by_kind.values()) == pytest.approx(e.points)
-    assert cards.judged(default().exercise("ddp.naive"))["property"][1]
+    assert cards.tests_by_kind(default().exercise("ddp.naive"))["property"][1]
 
 
 def test_an_interface_keeps_what_is_provided_and_no_body():

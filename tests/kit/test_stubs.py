@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from grader import stubs
 from grader.cli import app
-from grader.errors import Wrong
+from grader.errors import InputError
 from lab.course.assignment import ROOT, default
 from lab.solution.unwritten import untouched
 
@@ -140,7 +140,7 @@ REFUSED = {  # source, and the line that the message names
 @pytest.mark.parametrize("says", REFUSED)
 def test_what_cannot_be_cut_is_refused_in_a_line_that_names_its_own(tmp_path, says):
     source, line = REFUSED[says]
-    with refused(Wrong, f"ddp/naive.py:{line or ''}", says):
+    with refused(InputError, f"ddp/naive.py:{line or ''}", says):
         stub(tmp_path, source)
 
 
@@ -194,7 +194,7 @@ def test_stubs_are_written_where_they_differ_and_what_is_no_stub_goes(tmp_path):
         assert re.search(rf"{file}: .*{why}", done.output)
     command()
     assert not stubs.out_of_step(reference, student)
-    with pytest.raises(Wrong, match="folder of the reference"):
+    with pytest.raises(InputError, match="folder of the reference"):
         stubs.out_of_step(tmp_path / "none", student)
 
 

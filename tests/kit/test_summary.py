@@ -10,7 +10,7 @@ from rich.console import Console
 from grader.graded import Graded
 from grader.report.exports import gradescope
 from lab.commands import status
-from lab.course.assignment import ASKS, ROOT, default
+from lab.course.assignment import KIND_QUESTIONS, ROOT, default
 from lab.course.listing import inputs
 from lab.course.scoring import Result, score, unattempted
 from lab.harness import summary
@@ -25,7 +25,7 @@ def result(id: str, outcome: str = "passed", **fields) -> Result:
 
 
 CONFIG = SimpleNamespace(
-    stash={VERDICTS: SimpleNamespace(passes=lambda id: True, stood_in={})}, option=SimpleNamespace(impl="student")
+    stash={VERDICTS: SimpleNamespace(passes=lambda id: True, replaced={})}, option=SimpleNamespace(impl="student")
 )
 
 
@@ -68,7 +68,7 @@ def test_a_message_has_its_cause_and_six_lines_and_whole_it_is_with_v():
     assert [line for line in lines if "line" in line] == [f"  line {i}" for i in range(7)] + [
         "  … 2 more lines with -v"
     ]
-    assert f"numerics: {ASKS['numerics']}" in lines
+    assert f"numerics: {KIND_QUESTIONS['numerics']}" in lines
     lines.clear()
     terminal.verbosity = 0
     summary._failures(terminal, [failure])
@@ -113,7 +113,7 @@ def session(folder, outcomes, judging) -> Verdicts:
     runner = SimpleNamespace(executor=SimpleNamespace(source=ROOT / "reference"), verdicts={})
     results = [Result(FIRST, "numerics", f"test_{n}", "", outcome) for n, outcome in enumerate(outcomes)]
     verdicts = Verdicts(config, runner, results)
-    verdicts.judging = {FIRST: judging}
+    verdicts.numerics_count = {FIRST: judging}
     return verdicts
 
 

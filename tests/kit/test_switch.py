@@ -67,7 +67,7 @@ class Wired:
     def answer(self, rank: int) -> tuple[dict, list[float]]:
         self.ends[rank].settimeout(5)
         header, size = frames.receive(self.answers[rank])
-        payload = frames.into(self.answers[rank], bytearray(size))
+        payload = frames.read_into(self.answers[rank], bytearray(size))
         return header, list(struct.unpack(f"<{size // 4}f", payload))
 
     def is_silent(self, rank: int) -> bool:
@@ -178,7 +178,7 @@ def test_answers_are_kept_back_between_two_gates():
         w.send(0, do="finish")
         w.send(1, do="wait", number=0)
         assert w.answer(1)[1] == [2.0], "it stands still: it is noted, and goes on"
-    assert [(rank, row.number) for rank, row in w.switch.stood_still] == [(1, 0)]
+    assert [(rank, row.number) for rank, row in w.switch.stalls] == [(1, 0)]
 
 
 def test_by_rounds_all_wait_before_anybody_has_an_answer():
@@ -215,7 +215,7 @@ def test_polling_again_for_an_answer_that_is_kept_back_is_noted():
         assert w.is_silent(0), "it went on in between: it may ask once in every hook"
         w.send(0, do="poll", number=0)
         assert w.answer(0)[1] == [1.0], "it stands still: it is noted, and goes on"
-    assert [(rank, row.number) for rank, row in w.switch.stood_still] == [(0, 0)]
+    assert [(rank, row.number) for rank, row in w.switch.stalls] == [(0, 0)]
 
 
 GARBAGE = [

@@ -162,7 +162,7 @@ def test_what_is_unsolved_has_a_stand_in_and_is_told(nothing_passes):
     assert (options.stack, options.mesh) == ("data", {"data": 2})
     assert capstone.lacking(options) == pieces("data", cpu)
     words = "own: nothing yet; a stand-in trains for each of these until it passes: flash_attention.tiled_forward"
-    assert words in capstone.of_what(options, capstone.lacking(options))
+    assert words in capstone.description(options, capstone.lacking(options))
     full = capstone.parse(["--impl", "reference"])
     assert (full.stack, full.mesh) == ("mesh", {"data": 2, "tensor": 2})
     assert capstone.lacking(full) == []
@@ -176,7 +176,7 @@ def test_without_a_reference_stand_ins_are_compared(nothing_passes, monkeypatch)
     monkeypatch.setattr(train, "folder_of", lambda name: ROOT / "no such")
     other = capstone.other(options)
     assert (other.everything, other.stack, other.mesh) == (True, "data", {"data": 4})
-    assert train.parse(capstone.said(other, []), train.make_parser()).mesh == {"data": 4}
+    assert train.parse(capstone.as_arguments(other, []), train.make_parser()).mesh == {"data": 4}
 
 
 def test_who_goes_on_sees_the_batches_that_would_have_come():

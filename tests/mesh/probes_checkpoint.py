@@ -10,7 +10,7 @@ from lab.harness.raising import raised
 from lab.measure.memory import meter
 from lab.ranks import gates
 
-from ..zero.probes_state import flushes, names_of, shared_folder, snapshot, watched
+from ..zero.probes_state import copy_on_change, flushed_files, record_flushes, shared_folder, snapshot
 from .probes_placed import Share
 
 BEFORE = 9.0  # value of parameters before load() fills them
@@ -48,14 +48,14 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
     dist.all_gather_object(errors, raised(lambda: steps(share, optimizer, gradients), text=True))
     stopped = next((text for text in errors if text != "nothing"), "")
     gates.mark("save")
-    with flushes() as flushed:
+    with record_flushes() as flushed:
         if not stopped:
             checkpoint.save(share, optimizer, extra=extra)
     gates.mark("saved")
     if stopped:
         return {**result, "stopped": stopped}
     dist.barrier()
-    result["flushed"] = names_of(flushed, shared_folder().parent)
+    result["flushed"] = flushed_files(flushed, shared_folder().parent)
     group = optimizer.param_groups[0]
     result["group"] = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key in options}
     result["tuples"] = sorted(key for key, v in group.items() if isinstance(v, tuple))
@@ -98,7 +98,7 @@ def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list
     for number, name in enumerate(("old", "new")):
         steps(share, optimizer, gradients[number : number + 1])
         dist.barrier()
-        with watched(folder, late) as copies:
+        with copy_on_change(folder, late) as copies:
             checkpoint.save(share, optimizer, extra={"saved": name})
             copies.append(("return", snapshot(folder, len(copies))))
         states[name] = contents(share, optimizer, {"saved": name})

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from lab.harness.raising import raised
-from lab.measure.memory import Held, meter
+from lab.measure.memory import LiveStorages, meter
 from lab.measure.process import weigh
 from lab.model.transformer import Config, Transformer
 from lab.ranks import gates
@@ -123,7 +123,7 @@ def held_bytes(impl, model: dict, degrees: dict, plans: list) -> list:
     sizes: list = []
     mesh = impl.mesh.mesh.Mesh(**degrees)  # one for all: each of its groups has threads on every rank
     for plan in plans:
-        with Held() as memory:
+        with LiveStorages() as memory:
             parallel = parallelized(impl, model, None, degrees, plan, mesh)
             gc.collect()
             sizes.append(memory.now())

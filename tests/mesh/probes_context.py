@@ -5,8 +5,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from lab.harness.callers import Theirs
-from lab.harness.layouts import all_laid
+from lab.harness.callers import CallerTensors
+from lab.harness.layouts import lay_out_all
 from lab.measure.reads import AS_MEMORY, reads
 from lab.ranks import gates
 
@@ -43,9 +43,9 @@ def ring(impl, cases: list, members: list, all_products: bool = False) -> list:
     members, results = members or list(range(dist.get_world_size())), []
     for full, layouts in cases if dist.get_rank() in members else ():
         local = positions(full["q"].shape[-2], len(members), members.index(dist.get_rank()))
-        operands = all_laid({name: full[name][..., local, :] for name in ("q", "k", "v", "do")}, layouts)
+        operands = lay_out_all({name: full[name][..., local, :] for name in ("q", "k", "v", "do")}, layouts)
         q, k, v, do = (t.detach().requires_grad_(name != "do") for name, t in operands.items())
-        caller = Theirs(q=q, k=k, v=v, do=do)
+        caller = CallerTensors(q=q, k=k, v=v, do=do)
         gates.mark(PARTS[0])
         with reads() as read, FlopCounterMode(display=False) as counter, First(PARTS[1], all_products) as first:
             o = impl.mesh.context.ring_attention(q, k, v, **options)

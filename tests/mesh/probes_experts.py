@@ -5,8 +5,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lab.harness.callers import Theirs
-from lab.harness.layouts import all_laid
+from lab.harness.callers import CallerTensors
+from lab.harness.layouts import lay_out_all
 from lab.harness.raising import raised
 from lab.measure.memory import Observer
 from lab.measure.reads import AS_MEMORY, reads
@@ -31,7 +31,7 @@ def route(impl, cases: list, groups: list | None) -> list:
     group, results = group_of(groups), []
     for case in cases[rank()]:
         logits, weights = operands(case, "logits", "weights")
-        caller = Theirs(logits=logits.requires_grad_())
+        caller = CallerTensors(logits=logits.requires_grad_())
         options = {} if case["averaged_over"] is None else {"averaged_over": case["averaged_over"]}
         mark("forward")
         got = impl.mesh.route.route(logits, case["k"], group=group, **options)
@@ -51,7 +51,7 @@ def route(impl, cases: list, groups: list | None) -> list:
 
 def operands(case: dict, *names: str) -> list[torch.Tensor]:
     """These tensors of a case, in the memory layouts that it names."""
-    return [t.detach() for t in all_laid({name: case[name] for name in names}, case.get("layouts", {})).values()]
+    return [t.detach() for t in lay_out_all({name: case[name] for name in names}, case.get("layouts", {})).values()]
 
 
 def refused(impl, name: str, cases: list, grouped: bool = False) -> list:
@@ -66,7 +66,7 @@ def exchange(impl, cases: list, groups: list | None) -> list:
     for case in cases[rank()]:
         rows, weights = operands(case, "rows", "weights")
         rows.requires_grad_(rows.is_floating_point())
-        caller, found = Theirs(rows=rows, sent=case["sent"], received=case["received"]), {}
+        caller, found = CallerTensors(rows=rows, sent=case["sent"], received=case["received"]), {}
         mark("forward")
         got = impl.mesh.exchange.exchange(rows, case["sent"], case["received"], group)
         mark("backward")
@@ -86,7 +86,7 @@ def there_and_back(impl, cases: list, groups: list | None) -> list:
     group, results = group_of(groups), []
     for case in cases[rank()]:
         (x, experts), n = operands(case, "x", "experts"), case["n"]
-        caller = Theirs(x=x.requires_grad_(), experts=experts)
+        caller = CallerTensors(x=x.requires_grad_(), experts=experts)
         mark("dispatch")
         dispatched = impl.mesh.dispatch.dispatch(x, experts, n, group=group)
         answer = {"tokens": dispatched.tokens.detach().clone(), "counts": [int(c) for c in dispatched.counts]}
@@ -107,7 +107,7 @@ def there_and_back(impl, cases: list, groups: list | None) -> list:
 
 
 def _combine(
-    impl, case: dict, x: torch.Tensor, dispatched: Any, expert: torch.Tensor, group: Any, caller: Theirs
+    impl, case: dict, x: torch.Tensor, dispatched: Any, expert: torch.Tensor, group: Any, caller: CallerTensors
 ) -> dict:
     tokens, number = dispatched.tokens.clone(), expert[:, None]
     outputs = torch.cat([tokens * (number + 1), tokens[:, :1] ** 2 + number], dim=1)  # (arrived, width + 1)
@@ -126,7 +126,7 @@ def _combine(
 def cap(impl, cases: list) -> list:
     results = []
     for case in cases:
-        calls, caller = [], Theirs(experts=case["experts"])
+        calls, caller = [], CallerTensors(experts=case["experts"])
         with reads() as read, Observer(lambda *call, calls=calls: calls.append(call[0])):
             got = impl.mesh.capacity.capacity(case["experts"], case["n"], case["factor"])
         results.append({

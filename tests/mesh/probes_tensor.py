@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lab.harness.callers import Theirs
-from lab.harness.layouts import all_laid
+from lab.harness.callers import CallerTensors
+from lab.harness.layouts import lay_out_all
 from lab.harness.raising import raised
 from lab.measure.process import weigh
 from lab.model.transformer import Config, SwiGLU, Transformer
@@ -34,9 +34,9 @@ def conjugate(impl, name: str, cases: list, groups: list) -> list:
     """One of the four functions, forward and backward. cases: x and dy per rank, and how they lie in memory."""
     group, rank, results = group_of(groups), dist.get_rank(), []
     for operands, layouts in cases:
-        x, dy = all_laid({n: operands[n][rank] for n in ("x", "dy")}, layouts).values()
+        x, dy = lay_out_all({n: operands[n][rank] for n in ("x", "dy")}, layouts).values()
         x = x.detach().requires_grad_()
-        caller, view = Theirs(x=x, dy=dy), x.view_as(x)
+        caller, view = CallerTensors(x=x, dy=dy), x.view_as(x)
         gates.mark("forward")
         y = function(impl, name)(view, group)
         gates.mark("backward")
@@ -134,10 +134,10 @@ def part(impl, kind: str, sizes: dict, state: dict, x: list, dy: list, groups: l
     for name, module in shard.named_modules():
         if name.endswith("_norm"):
             module.register_forward_hook(lambda _, inputs, y: norms.append([list(inputs[0].shape), list(y.shape)]))
-    x, dy = (t.detach() for t in all_laid({"x": x[rank], "dy": dy[rank]}, layouts).values())
+    x, dy = (t.detach() for t in lay_out_all({"x": x[rank], "dy": dy[rank]}, layouts).values())
     x.requires_grad_(x.is_floating_point())
     parameters = dict(shard.named_parameters())
-    caller = Theirs(x=x, dy=dy, **parameters)
+    caller = CallerTensors(x=x, dy=dy, **parameters)
     gates.mark("forward")
     y = shard(x, *extras)
     unused = [name for name in options if name not in used]
@@ -216,9 +216,9 @@ def cross_entropy(
 ) -> dict:
     """The loss of this rank's columns, and the gradient of scale · loss."""
     group = group_of(groups)
-    x, targets = all_laid({"logits": logits[dist.get_rank()], "targets": targets}, layouts).values()
+    x, targets = lay_out_all({"logits": logits[dist.get_rank()], "targets": targets}, layouts).values()
     x = x.detach().requires_grad_()
-    caller = Theirs(logits=x, targets=targets)
+    caller = CallerTensors(logits=x, targets=targets)
     gates.mark("forward")
     loss = impl.mesh.vocab_parallel.vocab_parallel_cross_entropy(x, targets, group, vocabulary=vocabulary)
     gates.mark("backward")

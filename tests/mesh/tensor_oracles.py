@@ -90,7 +90,7 @@ def check_layer(run, rng, expect, kind: str, drawn: tuple, size: int, grouped: b
     for rank, got in enumerate(ranks):  # first, since one wrong part makes the sums of all ranks wrong
         has_its_part(got["parameters"], state, f"{kind}, rank {rank} of the world", index[rank], size, prefix)
     for rank, got in enumerate(ranks):
-        what = f"{kind}, place {index[rank]} of {size}, in memory: {layouts.told(layout)}"
+        what = f"{kind}, place {index[rank]} of {size}, in memory: {layouts.listed(layout)}"
         assert not got["unused"], f"{what}: the given {got['unused']} is never called in forward"
         for name, cut_like in (("y", "y"), ("dx", "x")):
             if want[name] is not None:
@@ -194,7 +194,7 @@ def conjugate_is_right(run, rng, name: str, size: int, grouped: bool = False, dt
                 tensors, (_, words, apply) = [operands[arg][r] for r in group], COLLECTIVES[collective]
                 close(
                     got[out], apply([t.double() for t in tensors], index), apply(tensors, index),
-                    f"{name}, {out} of rank {rank} of {group}, in memory: {layouts.told(layout)}", factor=4,
+                    f"{name}, {out} of rank {rank} of {group}, in memory: {layouts.listed(layout)}", factor=4,
                     dims="batch, token, width", cause=f"expected {words}",
                 )  # fmt: skip
     return [(rank, group, batch * tokens * width, ranks[rank]) for rank, _, group in memberships(world, groups)]

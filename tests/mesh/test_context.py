@@ -72,7 +72,7 @@ def judge(full: dict, layout: dict, ranks: list, members: list, factor: float) -
         # Products of several roundings are summed: small sums of large terms have the error of the terms.
         close(
             joined, want[name], plain[name].to(joined.dtype),
-            f"{name} of {len(members)} ranks{detail}, in memory: {layouts.told(layout)}", factor=factor, cause=cause,
+            f"{name} of {len(members)} ranks{detail}, in memory: {layouts.listed(layout)}", factor=factor, cause=cause,
         )  # fmt: skip
 
 
@@ -179,8 +179,8 @@ def test_keys_travel_while_the_first_product_is_computed(run, rng):
         assert marked == [probes.PARTS[0], *products, *probes.PARTS[2:]], (
             f"rank {rank}: a gate that no product asked for"
         )
-        assert not trace.stood_still, (
-            f"rank {rank} of {world} waited for {trace.stood_still[0].op} before its next product of matrices: in each "
+        assert not trace.stalls, (
+            f"rank {rank} of {world} waited for {trace.stalls[0].op} before its next product of matrices: in each "
             "step start the messages, attend to the keys that are there, and only then wait"
         )
 

@@ -9,7 +9,7 @@ the wire for 16-bit tokens; counts found by gathering the whole routing; dropped
 import pytest
 import torch
 
-from lab.harness.diagnose import places
+from lab.harness.diagnose import row_order
 from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
@@ -38,7 +38,7 @@ def judged(run, cases: list, kinds: list = KINDS, members: list = (), no_group: 
         assert got["tokens"].dtype == want.dtype, f"{what}: tokens are {got['tokens'].dtype}, expected {want.dtype}"
         assert torch.equal(got["tokens"], want), (
             f"{what}: expected tokens {want.tolist()}, got {got['tokens'].tolist()}: {ORDER}"
-            f"{places(got['tokens'], want, 'tokens')}"
+            f"{row_order(got['tokens'], want, 'tokens')}"
         )
         metadata = for_combine(rank_cases, rank)
         assert got["kept"] == metadata, f"{what}: expected {metadata} for combine, got {got['kept']}"

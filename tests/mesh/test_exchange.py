@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lab.harness import layouts
-from lab.harness.diagnose import places
+from lab.harness.diagnose import row_order
 from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
@@ -64,7 +64,7 @@ def judged(run, cases: list, members: list = (), **options) -> list:
             assert torch.equal(got["arrived"], arrived[rank]), (
                 f"{what}: sent {case['sent']}, received {case['received']}: got {got['arrived'].tolist()}, expected "
                 f"{arrived[rank].tolist()}: rows by the rank they come from"
-                f"{places(got['arrived'], arrived[rank], 'rows')}"
+                f"{row_order(got['arrived'], arrived[rank], 'rows')}"
             )
         back = delivered([c["weights"] for c in rank_cases], [c["received"] for c in rank_cases])
         for rank, got in enumerate(results if kind != "integers" else ()):

@@ -244,8 +244,8 @@ def test_nobody_waits_for_what_it_sends(run, rng):
     """The answer to a send comes when its rank begins the next action: who waits for it stands still."""
     _, traces, _ = gated(run, rng, "1f1b", sends_held=True)
     for rank, trace in enumerate(traces):
-        assert not trace.stood_still, (
-            f"rank {rank} of {len(traces)} waited for {len(trace.stood_still)} of its sends before it began its next "
+        assert not trace.stalls, (
+            f"rank {rank} of {len(traces)} waited for {len(trace.stalls)} of its sends before it began its next "
             "action: a send ends when the other rank receives, and computing must not wait for that"
         )
 

@@ -76,7 +76,7 @@ def check_loss(run, rng, expect, logits: torch.Tensor, targets: torch.Tensor, si
     )
     for rank, got in enumerate(ranks):
         what = f"rank {rank}, place {index[rank]} of {size}, logits of up to {height:.3g}, {logits.dtype}, in memory: "
-        what += layouts.told(layout)
+        what += layouts.listed(layout)
         assert got["loss"].dtype == torch.float32, f"{what}: the loss is {got['loss'].dtype}, expected float32"
         close(
             got["loss"], want["loss"], plain["loss"], f"{what}, loss", factor=10,

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from lab.harness.callers import Theirs
+from lab.harness.callers import CallerTensors
 from lab.harness.calls import plain
-from lab.harness.layouts import all_laid
+from lab.harness.layouts import lay_out_all
 from lab.measure.memory import meter
 from lab.measure.process import weigh
 from lab.model.transformer import Config, Transformer
@@ -114,9 +114,9 @@ def norm(
 
     "given" in the result: whether backward itself returned a gradient for x and for weight.
     """
-    x, weight, dy = (t.detach() for t in all_laid({"x": x, "weight": weight, "dy": dy}, layouts).values())
+    x, weight, dy = (t.detach() for t in lay_out_all({"x": x, "weight": weight, "dy": dy}, layouts).values())
     x, weight = x.requires_grad_(needs[0]), weight.requires_grad_(needs[1])
-    caller = Theirs(x=x, weight=weight)
+    caller = CallerTensors(x=x, weight=weight)
     y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight, *([] if eps is None else [eps]))
     wanted = {name: t for name, t in (("dx", x), ("dweight", weight)) if t.requires_grad}
     results = {"y": y, "dx": None, "dweight": None, **caller.gradients([y], wanted, [dy]), "callers": caller.seen()}
@@ -179,7 +179,7 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
     call = (lambda f, *a, **k: f(*a, **k)) if mode == "plain" else impl.mixed_precision.checkpoint.checkpoint
     x = x.clone().requires_grad_(options.get("x_needs", True))
     scale, shift = _leaf(options.get("scale", 1.0)), _leaf(options.get("shift"))
-    caller = Theirs(x=x, scale=scale, shift=shift)
+    caller = CallerTensors(x=x, scale=scale, shift=shift)
     kind, extra = options.get("kind", "one"), torch.zeros(())  # extra: terms of the loss besides the result
     torch.manual_seed(7)
     autocast = torch.autocast("cpu", DTYPES.get(options.get("autocast")), enabled="autocast" in options)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.measure.device import current
-from lab.measure.memory import Held
+from lab.measure.memory import LiveStorages
 
 OTHER_SIZE = 64  # numbers per row that are saved between layers; no layer saves tensors of this size
 DEVICE = "cuda"  # the simulated GPU, or a real one
@@ -58,12 +58,12 @@ class Watch(TorchDispatchMode):
 
 
 def on_device(tensor: Tensor) -> bool:
-    from lab.measure.roofline import holds
+    from lab.measure.roofline import is_on_gpu
 
-    return holds(tensor) or tensor.device.type == "cuda"
+    return is_on_gpu(tensor) or tensor.device.type == "cuda"
 
 
-def alive(memory: Held, device: bool = True, skip: Container[int] = ()) -> list[int]:
+def alive(memory: LiveStorages, device: bool = True, skip: Container[int] = ()) -> list[int]:
     """Bytes of each storage alive on the simulated device, or on the host. skip: keys of storages to leave out."""
     storages = [ref() for key, ref in [*memory.known.items()] if key not in skip]
     return [s.nbytes() for s in storages if s is not None and hasattr(s, "on_simulated_gpu") == device]
@@ -115,7 +115,7 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
         return y
 
     with watch:
-        with Held() as memory:
+        with LiveStorages() as memory:
             with _offload(impl, mode, layers, minimum):
                 y = forward()
             torch.cuda.synchronize()
@@ -170,7 +170,7 @@ def timed(impl: Any, counts: list[int], seconds: list[float]) -> dict:
     whether its saved tensors are there], observed in the second half of each layer's backward; and "after": bytes on
     the device after forward and after each backward.
     """
-    gpu, memory, rows = current(), Held(), []
+    gpu, memory, rows = current(), LiveStorages(), []
     layers = nn.ModuleList(
         Timed(n, s, lambda present, i=i: rows.append([i, alive(memory), present]))
         for i, (n, s) in enumerate(zip(counts, seconds, strict=True))

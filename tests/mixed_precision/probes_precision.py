@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lab.harness import modes
-from lab.harness.callers import Theirs
+from lab.harness.callers import CallerTensors
 from lab.harness.calls import plain
 from lab.harness.named import Named, plain_name
 from lab.harness.raising import without_models
@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 def added(impl: Any, function: str, values: Tensor, accumulator: str) -> dict:
     """The result of `accumulate` or `error_bound`."""
-    caller = Theirs(values=values)
+    caller = CallerTensors(values=values)
     found = getattr(impl.mixed_precision.accumulate, function)(values, DTYPES[accumulator])
     return {"found": found, "callers": caller.seen()}
 

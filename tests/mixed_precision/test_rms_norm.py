@@ -43,7 +43,7 @@ def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e
     weight = rng.normal(shape[-1]).add(1).to(DTYPES[weight_dtype or dtype])
     drawn = {"dy": dy, "x": x, "weight": weight}
     for given, layout in layouts.every(rng, **drawn) if strides else [layouts.draw(rng, **drawn)]:
-        layouts.blaming(layout, functools.partial(judge, run, *given.values(), eps, needs))
+        layouts.blame(layout, functools.partial(judge, run, *given.values(), eps, needs))
 
 
 def judge(run, dy, x, weight, eps, needs, layout):
@@ -51,7 +51,7 @@ def judge(run, dy, x, weight, eps, needs, layout):
     eps = 1e-5 if eps is None else eps
     want, plain = (formula(x, weight, eps, dy, d) for d in (torch.float64, torch.float32))
     for name, like, needed in (("y", x, True), ("dx", x, needs[0]), ("dweight", weight, needs[1])):
-        what = f"{name} of x {tuple(x.shape)}, {x.dtype}, weight {weight.dtype}, in memory: {layouts.told(layout)}"
+        what = f"{name} of x {tuple(x.shape)}, {x.dtype}, weight {weight.dtype}, in memory: {layouts.listed(layout)}"
         if not needed:
             assert got[name] is None, f"{what}: no gradient was asked for, one came"
             continue

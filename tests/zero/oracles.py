@@ -92,12 +92,12 @@ def steps_as_unsharded(run, plan, kind, world, hold=()) -> list[list[dict]]:
 
 
 def step_records(trace: Trace, steps: int) -> list[dict]:
-    """Of each step: "rows", its messages and those between it and the next; "stood_still", how often the rank waited
+    """Of each step: "rows", its messages and those between it and the next; "stalls", how often the rank waited
     for them while the switch withheld answers."""
     parts = trace.cut([name for step in range(steps) for name in (f"step {step}", f"step {step} is done")])
-    waited = [row.number for row in trace.stood_still]
+    waited = [row.number for row in trace.stalls]
     rows = [within + after for within, after in zip(parts[::2], parts[1::2], strict=True)]
-    return [{"rows": part, "stood_still": sum(waited.count(row["number"]) for row in part)} for part in rows]
+    return [{"rows": part, "stalls": sum(waited.count(row["number"]) for row in part)} for part in rows]
 
 
 def grows_by_a_share(run, rng, kind) -> None:

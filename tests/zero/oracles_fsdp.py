@@ -214,7 +214,7 @@ PHASES = {"forward", "backward", "finish", "step", "no_grad", "over"}
 
 def step_records(trace, orders) -> list[dict]:
     """For each step: "rows", its messages with their phase, in order; "no_grad", the messages after the step; "asked",
-    gate → how many messages of the step had left when it was first requested; "stood_still", numbers of the rows for
+    gate → how many messages of the step had left when it was first requested; "stalls", numbers of the rows for
     which the rank waited while the switch withheld answers."""
     marks = [gate for gate in trace.gates if gate.name.split(" ", 1)[-1] in PHASES]
     phases = [
@@ -232,7 +232,7 @@ def step_records(trace, orders) -> list[dict]:
             "rows": rows, "no_grad": [{**row, "phase": "no_grad"} for row in sections[no_grad]],
             "payloads": [trace.payloads[row["number"]] for row in rows],
             "asked": {name: issued[name] - issued[work[0]] for name in step_gates},
-            "stood_still": {row.number for row in trace.stood_still},
+            "stalls": {row.number for row in trace.stalls},
         })  # fmt: skip
     return records
 

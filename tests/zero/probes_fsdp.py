@@ -13,8 +13,8 @@ from lab.harness import modes
 from lab.harness.calls import plain
 from lab.harness.named import Named, Numbered
 from lab.harness.raising import raised
-from lab.measure.memory import Held
-from lab.measure.process import settled, weigh
+from lab.measure.memory import LiveStorages
+from lab.measure.process import lowest_bytes, weigh
 from lab.ranks import gates
 from lab.solution.wire import PerRank
 
@@ -300,11 +300,11 @@ def cast_arguments(impl, dtype: str) -> list[str]:
     return m.seen
 
 
-def at_rest(memory: Held) -> int:
+def at_rest(memory: LiveStorages) -> int:
     """Bytes held once Gloo has freed its messages; each of its threads frees the last one when the next arrives."""
     for _ in range(8):
         dist.barrier()
-    return settled(memory.now, patience_s=0.015)
+    return lowest_bytes(memory.now, patience_s=0.015)
 
 
 def held_bytes(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> dict:
@@ -312,7 +312,7 @@ def held_bytes(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor)
     gradients."""
     sizes = {}
     order = list(range(len(plan["hidden"])))
-    with Held() as memory:
+    with LiveStorages() as memory:
         wrapped, stepper = sharded(impl, kind, Net(plan), ["adamw", 0.01], **options)
         for _ in range(2):
             stepper.zero_grad()

@@ -15,7 +15,7 @@ from lab.harness.compare import interleaved
 from lab.harness.raising import raised
 from lab.measure.clock import sleep
 from lab.measure.memory import meter
-from lab.measure.process import settled, weigh
+from lab.measure.process import lowest_bytes, weigh
 from lab.ranks import gates
 
 from ..ddp.probes import fill
@@ -140,7 +140,7 @@ def train(impl, kind: str, plan: dict) -> dict:
     return log
 
 
-def held(impl, kind: str, plan: dict, limit: float = float("inf")) -> dict:
+def held_bytes(impl, kind: str, plan: dict, limit: float = float("inf")) -> dict:
     """Bytes that remain after creating the optimizer and taking two steps; number of elements that a step updated.
 
     limit: the bytes that the test allows.
@@ -160,7 +160,7 @@ def held(impl, kind: str, plan: dict, limit: float = float("inf")) -> dict:
             gc.collect()
             return memory.live_bytes - moved_bytes(ps, storages)
 
-        live = settled(left_behind, limit, patience_s=2.0)
+        live = lowest_bytes(left_behind, limit, patience_s=2.0)
     return {"live": live, "updated": sum(updated) / 2}
 
 

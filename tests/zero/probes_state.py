@@ -109,17 +109,17 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
                 scheduler.load_state_dict(extra["scheduler"])
             stage["losses"] = steps(m, o, scheduler, batches[number])
             gates.mark(f"save {number}")
-            with flushes() as flushed:
+            with record_flushes() as flushed:
                 ckpt.save(m, o, gathered=gathered, extra={"scheduler": scheduler.state_dict(), "note": [number, "é"]})
             gates.mark(f"save {number} is done")
-            stage |= {"files": listing(folder), "saved": everything(m, o), "flushed": names_of(flushed, folder)}
+            stage |= {"files": listing(folder), "saved": everything(m, o), "flushed": flushed_files(flushed, folder)}
             record["state"] = dict(nn.Module.state_dict(m))
         record["stages"].append(stage)
     return record
 
 
 @contextlib.contextmanager
-def flushes() -> Iterator[dict]:
+def record_flushes() -> Iterator[dict]:
     """Record what the files that this process flushes to the disk hold then, by inode; None stands for all files."""
     found: dict = {}
 
@@ -140,7 +140,7 @@ def flushes() -> Iterator[dict]:
         yield found
 
 
-def names_of(flushed: dict, folder: Path) -> list[str]:
+def flushed_files(flushed: dict, folder: Path) -> list[str]:
     """The files that hold what they held when they were flushed."""
     found = []
     for path in sorted(folder.rglob("*")):
@@ -187,7 +187,7 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     single = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
     folder, m, o, ckpt, old = saved_once(impl, width, state, batches, gathered)
     dist.barrier()
-    with watched(folder, late) as copies:
+    with copy_on_change(folder, late) as copies:
         ckpt.save(m, o, gathered=gathered, extra="new")
     dist.barrier()
     events, new = [], everything(m, o)
@@ -223,7 +223,7 @@ def saved_once(impl, width, state, batches, gathered: bool) -> tuple:
 
 
 @contextlib.contextmanager
-def watched(folder: Path, late: int) -> Iterator[list]:
+def copy_on_change(folder: Path, late: int) -> Iterator[list]:
     """[event, copy of the folder before it] of every file operation of this rank inside; the copy is None if other
     ranks kept changing the folder. Rank `late` starts late.
 

@@ -107,7 +107,7 @@ def one_on_its_way(what, step, plan, world, order, phase) -> None:
             "one alone, at most two layers may be whole at once"
         )
         assert row["waited_s"] >= 0, f"{what}, {phase}: nobody waited for the gather of block {after}"
-        assert row["number"] not in step["stood_still"], (
+        assert row["number"] not in step["stalls"], (
             f"{what}, {phase}: the gather of block {after} was waited for before block {block} had computed: "
             "wait when the layer is needed"
         )
@@ -142,7 +142,7 @@ def test_a_reduce_scatter_is_not_waited_for_before_the_next(run, rng):
         for after, block in itertools.pairwise(order):
             _, row = rows[block]
             assert row["waited_s"] >= 0, f"{what}: nobody waited for the reduce-scatter of block {block}"
-            assert row["number"] not in step["stood_still"], (
+            assert row["number"] not in step["stalls"], (
                 f"{what}: the reduce-scatter of block {block} was waited for before block {after} had computed: "
                 "start it with async_op=True, and wait when the next one is started"
             )
@@ -153,7 +153,7 @@ def test_a_reduce_scatter_is_not_waited_for_before_the_next(run, rng):
                 "it is waited for; wait for one when the next is started"
             )
         assert scattered[-1]["waited_s"] >= 0, f"{what}: nobody waited for the last reduce-scatter"
-        assert scattered[-1]["number"] not in step["stood_still"], (
+        assert scattered[-1]["number"] not in step["stalls"], (
             f"{what}: the last reduce-scatter was waited for in backward: finish_gradient_synchronization() does"
         )
 

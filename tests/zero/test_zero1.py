@@ -244,9 +244,9 @@ def starts_before_it_waits(run, plan, world) -> None:
     count = len(plan["values"])
     for rank, steps in enumerate(steps_as_unsharded(run, plan, "zero1", world, hold=range(len(plan["steps"])))):
         for step, record in enumerate(steps):
-            assert record["stood_still"] <= 2 * world, (
+            assert record["stalls"] <= 2 * world, (
                 f"rank {rank}, step {step}: {len(record['rows'])} messages for {count} tensors, and while no message "
-                f"arrived, the rank waited {record['stood_still']} times for one before it started the next: pack "
+                f"arrived, the rank waited {record['stalls']} times for one before it started the next: pack "
                 "them, or start all with async_op=True and then wait"
             )
 

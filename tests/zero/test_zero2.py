@@ -99,7 +99,7 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
                 assert later is None or before["waited_s"] <= later["issued_s"], (
                     f"{what}: three reduce-scatters were under way, and each keeps a whole gradient alive"
                 )
-            assert scattered[-1]["number"] not in step["stood_still"], (
+            assert scattered[-1]["number"] not in step["stalls"], (
                 f"{what}: the last reduce-scatter was waited for in backward: start it asynchronously, wait in step()"
             )
 
