@@ -115,7 +115,7 @@ class Runner:
 
         options: those of `job`.
         device: "simulated" runs the probe on the simulated GPU of lab.measure.device.
-        replace: stand-ins by object; in a test, ids of prerequisites, of which those are replaced that do not pass.
+        replace: stand-ins by object. In a test of an exercise they are those of prerequisites that do not pass.
         private: whether the trace's peak_bytes leaves out files that are mapped. Looks each millisecond.
         network: "gloo" uses torch's own Gloo. Then traces have no messages, gates give 1.0, and ranks that are
         isolated in a sandbox cannot connect.

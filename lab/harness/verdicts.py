@@ -34,14 +34,15 @@ class Verdicts:
         self.replaced: dict[str, list[str]] = {}  # exercise -> prerequisites that were replaced in its tests
         self.numerics_count: dict[str, int] = {}  # exercise -> its number of numeric tests; empty with -k or ::
 
-    def stand_ins(self, id: str, wanted: list[str]) -> dict[str, str]:
-        """{object: stand-in} for prerequisites in `wanted` that do not pass. Raises ValueError for any other id."""
-        known = assignments.default().exercises
-        if unknown := set(wanted) - needed(id):
-            raise ValueError(f"replace: {id} does not need {', '.join(sorted(unknown))}")
-        missing = [w for w in wanted if not self.passes(w)]
-        self.replaced[id] = [*dict.fromkeys([*self.replaced.get(id, ()), *missing])]
-        return {known[w].object: standins.source(w) for w in missing}
+    def missing(self, id: str) -> list[str]:
+        """The prerequisites of an exercise that do not pass and have a stand-in."""
+        found = sorted(need for need in needed(id) if standins.exists(need) and not self.passes(need))
+        self.replaced[id] = found
+        return found
+
+    def stand_ins(self, id: str) -> dict[str, str]:
+        """{object: stand-in} for `missing`."""
+        return {assignments.default().exercise(need).object: standins.source(need) for need in self.missing(id)}
 
     def passes(self, id: str) -> bool:
         """Whether all numerics of the exercise pass."""

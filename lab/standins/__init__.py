@@ -9,10 +9,16 @@ import importlib
 import importlib.util
 
 
-def source(id: str) -> str:
-    """The name of an exercise's stand-in: "lab.standins.ddp:naive". Raises LookupError if there is none."""
+def exists(id: str) -> bool:
+    """Whether an exercise has a stand-in."""
     stage, _, name = id.partition(".")
     module = f"{__name__}.{stage}"
-    if importlib.util.find_spec(module) is None or not hasattr(importlib.import_module(module), name):
+    return importlib.util.find_spec(module) is not None and hasattr(importlib.import_module(module), name)
+
+
+def source(id: str) -> str:
+    """Where an exercise's stand-in is: "lab.standins.ddp:naive". Raises LookupError if there is none."""
+    stage, _, name = id.partition(".")
+    if not exists(id):
         raise LookupError(f"no stand-in for {id}: expected a function {name} in lab/standins/{stage}.py")
-    return f"{module}:{name}"
+    return f"{__name__}.{stage}:{name}"

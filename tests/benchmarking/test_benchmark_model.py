@@ -14,7 +14,6 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_model as probes
 
 MODEL = "benchmarking.benchmark_model"
-BENCHMARK = "benchmarking.benchmark"
 MODES = ("forward", "forward_backward", "step")
 
 
@@ -33,7 +32,7 @@ def test_a_sample_is_what_the_mode_costs(run, rng, mode):
     sizes, batch, context = draw(rng)
     warmup, steps = 0, rng.integers(3, 4)
     arguments = (sizes, batch, context, mode, warmup, steps)
-    got = run(probes.timed, *arguments, device="simulated", replace=[BENCHMARK])
+    got = run(probes.timed, *arguments, device="simulated")
     want = run(probes.costs, *arguments, device="simulated")
     assert len(got) == steps, f"{len(got)} samples, expected {steps}"
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
@@ -47,7 +46,7 @@ def test_a_sample_is_what_the_mode_costs(run, rng, mode):
 @exercise(MODEL, kind="numerics")
 def test_tokens_are_where_the_model_is(run, rng):
     sizes, batch, context = draw(rng)
-    on_gpu = run(probes.placement, sizes, batch, context, rng.choice(MODES), device="simulated", replace=[BENCHMARK])
+    on_gpu = run(probes.placement, sizes, batch, context, rng.choice(MODES), device="simulated")
     assert on_gpu == [[True, True]] * 3, f"tokens and targets on the GPU, at each loss: {on_gpu}; copying is no step"
 
 
@@ -57,7 +56,7 @@ def test_the_model_is_asked_warmup_plus_steps_times(run, rng, mode):
     sizes, batch, context = draw(rng)
     warmup, steps = rng.integers(1, 3), rng.integers(2, 4)
     for training in (False, True):
-        got = run(probes.watched, sizes, batch, context, mode, warmup, steps, training, replace=[BENCHMARK])
+        got = run(probes.watched, sizes, batch, context, mode, warmup, steps, training)
         assert {*(call["training"] for call in got["calls"]), got["training"]} == {training}, (
             f"model.training was {training}, then {[call['training'] for call in got['calls']]} in the steps and "
             f"{got['training']} at the end: its mode is the caller's"
@@ -84,11 +83,11 @@ def test_what_makes_no_sense_is_refused_before_any_step(run, rng):
         {"batch": batch, "context": sizes["context"] + 1, "mode": "forward"},
         {"batch": batch, "context": 0, "mode": "step"},
     ):
-        error, calls = run(probes.refused, sizes, options, replace=[BENCHMARK])
+        error, calls = run(probes.refused, sizes, options)
         assert error == "ValueError", f"{options}, model's context {sizes['context']}: expected ValueError, got {error}"
         assert not calls, f"{options}: refused only after {calls} steps"
     for edge in (1, sizes["context"]):
-        error, _ = run(probes.refused, sizes, {"batch": batch, "context": edge, "mode": "forward"}, replace=[BENCHMARK])
+        error, _ = run(probes.refused, sizes, {"batch": batch, "context": edge, "mode": "forward"})
         assert error == "nothing", f"a context of {edge}, the model's is {sizes['context']}: {error} was raised"
 
 
@@ -97,7 +96,7 @@ def test_what_makes_no_sense_is_refused_before_any_step(run, rng):
 def test_a_step_does_what_its_mode_says(run, rng, mode):
     sizes, batch, context = draw(rng)
     training = rng.choice([True, False])
-    got = run(probes.watched, sizes, batch, context, mode, 2, 3, training, replace=[BENCHMARK])
+    got = run(probes.watched, sizes, batch, context, mode, 2, 3, training)
     for i, call in enumerate(got["calls"]):
         assert call["grad"] is (mode != "forward"), f"{mode}, step {i}: autograd is {'on' if call['grad'] else 'off'}"
         assert call["leftover"] == 0, f"{mode}, step {i} begins with {call['leftover']} gradients of the one before"

@@ -15,7 +15,6 @@ from . import probes_counting as probes
 from .test_flops import CASES, DIRECTIONS, NAMES, PATIENCE_S, SQUARES, TOLERANCE, draw
 
 ROOFLINE = "benchmarking.roofline"
-FLOPS = "benchmarking.flops"
 
 
 @exercise(ROOFLINE, kind="numerics")
@@ -23,7 +22,7 @@ FLOPS = "benchmarking.flops"
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_are_those_of_operands_and_results(run, rng, case, dtype):
     sizes, batch, context = draw(rng, case)
-    got = run(probes.bytes_moved, sizes, batch, context, dtype, replace=[FLOPS])
+    got = run(probes.bytes_moved, sizes, batch, context, dtype)
     want = run(probes.counted, sizes, batch, context, dtype)["bytes"]
     assert set(got) == set(NAMES), f"expected the layers {', '.join(NAMES)}, got {', '.join(sorted(got))}"
     for name in NAMES:
@@ -46,7 +45,7 @@ def test_the_bound_is_the_larger_of_two_times(run, rng, side):
     ridge = {"compute": ridges[0] / 2, "memory": ridges[-1] * 2, "between": (ridges[4] + ridges[5]) / 2}[side]
     bandwidth = rng.uniform(1e11, 4e12)
     peaks = (ridge * bandwidth, bandwidth)
-    got = run(probes.roofline, sizes, batch, context, "bfloat16", peaks, replace=[FLOPS])
+    got = run(probes.roofline, sizes, batch, context, "bfloat16", peaks)
     for name in NAMES:
         for direction, word in enumerate(DIRECTIONS):
             f, b = flops[name][direction], real["bytes"][name][direction]
@@ -67,17 +66,17 @@ def test_the_bound_is_the_larger_of_two_times(run, rng, side):
 @exercise(ROOFLINE, kind="numerics")
 def test_on_the_ridge_arithmetic_binds(run, rng):
     sizes, batch, context = draw(rng, rng.choice(list(CASES)))
-    bounds = run(probes.roofline, sizes, batch, context, "bfloat16", (1.0, 1.0), replace=[FLOPS])
+    bounds = run(probes.roofline, sizes, batch, context, "bfloat16", (1.0, 1.0))
     name = f"{rng.choice(NAMES)} forward"
     f, b = float(bounds[name]["flops"]), float(bounds[name]["bytes"])
-    got = run(probes.roofline, sizes, batch, context, "bfloat16", (f, b), replace=[FLOPS])[name]["by"]
+    got = run(probes.roofline, sizes, batch, context, "bfloat16", (f, b))[name]["by"]
     assert got == "compute", f"{name}: its intensity is the device's ridge to the last bit, and it is bound by {got!r}"
 
 
 @exercise(ROOFLINE, kind="numerics")
 def test_mfu_is_the_share_of_the_peak(run, rng):
     step, seconds, peak = rng.uniform(1e12, 1e15), rng.uniform(0.1, 3), rng.uniform(1e14, 1e15)
-    got = run(probes.mfu, step, seconds, (peak, 1e12), replace=[FLOPS])
+    got = run(probes.mfu, step, seconds, (peak, 1e12))
     want = step / seconds / peak
     assert abs(got / want - 1) < 1e-6, f"{step:.4g} FLOPs in {seconds:.3g} s at a peak of {peak:.4g}: {got}, not {want}"
 
@@ -85,9 +84,7 @@ def test_mfu_is_the_share_of_the_peak(run, rng):
 @exercise(ROOFLINE, kind="property")
 def test_a_larger_batch_moves_products_towards_compute_and_attention_not_at_all(run, rng):
     sizes, _, context = draw(rng, "short context")
-    one, many = (
-        run(probes.roofline, sizes, batch, context, "float32", (1e14, 1e12), replace=[FLOPS]) for batch in (1, 64)
-    )
+    one, many = (run(probes.roofline, sizes, batch, context, "float32", (1e14, 1e12)) for batch in (1, 64))
     for name in NAMES:
         before, after = (bounds[f"{name} forward"]["intensity"] for bounds in (one, many))
         text = f"{name}: intensity {before:.4g} at batch 1, {after:.4g} at 64"
@@ -104,9 +101,7 @@ def test_bytes_of_a_million_layers_are_counted_without_a_model(run, rng, dtype):
     sizes, batch, context = draw(rng, rng.choice([*CASES]))
     few, many = sizes["layers"], rng.integers(10**6, 2 * 10**6)
     want = run(probes.counted, sizes, batch, context, dtype)["bytes"]
-    got = run(
-        probes.bytes_moved, {**sizes, "layers": many}, batch, context, dtype, True, replace=[FLOPS], timeout=PATIENCE_S
-    )
+    got = run(probes.bytes_moved, {**sizes, "layers": many}, batch, context, dtype, True, timeout=PATIENCE_S)
     for name in NAMES:
         blocks, run_layers = (1, 1) if name == "head" else (many, few)
         for direction, word in enumerate(DIRECTIONS):

@@ -83,11 +83,6 @@ def loss_gradients(m: torch.nn.Module, loss: torch.Tensor) -> dict:
     return dict(zip(trained, torch.autograd.grad(loss, [*trained.values()], allow_unused=True), strict=True))
 
 
-def needs(kind: str) -> list[str]:
-    """Stand-ins for the prerequisites of this wrapper."""
-    return [] if kind == "naive" else ["ddp.naive"]
-
-
 def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, max_lr) -> tuple:
     """(traces of a training, result of the float64 oracle, result of a plain computation)."""
     width, plan, states = model
@@ -95,7 +90,7 @@ def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, 
     numbers = gated.draw(rng, orders, width)
     traces = run.trace(
         probes_wrappers.steps, kind, options or {}, width, plan, states, batches, lr, set_to_none, world=len(states),
-        replace=needs(kind), gates=numbers, hold=gated.backwards(orders),
+        gates=numbers, hold=gated.backwards(orders),
     )  # fmt: skip
     for rank, trace in enumerate(traces):
         judge.modes(trace.values["modes"], f"rank {rank} of {len(states)}")

@@ -12,7 +12,7 @@ from lab.harness.named import number_of
 from lab.ranks import gates
 
 from . import probes, probes_collectives, probes_wrappers
-from .chains import draw_chain, each_step, needs, steps_of
+from .chains import draw_chain, each_step, steps_of
 from .payloads import SUM_OPS
 
 
@@ -49,7 +49,7 @@ def is_mean(got, summands, what, cause, dims="") -> None:
 def gradients_of(run, kind, values, groups=()) -> list:
     """Results of `probes.gradients` on each rank, with "rows" (messages) and their phase."""
     phases = ["when it was made", "in forward or backward", "in finish_gradient_synchronization()"]
-    traces = run.trace(probes.gradients, kind, values, list(groups), world=len(values), replace=needs(kind))
+    traces = run.trace(probes.gradients, kind, values, list(groups), world=len(values))
     return [
         {**trace.values, "rows": [{**row, "phase": phase} for phase, rows in zip(phases, trace.cut(phases), strict=True)
                                   for row in rows]}
@@ -103,7 +103,7 @@ def _train(run, rng, kind: str, hidden: int, seed: int, steps: int, ballast: int
     numbers = gated.draw(rng, [[[0, 1]]] * steps, 4)
     traces = run.trace(
         probes_wrappers.train_wide, kind, options or {}, hidden, steps, seed, lr, ballast, world=world,
-        replace=needs(kind), gates=numbers,
+        gates=numbers,
     )  # fmt: skip
     with gates.answered(numbers):
         want, plain = (_expected(hidden, dtype, steps, seed, lr, world) for dtype in (torch.float64, torch.float32))

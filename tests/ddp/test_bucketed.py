@@ -25,7 +25,6 @@ from .oracles import not_waited_in_backward, padded_size, reductions
 from .payloads import late_reductions
 
 BUCKETED = "ddp.bucketed"
-NEEDS = ["ddp.naive"]
 
 
 def sizes(chain) -> list:
@@ -155,7 +154,7 @@ def test_in_training_mode_buffers_are_rank_0s(run, rng):
     for call in range(2):
         want.append([inputs[r][call].double() - mean + count for r in range(world)])
         mean, count = mean * 0.5 + inputs[0][call].double().mean(0), count + 1
-    traces = run.trace(probes_wrappers.buffers, "bucketed", width, states, inputs, world=world, replace=NEEDS)
+    traces = run.trace(probes_wrappers.buffers, "bucketed", width, states, inputs, world=world)
     for rank, trace in enumerate(traces):
         local = inputs[rank][0].double() - states[rank]["mean"].double() + int(states[rank]["count"])
         checks = [("evaluation", trace.values["evaluated"], local, "each rank uses the buffers it has")]
@@ -173,7 +172,7 @@ def test_in_training_mode_buffers_are_rank_0s(run, rng):
 @exercise(BUCKETED, kind="numerics")
 def test_a_limit_below_one_byte_is_refused(run, rng):
     limits = [0, -rng.integers(1, 99), 1]
-    (errors,) = run(probes_wrappers.refused, limits, world=1, replace=NEEDS)
+    (errors,) = run(probes_wrappers.refused, limits, world=1)
     want = ["ValueError", "ValueError", "nothing"]
     assert errors == want, f"bucket_bytes {limits}: got {errors}, expected {want}"
 
@@ -262,7 +261,7 @@ def test_a_second_backward_is_refused(run, rng, bucket):
     """The unfilled bucket was not sent yet, but may already hold divided gradients."""
     values = [[rng.normal(n) for n in (40, 3)] for _ in range(2)]
     options = {"bucket_bytes": 4 * 40} if bucket == "full" else {}
-    for rank, got in enumerate(run(probes.two_backwards, "bucketed", values, options, world=2, replace=NEEDS)):
+    for rank, got in enumerate(run(probes.two_backwards, "bucketed", values, options, world=2)):
         assert got == "RuntimeError", (
             f"rank {rank}: a second backward before finish_gradient_synchronization(), without no_sync(), raised "
             f"{got}, expected RuntimeError: it adds to gradients that are divided already (their bucket is {bucket})"
@@ -298,7 +297,7 @@ def test_nothing_is_sent_within_no_sync(run, rng):
             f"gone on, the first after it had left layer {late[0][1]}, whose gradients filled it"
         )
     batch = [b[0][0] for b in draw_batches(rng, chain[0], 2, [[layers]])]
-    for rank, trace in enumerate(run.trace(probes_wrappers.left_by_error, *chain, batch, world=2, replace=NEEDS)):
+    for rank, trace in enumerate(run.trace(probes_wrappers.left_by_error, *chain, batch, world=2)):
         within, after, _ = trace.cut(["within", "backward", "finish"])
         assert not within, (
             f"rank {rank}: a backward inside the outer of two nested no_sync(), after the inner one had ended (by an "

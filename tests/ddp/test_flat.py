@@ -64,7 +64,7 @@ def test_only_the_ranks_of_its_group_are_averaged(run, rng):
 def test_gradients_that_lie_in_a_buffer_in_another_order(run, rng):
     shapes = [(rng.integers(2, 5), rng.integers(6, 9)) for _ in range(3)]
     values = [[rng.normal(*shape) for shape in shapes] for _ in range(2)]
-    for rank, got in enumerate(run(probes.transposed_views, "flat", values, world=2, replace=["ddp.naive"])):
+    for rank, got in enumerate(run(probes.transposed_views, "flat", values, world=2)):
         for i, mean in enumerate(got):
             want = (values[0][i].double() + values[1][i].double()) / 2
             close(
@@ -110,7 +110,7 @@ def test_gradients_become_views_of_one_buffer(run, rng, dtypes):
     chain = draw_chain(rng, 2, dtypes=dtypes)
     layers = list(range(len(chain[1])))
     batches = draw_batches(rng, chain[0], 2, [[layers], [rng.shuffled(layers)[:-1]]])
-    ranks = run(probes_wrappers.storages, *chain, batches, True, world=2, replace=["ddp.naive"])
+    ranks = run(probes_wrappers.storages, *chain, batches, True, world=2)
     for rank, got in enumerate(ranks):
         for step, rows in enumerate(got):
             for dtype, count in elements_by_dtype(chain, batches[0][step][0][2]).items():
@@ -132,7 +132,7 @@ def test_gradients_become_views_of_one_buffer(run, rng, dtypes):
 def test_gradients_that_are_views_already_are_not_copied(run, rng):
     chain = draw_chain(rng, 2, dtypes=MIXED)
     batches = draw_batches(rng, chain[0], 2, [[list(range(len(chain[1])))]] * 3)
-    ranks = run(probes_wrappers.storages, *chain, batches, False, world=2, replace=["ddp.naive"])
+    ranks = run(probes_wrappers.storages, *chain, batches, False, world=2)
     for rank, got in enumerate(ranks):
         for step, rows in enumerate(got):
             moved = [now[0] for before, now in zip(got[0], rows, strict=True) if before[2] != now[2]]

@@ -12,9 +12,7 @@ from . import probes_kernels as probes
 from .causes import wrong_output
 from .oracles import ALLOWED, MAX_ROWS, attention, backward_inputs, recomputed, tiles
 
-CAUSAL = "flash_attention.causal"
 FORWARD = ("forward", "overlapped")
-NEEDS = {"forward": [CAUSAL], "overlapped": [CAUSAL], "dq": [CAUSAL], "dkdv": []}
 OPERANDS = {"forward": "q k v", "overlapped": "q k v", "dq": "q k v do o", "dkdv": "q k v do"}  # of any strides
 LSE = "the natural log of the sum of exp of the scaled scores"
 DELTA = "rowsum(do ∘ o) of all queries, in float32, stored for the other kernel"
@@ -47,7 +45,7 @@ def check(
 
 
 def _check(kernel, run, given, want, yardstick, is_causal, cause, keep, where, layout) -> dict:
-    got = run(probes.launched, kernel, given, is_causal, layout, where, keep, triton=where, replace=NEEDS[kernel])
+    got = run(probes.launched, kernel, given, is_causal, layout, where, keep, triton=where)
     q, k = (tuple(given[n].shape) for n in "qk")
     what = f"{q} queries, {k} keys{', causal' * is_causal}{layout and ', '}{layouts.listed(layout)}"
     causes = {
@@ -78,7 +76,7 @@ def compiles(kernel, run, interpreted: dict, drawn, is_causal, layout: dict) -> 
     """Assert that the kernel that the interpreter ran, with the same flags and tiles, compiles for a GPU."""
     given = dict(zip(("q", "k", "v", "do"), drawn, strict=True))
     given |= {"o": given["q"], "lse": given["q"][..., 0].contiguous(), "delta": given["q"][..., 0].contiguous()}
-    sources = run(probes.compiles, kernel, given, is_causal, layout, triton="native", replace=NEEDS[kernel])
+    sources = run(probes.compiles, kernel, given, is_causal, layout, triton="native")
     assert sources == interpreted["sources"], (
         "the interpreter ran another kernel than the one that compiles for a GPU, or with other flags and tiles: "
         f"(source, arguments) {interpreted['sources']}, compiled {sources}"

@@ -59,7 +59,7 @@ def test_exponentials_of_the_one_kernel_run_beside_a_product(run, check, rng, is
     drawn = draw(rng, 257, 150, batch=1, heads=1, dim=128, dtype="float16")
     interpreted = check(drawn, is_causal, CAUSE, keep=True, where="interpret")
     judged.single_launch(interpreted)
-    got = run(probes.overlapped, is_causal, "bfloat16", triton="native", replace=[judged.CAUSAL])
+    got = run(probes.overlapped, is_causal, "bfloat16", triton="native")
     what = f"for sm_90, bfloat16, dim 128{', causal' * is_causal}, tiles of {got['tile']}, {got['warps']} warps"
     measured(f"share of exponentials{', causal' * is_causal}, without a wgmma", 1 - got["covered"], 0.1, at_most=True)
     assert [source for source, _ in interpreted["sources"]] == [got["source"]], (

@@ -190,7 +190,7 @@ def test_what_cannot_be_judged_is_told_and_not_tried_again(grade, monkeypatch, t
 
 
 def test_what_a_job_cannot_judge_it_tells_why(monkeypatch, tmp_path):
-    monkeypatch.setattr(c, "settle", lambda parent: None)  # or pytest would end with this process's parent
+    monkeypatch.setattr(c, "prepare_worker", lambda parent: None)  # or pytest would end with this process's parent
     c._judge(c.Task(Submission("ada", tmp_path / "gone"), Settings("5ec2e7", IDS, "process", ""), tmp_path / "answer"))
     assert c.read(tmp_path / "answer").startswith(f"FileNotFoundError: {tmp_path}/gone is not visible on ")
 

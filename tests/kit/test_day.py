@@ -168,7 +168,7 @@ def test_what_need_not_run_says_so_without_torch(tmp_path):
 import sys
 from pathlib import Path
 from lab.commands import cli
-cli.remembered.__defaults__ = (Path({str(saved)!r}),)
+cli.load_progress.__defaults__ = (Path({str(saved)!r}),)
 sys.argv = ["lab", "check", *sys.argv[1:]]
 try:
     cli.main()

@@ -49,7 +49,7 @@ def test_a_version_out_of_range_says_which_to_install(machine):
 
 def test_the_interpreter_is_tried_not_believed(machine, monkeypatch):
     answers = iter([{"sum": 6.0}, {"sum": 0.0}, {"error": "no such"}])
-    monkeypatch.setattr(doctor, "ask", lambda code, env=None: next(answers))
+    monkeypatch.setattr(doctor, "run_python", lambda code, env=None: next(answers))
     for found, do in (("runs a kernel", ""), ("a sum of 0.0 instead of 6", "constraints"), ("no such", "constraints")):
         check([doctor.triton()], "Triton's interpreter", found, do)
 
@@ -58,7 +58,7 @@ def test_a_python_that_crashes_hangs_or_prints_is_heard_right(monkeypatch):
     assert doctor.run_python("print('noise')\nsay({'a': 1})\nprint('more')") == {"a": 1}
     assert doctor.run_python("raise RuntimeError('driver too old')") == {"error": "RuntimeError: driver too old"}
     assert doctor.run_python("import os; os.kill(os.getpid(), 9)") == {"error": "exit code -9"}
-    monkeypatch.setattr(doctor, "ASK_S", 1.0)
+    monkeypatch.setattr(doctor, "PYTHON_S", 1.0)
     assert doctor.run_python("while True: pass") == {"error": "no answer in 1 s"}
 
 
@@ -69,7 +69,7 @@ ROW = ("NVIDIA H200", "580.65.06", "Disabled")
 def test_a_gpu_is_seen_by_the_driver_and_by_torch_or_it_says_why(monkeypatch):
     def findings(rows, built, *devices):
         monkeypatch.setattr(doctor, "driver", lambda: rows)
-        monkeypatch.setattr(doctor, "ask", lambda code, env=None: {"built": built, "devices": devices})
+        monkeypatch.setattr(doctor, "run_python", lambda code, env=None: {"built": built, "devices": devices})
         return doctor.gpu()
 
     check(findings([], None), "GPU", "none", "not run")
@@ -137,7 +137,7 @@ def test_the_command_prints_a_table_or_json_and_fails_only_where_nothing_would_r
 def test_this_machine_is_told_whole_with_what_is_asked_of_it(monkeypatch):
     """The real checks, but for those that import torch."""
     monkeypatch.setattr(doctor, "ranks", lambda: iter(()))
-    monkeypatch.setattr(doctor, "ask", lambda code, env=None: {"sum": 6, "built": None, "devices": []})
+    monkeypatch.setattr(doctor, "run_python", lambda code, env=None: {"sum": 6, "built": None, "devices": []})
     found = {f.what: f for f in grader_doctor.examine()}
     for what in ("isolation bubblewrap", "python", "torch", "triton", "numpy", "GPU", "cores", "memory"):
         assert found[what].found

@@ -78,7 +78,7 @@ def test_two_who_time_something_wait_for_each_other():
 def test_who_holds_a_core_for_ever_is_waited_for_once(monkeypatch, tmp_path):
     monkeypatch.setattr(timing_lock, "FOLDER", tmp_path)
     monkeypatch.setattr(timing_lock, "WAIT_S", 0.2)
-    monkeypatch.setattr(timing_lock, "_lost", set())
+    monkeypatch.setattr(timing_lock, "_unavailable", set())
     with (tmp_path / f"shardlings-{timing_lock._devices()[0]}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.warns(UserWarning, match="core-"), timing_lock.alone():

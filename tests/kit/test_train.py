@@ -132,7 +132,7 @@ def test_ranks_share_an_epoch_and_none_sees_a_sample_twice(world):
 
 @pytest.fixture
 def nothing_passes(monkeypatch):
-    monkeypatch.setattr(capstone, "remembered", Progress)
+    monkeypatch.setattr(capstone, "load_progress", Progress)
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.course.assignment import default
 from lab.model.transformer import Transformer
 
 from . import probes_compose as probes
 from .carried import traced
 from .experts import Mixture
 from .probes_placed import AXES, coordinate, part_of, stage_of
-
-NEEDS = [*default().exercise("mesh.compose").needs]
 
 
 def train(model: nn.Module, steps: list, lr: float = 0.0, extra: Callable[[], Any] = int) -> dict:
@@ -158,7 +155,7 @@ def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int =
     state, batches, want = draw_run(rng, expect, model, degrees, plan, steps, rows)
     assert "factor" not in model or want["dropped"], "the test drew a limit that nothing meets"
     ranks = traced(
-        run, probes.trained, model, state, degrees, plan, batches, world=world, replace=NEEDS,
+        run, probes.trained, model, state, degrees, plan, batches, world=world,
         parts=[f"step {i}" for i in range(steps)],
     )  # fmt: skip
     what = " × ".join(f"{axis}={n}" for axis, n in degrees.items()) or "one rank"

@@ -65,8 +65,7 @@ def run_layer(kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.Te
     return {"y": y.detach(), "dx": x.grad, "gradients": {n: p.grad for n, p in layer.named_parameters()}}
 
 
-def check_layer(run, rng, expect, kind: str, drawn: tuple, size: int, grouped: bool = False,
-                sequence: bool = False, needs: list | None = None) -> list:  # fmt: skip
+def check_layer(run, rng, expect, kind: str, drawn: tuple, size: int, grouped=False, sequence=False) -> list:
     """Assert that the parts of a layer on all ranks give y, dx and all gradients of the whole one, in drawn layouts.
 
     drawn: sizes, state, x, dy. Returns each rank's values with its messages: "forward", "backward" and "finish".
@@ -82,8 +81,7 @@ def check_layer(run, rng, expect, kind: str, drawn: tuple, size: int, grouped: b
     inputs = [[local_parts(name, r, t)[0] for r in range(world)] for name, t in (("x", x), ("y", dy))]
     layout = layouts.draw(rng, x=x, dy=dy)[1]
     ranks = traced(
-        run, probes.part, kind, sizes, state, *inputs, groups, layout, sequence, world=world, replace=needs or [],
-        parts=(*TWICE, "finish"),
+        run, probes.part, kind, sizes, state, *inputs, groups, layout, sequence, world=world, parts=(*TWICE, "finish"),
     )  # fmt: skip
     want, plain = (expect(run_layer, kind, sizes, state, x, dy, dtype) for dtype in ("float64", "float32"))
     prefix = {"column": "up.", "row": "down.", "embedding": "embedding."}.get(kind, "")  # which `part_of` knows
@@ -138,7 +136,7 @@ def same_gradients(got: dict, want: dict, plain: dict, what: str, index: int, si
             close(got[name], true, yardstick, f"{what}, gradient of {name}", factor=20, dims="row, column", cause=cause)
 
 
-def keeps_its_share(run, kind: str, sizes: dict, small: dict, shapes: dict, needs: list, hoarding=False) -> None:
+def keeps_its_share(run, kind: str, sizes: dict, small: dict, shapes: dict, hoarding=False) -> None:
     """Assert that each of four ranks has parameters of these shapes, all ones, and does not hold the whole layer.
 
     sizes, small: of a large and a tiny layer. The kernel measures memory. hoarding: a stand-in takes part, and
@@ -147,8 +145,7 @@ def keeps_its_share(run, kind: str, sizes: dict, small: dict, shapes: dict, need
     part_bytes = 4 * sum(math.prod(shape) for shape in shapes.values())
     ballast = 12 * part_bytes  # the whole is there three times while it is cut
     (tiny, *_), traces = (
-        run.trace(probes.weighed_part, kind, *args, world=4, replace=needs)
-        for args in ((small, 1 << 12), (sizes, ballast))
+        run.trace(probes.weighed_part, kind, *args, world=4) for args in ((small, 1 << 12), (sizes, ballast))
     )
     for rank, trace in enumerate(traces):
         where, got = f"{kind}, rank {rank} of 4", trace.values

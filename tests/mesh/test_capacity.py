@@ -17,7 +17,6 @@ from .carried import traced
 from .experts import capped, draw_layer, one_process
 
 CAPACITY = "mesh.capacity"
-NEEDS = ["mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine"]
 QUEUES = "each expert has a queue of its own, by token"
 SECOND = ": all first choices, then all second ones"
 
@@ -72,7 +71,7 @@ def test_what_is_dropped_is_not_sent(run, rng):
     sizes |= {"factor": 0.25, "reduce": False}
     shares = [{name: rng.normal(8, sizes["width"]) for name in ("x", "weights")} for _ in range(2)]
     want, plain = (one_process(sizes, state, shares, dtype)["ranks"] for dtype in ("float64", "float32"))
-    ranks = traced(run, probes.layer, sizes, state, shares, 2, world=2, replace=NEEDS, parts=["layer", "reduce"])
+    ranks = traced(run, probes.layer, sizes, state, shares, 2, world=2, parts=["layer", "reduce"])
     for rank, (got, wanted, yardstick) in enumerate(zip(ranks, want, plain, strict=True)):
         assert got["dropped"].tolist() == wanted["dropped"], (
             f"rank {rank} of 2: dropped {got['dropped'].tolist()}, expected {wanted['dropped']} by expert"

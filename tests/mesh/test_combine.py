@@ -16,7 +16,6 @@ from . import probes_experts as probes
 from .experts import KINDS, arrivals, draw_kinds, draw_tokens, each_case, in_group, kept_choices
 
 COMBINE = "mesh.combine"
-NEEDS = ["mesh.exchange", "mesh.dispatch"]
 
 
 def draw(rng, world: int, dtype: torch.dtype = torch.float32) -> list:
@@ -48,7 +47,7 @@ CAUSES = {
 
 def judged(run, cases: list, members: list = (), no_group: bool = False) -> list:
     """Judge results that come home weighted; return all values and messages, [kind][rank]. cases: [rank][kind]."""
-    answers = in_group(run, probes.there_and_back, cases, members, no_group, replace=NEEDS, parts=PARTS)
+    answers = in_group(run, probes.there_and_back, cases, members, no_group, parts=PARTS)
     for kind, rank_cases, rank, case, got in each_case(KINDS, cases, answers):
         want, plain = oracle(case, torch.float64), oracle(case, case["x"].dtype)
         for name, cause in CAUSES.items():
@@ -79,7 +78,7 @@ def test_16_bits_are_summed_in_the_wider_dtype(run, rng, dtype, other):
     case["experts"] = torch.tensor([[0, 1]] * tokens)
     case |= {"gates": torch.stack([rng.normal(tokens) * 0.01 + 2.0, rng.normal(tokens) * 0.01 - 1.0], 1).to(other)}
     case["weights"] = rng.normal(tokens, 4)
-    (got,) = run(probes.there_and_back, [[case]], None, replace=NEEDS)
+    (got,) = run(probes.there_and_back, [[case]], None)
     assert got["out"].dtype == dtype, f"results are {dtype}, and {got['out'].dtype} came back"
     wide = ({name: case[name].to(d) for name in ("x", "gates")} for d in (torch.float64, torch.float32))
     want, plain = (t["gates"][:, :1] * t["x"] + t["gates"][:, 1:] * (t["x"] * 2) for t in wide)

@@ -21,7 +21,7 @@ from lab.harness.judge import measured, never_holds
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_compose as probes
-from .compose import NEEDS, bare, check, compare, draw_model, draw_run, members, model_for, same_training, with_dropout
+from .compose import bare, check, compare, draw_model, draw_run, members, model_for, same_training, with_dropout
 from .costs import listed
 from .probes_placed import AXES, coordinate, names_at, part_of
 
@@ -83,7 +83,7 @@ def test_clipping_comes_between_gradients_and_step(run, rng, expect):
     degrees = {"data": 2, "pipe": 2}
     model = draw_model(rng, layers=2)
     state, (batch,), want = draw_run(rng, expect, model, degrees, {}, 1)
-    for rank, got in enumerate(run(probes.clipped, model, state, degrees, {}, batch, world=4, replace=NEEDS)):
+    for rank, got in enumerate(run(probes.clipped, model, state, degrees, {}, batch, world=4)):
         assert got["calls"] == [True], f"rank {rank}: clip was called {got['calls']}, expected once, with all gradients"
         assert got["change"] == 0, (
             f"rank {rank}: clip has set all gradients to 0, and a parameter moved by {got['change']}"
@@ -99,7 +99,7 @@ def test_no_rank_holds_more_than_its_share(run, rng, replaced):
     hoarding = replaced(HOARDERS)
     tables = 4 * model["sizes"]["context"] * model["sizes"]["width"] // model["sizes"]["heads"]  # cos and sin
     layout = {"degrees": ALL, "layers": model["sizes"]["layers"], "experts": model["experts"], "tied": False}
-    for rank, got in enumerate(run(probes.held_bytes, model, ALL, plans, world=16, replace=NEEDS)):
+    for rank, got in enumerate(run(probes.held_bytes, model, ALL, plans, world=16)):
         coord = coordinate(ALL, rank)
         share = [part_of(n, state[n], coord["tensor"], 2).numel() for n in names_at(state, coord, layout)]
         for live, shards in zip(got, (1, 2), strict=True):
@@ -125,7 +125,7 @@ def test_no_rank_holds_other_parts_elsewhere(run, rng, replaced, axes, plan):
         }}  # fmt: skip
         state = probes.refilled(bare(model), seed).state_dict()
         full = sum(t.nbytes for t in state.values())
-        traces.append(run.trace(probes.weighed, model, degrees, plan, seed, 2 * full, world=4, replace=NEEDS))
+        traces.append(run.trace(probes.weighed, model, degrees, plan, seed, 2 * full, world=4))
     allowed = full * bool(replaced(HOARDERS)) + full // (2 if "expert" in axes else 4)
     for rank, trace in enumerate(traces[1]):
         index, ranks = coordinate(degrees, rank)["tensor"], degrees.get("tensor", 1)
@@ -166,7 +166,7 @@ def test_bytes_along_each_axis_are_those_of_the_accounting(run, rng, expect, rep
             found[tuple(row["group"])] += sent_bytes(row["op"], row["bytes"], len(row["group"]))
         for group in want.keys() | found.keys():
             axes = [axis for axis in AXES if len({coordinate(degrees, r)[axis] for r in group}) > 1]
-            assert abs(want[group] - found[group]) < 0.5 or replaced(NEEDS), (  # a stand-in sends more than it must
+            assert abs(want[group] - found[group]) < 0.5 or replaced(), (  # a stand-in sends more than it must
                 f"rank {rank} at {coordinate(degrees, rank)}: {found[group]:,.0f} bytes over {group} "
                 f"({' × '.join(axes)}), the accounting says {want[group]:,.0f}"
             )
@@ -177,7 +177,7 @@ def test_two_runs_are_equal_to_the_bit(run, rng, expect):
     degrees, plan = {rng.choice(["data", "expert"]): 2, "tensor": 2}, {"micro_batches": 2, "sequence": True}
     model = model_for(rng, degrees)
     state, batches, _ = draw_run(rng, expect, model, degrees, plan, 2)
-    one, two = (run(probes.trained, model, state, degrees, plan, batches, world=4, replace=NEEDS) for _ in "12")
+    one, two = (run(probes.trained, model, state, degrees, plan, batches, world=4) for _ in "12")
     for rank, (a, b) in enumerate(zip(one, two, strict=True)):
         assert a["losses"] == b["losses"], f"rank {rank}: losses {a['losses']}, then {b['losses']}"
         for (name, _, _, first), (_, _, _, second) in zip(a["parameters"], b["parameters"], strict=True):
@@ -189,7 +189,7 @@ def test_two_runs_are_equal_to_the_bit(run, rng, expect):
 def test_random_numbers_are_alike_where_activations_are(run, rng, sequence):
     degrees = dict.fromkeys(rng.shuffled(["data", "pipe", "expert"])[:2], 2) | {"tensor": 2}
     plans = [{"seed": seed, "sequence": sequence} for seed in rng.shuffled(range(99))[:2]]
-    draws = run(probes.drawn, model_for(rng, degrees), degrees, plans, world=8, replace=NEEDS)
+    draws = run(probes.drawn, model_for(rng, degrees), degrees, plans, world=8)
     for rank, (first, after) in ((rank, drawn) for rank, rank_draws in enumerate(draws) for drawn in rank_draws):
         assert first == after, f"rank {rank} draws {first} once parallelized, and {after} from rank_seed's seed"
     firsts = [[first for first, _ in rank_draws] for rank_draws in draws]
@@ -213,7 +213,7 @@ def test_dropout_on_a_whole_mesh(run, rng, expect, sequence):
     plan = {"micro_batches": 2, "dropout": 0.5, "sequence": sequence}
     model = draw_model(rng, 2, 3)
     state, batches, _ = draw_run(rng, expect, model, degrees, plan, steps=2, rows=2)
-    ranks = run(probes.trained, model, state, degrees, plan, batches, world=8, replace=NEEDS)
+    ranks = run(probes.trained, model, state, degrees, plan, batches, world=8)
     masks = [got["masks"] for got in ranks]
     for rank, drawn in enumerate(masks):
         sites = (3, 1)[coordinate(degrees, rank)["pipe"]]  # behind embedding and two blocks, and behind the third
@@ -233,7 +233,7 @@ def test_what_runs_is_the_schedule_of_the_plan(run, rng, expect, replaced, sched
     degrees, plan = {"pipe": 2}, {"micro_batches": 4, "schedule": schedule, "chunks": chunks}
     model = draw_model(rng, layers=2 * chunks)
     state, batches, want = draw_run(rng, expect, model, degrees, plan, 1)
-    traces = run.trace(probes.trained, model, state, degrees, plan, batches, True, world=2, replace=NEEDS)
+    traces = run.trace(probes.trained, model, state, degrees, plan, batches, True, world=2)
     same_training([trace.values for trace in traces], want, degrees, schedule)
     for rank, trace in enumerate(traces):
         ran, planned = [gate.name for gate in trace.gates[1:]], trace.values["planned"]
@@ -249,7 +249,7 @@ def test_placements_tell_who_has_copies(run, rng, replaced, degrees, experts):
     model = {**draw_model(rng, 2, 2, experts=experts), "tied": True}
     plans = [{}, {"fsdp": True, "small": 0}, {"fsdp": True}]  # the last: all is small
     shapes = {name: t.shape for name, t in bare(model).state_dict().items() if name != "head.weight"}
-    ranks = run(probes.placed, model, degrees, plans, world=math.prod(degrees.values()), replace=NEEDS)
+    ranks = run(probes.placed, model, degrees, plans, world=math.prod(degrees.values()))
     for number, plan in enumerate(plans):
         holders, found = defaultdict(set), []
         for rank, got in enumerate(ranks):
@@ -269,7 +269,7 @@ def test_placements_tell_who_has_copies(run, rng, replaced, degrees, experts):
                 f"and is on {sorted(holders[key])}: what other ranks have copies of needs FSDP units of its own"
             )
             sharded = "data" not in copies
-            assert sharded == (plan.get("small") == 0) or replaced(NEEDS), (
+            assert sharded == (plan.get("small") == 0) or replaced(), (
                 f"{plan}, rank {rank}: {key[0]} is {'' if sharded else 'not '}sharded: with fsdp a layer of plan.small "
                 "numbers or more is, and no other"
             )
@@ -285,7 +285,7 @@ def test_what_does_not_divide_is_refused_in_one_line(run, rng):
     deep = {"schedule": "interleaved", "chunks": sizes["layers"] + 1}
     tied = {**dense, "tied": True}, {"fsdp": True, "schedule": "interleaved", "chunks": 2}
     cases = [[three, {}], [odd, {}], [wide, {}], [dense, deep], [*tied], [dense, {"micro_batches": 3}, 4]]
-    ranks = run(probes.refused, [{"expert": 2, "tensor": 2}, *cases], world=4, replace=NEEDS)
+    ranks = run(probes.refused, [{"expert": 2, "tensor": 2}, *cases], world=4)
     expected = [("experts", "3"), ("heads", "3"), ("7",), ("stage", "layers"), ("chunk", "tied"), ("micro", "3")]
     for rank, errors in enumerate(ranks):
         for error, words in zip(errors, expected, strict=True):

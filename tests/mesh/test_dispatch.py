@@ -23,8 +23,8 @@ ORDER = "by expert, then by the rank they come from, then by token"
 
 def judged(run, cases: list, kinds: list = KINDS, members: list = (), no_group: bool = False) -> list:
     """Judge which tokens each expert gets; return all values and messages, [kind][rank]. cases: [rank][kind]."""
-    parts, replace = ["dispatch", "dispatch's backward", "again"], ["mesh.exchange"]
-    answers = in_group(run, probes.there_and_back, cases, members, no_group, replace=replace, parts=parts)
+    parts = ["dispatch", "dispatch's backward", "again"]
+    answers = in_group(run, probes.there_and_back, cases, members, no_group, parts=parts)
     for kind, rank_cases, rank, case, got in each_case(kinds, cases, answers):
         n, rows = case["n"], arrivals(rank_cases, rank)
         what = f"rank {rank} of {len(rank_cases)}, {n} experts, {kind}"
@@ -82,7 +82,7 @@ def test_experts_live_along_the_group(run, rng):
 @exercise(DISPATCH, kind="numerics")
 def test_experts_that_do_not_divide_are_refused(run):
     case = [torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64), 3]
-    got = run(probes.refused, "dispatch", [case], True, world=2, replace=["mesh.exchange"])
+    got = run(probes.refused, "dispatch", [case], True, world=2)
     assert got == [["ValueError"]] * 2, f"3 experts over 2 ranks: expected ValueError, got {[one for (one,) in got]}"
 
 

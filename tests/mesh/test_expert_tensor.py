@@ -16,7 +16,6 @@ from .carried import BOTH, all_send
 from .tensor_oracles import check_layer, draw_state, keeps_its_share
 
 EXPERT_TENSOR = "mesh.expert_tensor"
-NEEDS = ["mesh.conjugates", "mesh.parallel_linear"]
 
 
 def draw(rng, size: int) -> tuple:
@@ -32,21 +31,21 @@ def draw(rng, size: int) -> tuple:
 @exercise(EXPERT_TENSOR, kind="numerics")
 @pytest.mark.parametrize(("size", "grouped"), [(1, False), (2, True), (3, False)])
 def test_the_parts_together_are_the_whole_experts(run, rng, expect, size, grouped):
-    check_layer(run, rng, expect, "experts", draw(rng, size), size, grouped, needs=NEEDS)
+    check_layer(run, rng, expect, "experts", draw(rng, size), size, grouped)
 
 
 @exercise(EXPERT_TENSOR, kind="numerics")
 def test_hidden_units_that_ranks_do_not_divide_are_refused(run, rng):
     sizes, *_ = draw(rng, 3)
     sizes["config"]["hidden"] += 1
-    for (error,) in run(probes.refused, [["experts", sizes]], world=3, replace=NEEDS):
+    for (error,) in run(probes.refused, [["experts", sizes]], world=3):
         assert error.startswith("ValueError"), f"{sizes} on 3 ranks: expected ValueError, got {error}"
 
 
 @exercise(EXPERT_TENSOR, kind="property")
 def test_one_all_reduce_forward_and_one_backward_for_all_experts(run, rng, expect):
     drawn = sizes, _, x, _ = draw(rng, 2)
-    ranks = check_layer(run, rng, expect, "experts", drawn, 2, needs=NEEDS)
+    ranks = check_layer(run, rng, expect, "experts", drawn, 2)
     all_send(
         ranks, {part: [["all_reduce", x.numel(), "float32"]] for part in BOTH}, f"{len(sizes['numbers'])} experts, ",
         "experts share one entrance and one exit, and weights stay where they are", ("op", "elements", "dtype"),
@@ -62,4 +61,4 @@ def test_each_rank_keeps_its_share_of_each_expert(run, rng, replaced):
     )
     layers = {"gate_proj": [share, width], "up_proj": [share, width], "down_proj": [width, share]}
     shapes = {f"{n}.{name}.weight": shape for n in numbers for name, shape in layers.items()}
-    keeps_its_share(run, "experts", sizes, small, shapes, NEEDS, hoarding=bool(replaced(NEEDS)))
+    keeps_its_share(run, "experts", sizes, small, shapes, hoarding=bool(replaced()))

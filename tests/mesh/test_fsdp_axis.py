@@ -20,7 +20,6 @@ from .carried import traced
 from .compose import bare, coordinate, members, train
 
 FSDP_AXIS = "mesh.fsdp_axis"
-NEEDS = ["mesh.mesh", "zero.fsdp_gather"]
 EXPERTS = ["head.weight", "norm.weight"]  # the second is partial, too
 PARTIAL = ["norm.weight", "blocks.0.attention_norm.weight", "blocks.0.mlp_norm.weight"]
 
@@ -67,7 +66,7 @@ def judged(run, rng, expect, degrees: dict, small: int, micro_batches: int = 2, 
     sizes, states, batches = draw(rng, degrees, micro_batches)
     ranks = traced(
         run, probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, small, layers,
-        world=len(states), replace=NEEDS, parts=["micro-batches", "finish"],
+        world=len(states), parts=["micro-batches", "finish"],
     )  # fmt: skip
     want, plain = (expect(one_process, sizes, states, batches, degrees, dtype) for dtype in ("float64", "float32"))
     for rank, got in enumerate(ranks):
@@ -99,7 +98,7 @@ def test_gradients_are_those_of_the_whole_batch(run, rng, expect, degrees):
 @exercise(FSDP_AXIS, kind="property")
 def test_large_float16_gradients_do_not_overflow(run, rng):
     large, small = 3e4, rng.choice([0, 1000])
-    for rank, gradient in enumerate(run(probes.large, large, small, world=4, replace=NEEDS)):
+    for rank, gradient in enumerate(run(probes.large, large, small, world=4)):
         because = "" if math.isfinite(gradient) else f": their sum, {4 * large:g}, overflows. Divide before it"
         assert gradient == large, f"rank {rank}: of 4 gradients of {large} in float16 the mean is {gradient}{because}"
 
@@ -152,7 +151,7 @@ def test_layers_are_cut_unless_they_are_small(run, rng, expect):
 def test_a_layer_of_two_kinds_is_refused(run, rng):
     sizes, _, _ = draw(rng, {"data": 1})
     meshes, experts = [{"data": 2}, {"expert": 2}], ["blocks.0.mlp.up_proj.weight"]
-    for errors in run(probes.refused, sizes, experts, meshes, world=2, replace=NEEDS):
+    for errors in run(probes.refused, sizes, experts, meshes, world=2):
         refused = [error.startswith("ValueError: ") for error in errors]
         because = "axes of degree 1 count, too" if any(refused) else "kinds within a layer are to be compared"
         for degrees, error, fine in zip(meshes, errors, refused, strict=True):

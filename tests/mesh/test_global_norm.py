@@ -20,7 +20,6 @@ from .carried import traced
 from .placed import draw_layout, draw_values
 
 NORM = "mesh.global_norm"
-NEEDS = ["mesh.mesh"]
 MESHES = {
     "none": {"degrees": {}},
     "data": {"degrees": {"data": 3}},
@@ -43,7 +42,7 @@ def judged(run, layout: dict, gradients: dict, shares: list, what: str, silent: 
     norm = math.sqrt(math.fsum(float(x) ** 2 for g in present.values() for x in g.double().flatten()))
     limits, world = [share * norm for share in shares], math.prod(layout["degrees"].values())
     ranks = traced(
-        run, probes.clipped, layout, gradients, limits, [*silent], world=world, replace=NEEDS, parts=["clip"]
+        run, probes.clipped, layout, gradients, limits, [*silent], world=world, parts=["clip"]
     )  # fmt: skip
     for rank, results in enumerate(ranks):
         for got, limit in zip(results, limits, strict=True):
@@ -88,7 +87,7 @@ def test_a_norm_that_is_not_finite_changes_nothing_anywhere(run, rng, bad):
     layout = draw_layout(rng, {"pipe": 2})
     gradients = draw_values(rng, layout)
     gradients["norm.weight"][rng.integers(0, 5)] = bad
-    for rank, (got,) in enumerate(run(probes.clipped, layout, gradients, [0.1], [], world=2, replace=NEEDS)):
+    for rank, (got,) in enumerate(run(probes.clipped, layout, gradients, [0.1], [], world=2)):
         assert not math.isfinite(got["norm"]), f"rank {rank}: a gradient holds {bad}, and the norm is {got['norm']}"
         for name, before, after in zip(got["names"], got["before"], got["after"], strict=True):
             assert torch.equal(before.nan_to_num(7.0), after.nan_to_num(7.0)), (
@@ -100,11 +99,11 @@ def test_a_norm_that_is_not_finite_changes_nothing_anywhere(run, rng, bad):
 def test_zeros_and_limits_that_are_not_above_0(run, rng):
     layout = draw_layout(rng, {"data": 2})
     gradients = {name: torch.zeros_like(g) for name, g in draw_values(rng, layout).items()}
-    for got in run(probes.clipped, layout, gradients, [0.5], [], world=2, replace=NEEDS):
+    for got in run(probes.clipped, layout, gradients, [0.5], [], world=2):
         assert got[0]["norm"] == 0, f"the norm of zeros is {got[0]['norm']}"
         assert not any(bool(g.any()) for g in got[0]["after"]), "zeros have become something"
     limits = [0.0, -1.0, math.nan]
-    for rank, errors in enumerate(run(probes.refused, layout, gradients, limits, world=2, replace=NEEDS)):
+    for rank, errors in enumerate(run(probes.refused, layout, gradients, limits, world=2)):
         assert errors == ["ValueError"] * 3, f"rank {rank}: max_norm of {limits}: expected ValueError, got {errors}"
 
 

@@ -26,8 +26,6 @@ from .placed import draw_layout, draw_values, one_process, shapes_of
 from .probes_placed import part_of
 
 CHECKPOINT = "mesh.mesh_checkpoint"
-NEEDS = ["mesh.mesh"]
-OPTIONS = {"replace": NEEDS, "folder": {}}  # and a folder that all ranks have
 ADAMW = {"lr": 0.05, "betas": [0.8, 0.9], "weight_decay": 0.1}
 SGD = {"lr": 0.05, "momentum": 0.9}
 
@@ -81,7 +79,7 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
         applied += gradients
         ranks = traced(
             run, probes.session, mesh, name, changed if number else options, initial, gradients,
-            {"session": number, "é": [0.5, None]}, world=math.prod(degrees.values()), folder=files, replace=NEEDS,
+            {"session": number, "é": [0.5, None]}, world=math.prod(degrees.values()), folder=files,
             parts=["load", "steps", "save", "saved"],
         )  # fmt: skip
         files = ranks[0]["files"]
@@ -124,7 +122,7 @@ def test_what_does_not_fit_is_refused(run, rng):
             "groups, save": "ValueError", "groups, load": "ValueError", "refused saves, files": "[]"}  # fmt: skip
     for name in [*layouts][1:]:
         want |= {name: "ValueError", f"{name}, left alone": "True"}
-    for rank, got in enumerate(run(probes.refused, layouts, values, world=2, **OPTIONS)):
+    for rank, got in enumerate(run(probes.refused, layouts, values, world=2, folder={})):
         wrong = {name: got.get(name) for name in want if got.get(name) != want[name]}
         assert not wrong, f"rank {rank}: {wrong}, expected { {name: want[name] for name in wrong} }"
 
@@ -183,9 +181,9 @@ def test_loading_takes_two_tensors_at_most(run, rng, small):
     """Moments, which are the rank's own, do not count."""
     layout = {**draw_layout(rng, {}), "layers": 24}
     values = draw_values(rng, layout)
-    (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, [values], {}, world=1, **OPTIONS)
-    sharded, options = {**layout, "degrees": {"data": 2}, "small": small}, {**OPTIONS, "folder": first.files}
-    ranks = run(probes.session, sharded, "AdamW", ADAMW, values, [], {}, world=2, **options)
+    (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, [values], {}, world=1, folder={})
+    sharded = {**layout, "degrees": {"data": 2}, "small": small}
+    ranks = run(probes.session, sharded, "AdamW", ADAMW, values, [], {}, world=2, folder=first.files)
     largest = max(4 * v.numel() for v in values.values())
     total = 3 * sum(4 * v.numel() for v in values.values())
     for rank, got in enumerate(ranks):
@@ -205,10 +203,10 @@ def test_no_rank_holds_the_whole_checkpoint(run, rng):
         layout = draw_layout(rng, {}, small=0)
         layout |= {"layers": layers, "config": {**layout["config"], "width": width, "hidden": hidden}}
         values, gradients = draw_values(rng, layout), [draw_values(rng, layout)]
-        (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, gradients, {}, world=1, **OPTIONS)
+        (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, gradients, {}, world=1, folder={})
         traces.append(run.trace(
             probes.weighed, {**layout, "degrees": {"data": world}}, shapes_of(layout), world=world, private=True,
-            folder=first.files, replace=NEEDS,
+            folder=first.files,
         ))  # fmt: skip
     want = one_process("AdamW", ADAMW, values, gradients, torch.float32)
     part, full = (4 * 3 * sum(v.numel() for v in values.values()) // n for n in (world, 1))
@@ -231,7 +229,7 @@ def test_no_rank_holds_the_whole_checkpoint(run, rng):
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, late):
     layout = draw_layout(rng, {"data": 2}, small=0)
     values, gradients = draw_values(rng, layout), [draw_values(rng, layout) for _ in range(2)]
-    for rank, outcomes in enumerate(run(probes.killed, layout, values, gradients, late, world=2, **OPTIONS)):
+    for rank, outcomes in enumerate(run(probes.killed, layout, values, gradients, late, world=2, folder={})):
         for saver, event, loaded in outcomes:
             assert loaded in ("old", "new"), (
                 f"killed before rank {saver}'s '{event}' in the second save: on rank {rank} loading gave {loaded}"

@@ -17,14 +17,13 @@ from .carried import BOTH, all_send
 from .tensor_oracles import check_layer, draw_block, draw_sizes, keeps_its_share
 
 ATTENTION = "mesh.parallel_attention"
-NEEDS = ["mesh.conjugates", "mesh.parallel_linear"]
 
 
 @exercise(ATTENTION, kind="numerics")
 @pytest.mark.parametrize(("size", "grouped"), [(1, False), (2, False), (3, False), (2, True)])
 def test_the_ranks_heads_together_are_the_whole(run, rng, expect, size, grouped):
     drawn = draw_block(rng, "attention", size)
-    for rank, got in enumerate(check_layer(run, rng, expect, "attention", drawn, size, grouped, needs=NEEDS)):
+    for rank, got in enumerate(check_layer(run, rng, expect, "attention", drawn, size, grouped)):
         assert got["attended"], f"rank {rank}: the attention that was given has an `attend` of its own, never called"
         assert got["whole"], f"rank {rank}: `config` is not that of the whole layer"
 
@@ -32,7 +31,7 @@ def test_the_ranks_heads_together_are_the_whole(run, rng, expect, size, grouped)
 @exercise(ATTENTION, kind="numerics")
 def test_a_block_of_both_parallel_halves_is_as_the_whole(run, rng, expect):
     size = rng.integers(2, 3)
-    check_layer(run, rng, expect, "block", draw_block(rng, "block", size), size, needs=NEEDS)
+    check_layer(run, rng, expect, "block", draw_block(rng, "block", size), size)
 
 
 @exercise(ATTENTION, kind="numerics")
@@ -43,7 +42,7 @@ def test_heads_that_do_not_divide_are_refused(run, rng):
     cases = [
         ["attention", {**base, "heads": h, "kv_heads": k, "width": 6 * h}] for h, k in ((6, 2), (4, 4), (6, 3))
     ]  # fmt: skip
-    for (_, sizes), error in zip(cases, run(probes.refused, cases, world=3, replace=NEEDS)[0], strict=True):
+    for (_, sizes), error in zip(cases, run(probes.refused, cases, world=3)[0], strict=True):
         name, _, text = error.partition(":")
         want = "nothing" if sizes["kv_heads"] == 3 else "ValueError"
         what = f"{sizes['heads']} query and {sizes['kv_heads']} key heads on 3 ranks"
@@ -59,14 +58,14 @@ def test_each_rank_keeps_its_share_of_the_projections(run, rng):
     width, queries, keys = sizes["width"], 512, 256
     shapes = {"q_proj.weight": [queries, width], "k_proj.weight": [keys, width], "v_proj.weight": [keys, width],
               "o_proj.weight": [width, queries]}  # fmt: skip
-    keeps_its_share(run, "attention", sizes, small, shapes, NEEDS)
+    keeps_its_share(run, "attention", sizes, small, shapes)
 
 
 @exercise(ATTENTION, kind="property")
 @pytest.mark.parametrize(("kind", "count"), [("attention", 1), ("block", 2)])
 def test_one_all_reduce_a_half_block_and_direction(run, rng, expect, kind, count):
     drawn = _, _, x, _ = draw_block(rng, kind, 2)
-    ranks = check_layer(run, rng, expect, kind, drawn, 2, needs=NEEDS)
+    ranks = check_layer(run, rng, expect, kind, drawn, 2)
     measured(f"{kind}: all-reduces in forward", len(ranks[0]["sent"]["forward"]), count)
     all_send(
         ranks, {part: [["all_reduce", x.numel()]] * count for part in BOTH}, f"{kind}, ",

@@ -16,7 +16,6 @@ from .carried import all_send
 from .tensor_oracles import check_layer, draw_block, draw_sizes, draw_state, keeps_its_share
 
 LINEAR = "mesh.parallel_linear"
-NEEDS = ["mesh.conjugates"]
 
 
 def draw(rng, kind: str, size: int, bias: bool = True) -> tuple:
@@ -34,12 +33,12 @@ def draw(rng, kind: str, size: int, bias: bool = True) -> tuple:
 @pytest.mark.parametrize(("world", "bias"), [(1, True), (2, False), (3, True), ("groups", True)])
 def test_the_parts_together_are_the_whole_layer(run, rng, expect, kind, world, bias):
     size = 2 if world == "groups" else world
-    check_layer(run, rng, expect, kind, draw(rng, kind, size, bias), size, world == "groups", needs=NEEDS)
+    check_layer(run, rng, expect, kind, draw(rng, kind, size, bias), size, world == "groups")
 
 
 @exercise(LINEAR, kind="numerics")
 def test_parts_keep_dtype_and_whether_they_are_trained(run):
-    for rank, got in enumerate(run(probes.frozen, world=2, replace=NEEDS)):
+    for rank, got in enumerate(run(probes.frozen, world=2)):
         odd = {name: traits for name, traits in got.items() if traits != ["torch.bfloat16", False]}
         assert not odd, f"rank {rank}: of a frozen layer in bfloat16, (dtype, requires_grad) of parts are {odd}"
 
@@ -52,7 +51,7 @@ def test_what_ranks_do_not_divide_is_refused(run, rng):
         ["mlp", {**draw_sizes(rng, 3), "hidden": 7}],
         ["column", {"rows": 6, "columns": 4}],
     ]
-    for (kind, sizes), error in zip(cases, run(probes.refused, cases, world=3, replace=NEEDS)[0], strict=True):
+    for (kind, sizes), error in zip(cases, run(probes.refused, cases, world=3)[0], strict=True):
         want = "nothing" if sizes.get("rows") == 6 and kind == "column" else "ValueError"
         assert error.startswith(want), f"{kind} of {sizes} on 3 ranks: expected {want} to be raised, got {error}"
 
@@ -70,7 +69,7 @@ def test_each_rank_keeps_its_share_of_the_weights(run, rng, kind):
         sizes, small = {"rows": rows, "columns": columns}, {"rows": 4, "columns": 4}
         cut = (rows // 4, columns) if kind == "column" else (rows, columns // 4)
         shapes = {"weight": list(cut), "bias": [cut[0]]}
-    keeps_its_share(run, kind, sizes, small, shapes, NEEDS)
+    keeps_its_share(run, kind, sizes, small, shapes)
 
 
 @exercise(LINEAR, kind="property")
@@ -78,7 +77,7 @@ def test_each_rank_keeps_its_share_of_the_weights(run, rng, kind):
 def test_a_column_sends_backward_a_row_forward_and_an_mlp_both(run, rng, expect, kind, forward, backward):
     drawn = _, _, x, dy = draw(rng, kind, 2)
     one = [["all_reduce", (dy if kind == "row" else x).numel()]]
-    ranks = check_layer(run, rng, expect, kind, drawn, 2, needs=NEEDS)
+    ranks = check_layer(run, rng, expect, kind, drawn, 2)
     all_send(
         ranks, {"forward": one * forward, "backward": one * backward}, f"{kind}, ", "gate and up share one entrance"
     )

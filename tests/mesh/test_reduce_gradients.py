@@ -17,7 +17,6 @@ from .carried import traced
 from .experts import draw_layer, one_process
 
 REDUCE = "mesh.reduce_gradients"
-NEEDS = ["mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine"]
 
 
 def draw(rng, data: int, expert: int, dtype=torch.float32) -> list:
@@ -78,7 +77,7 @@ def test_a_layer_of_experts_learns_as_one_process_does(run, rng, expect, data, e
     shares = [{"x": rng.normal(tokens, sizes["width"]), "weights": rng.normal(tokens, sizes["width"])}
               for _ in range(world)]  # fmt: skip
     want, plain = (expect(one_process, sizes, state, shares, dtype) for dtype in ("float64", "float32"))
-    for rank, got in enumerate(run(probes.layer, sizes, state, shares, expert, world=world, replace=NEEDS)):
+    for rank, got in enumerate(run(probes.layer, sizes, state, shares, expert, world=world)):
         what = f"rank {rank}, data={data}, expert={expert}"
         close(got["y"], want["ranks"][rank]["y"], plain["ranks"][rank]["y"], f"{what}, result", factor=10)
         close(got["balance"], want["balance"], plain["balance"], f"{what}, balancing loss", factor=10)

@@ -21,7 +21,6 @@ from .carried import BOTH, all_send, does_not_grow, traced
 from .tensor_oracles import check_layer, draw_groups, draw_state, keeps_its_share, memberships
 
 VOCAB = "mesh.vocab_parallel"
-NEEDS = ["mesh.conjugates"]
 CASES = [(1, 0, False), (2, 1, False), (3, 0, False), (4, 3, False), (2, 1, True)]  # ranks, rows of padding, in groups
 
 
@@ -39,7 +38,7 @@ def check_embedding(run, rng, expect, size: int, missing: int, grouped: bool) ->
     vocabulary, tokens = draw(rng, size, missing)
     sizes, dy = {"rows": vocabulary, "columns": 3}, rng.normal(*tokens.shape, 3)
     drawn = sizes, draw_state(rng, "embedding", sizes), tokens, dy
-    ranks = check_layer(run, rng, expect, "embedding", drawn, size, grouped, needs=NEEDS)
+    ranks = check_layer(run, rng, expect, "embedding", drawn, size, grouped)
     filled = sum(int(got["parameters"]["weight"].any(1).sum()) for got in ranks)
     assert filled == vocabulary * (1 + grouped), (
         f"{filled} rows of all ranks are not zeros, and the vocabulary has {vocabulary}: rows beyond it are zeros"
@@ -71,9 +70,7 @@ def check_loss(run, rng, expect, logits: torch.Tensor, targets: torch.Tensor, si
     index = {rank: index for rank, index, _ in memberships(world, groups)}
     inputs = [parts[index[r]] for r in range(world)]
     layout = layouts.draw(rng, logits=inputs[0], targets=targets)[1]
-    ranks = traced(
-        run, probes.cross_entropy, inputs, targets, vocabulary, scale, groups, layout, world=world, replace=NEEDS
-    )
+    ranks = traced(run, probes.cross_entropy, inputs, targets, vocabulary, scale, groups, layout, world=world)
     for rank, got in enumerate(ranks):
         what = f"rank {rank}, place {index[rank]} of {size}, logits of up to {height:.3g}, {logits.dtype}, in memory: "
         what += layouts.listed(layout)
@@ -112,7 +109,7 @@ def test_float16_logits_are_summed_in_float32(run, rng, expect):
 def test_each_rank_keeps_its_share_of_the_rows(run, rng):
     rows, columns = rng.integers(4000, 4100), 1000
     sizes, small = ({"rows": 4 * n, "columns": columns} for n in (rows, 1))
-    keeps_its_share(run, "embedding", sizes, small, {"weight": [rows, columns]}, NEEDS)
+    keeps_its_share(run, "embedding", sizes, small, {"weight": [rows, columns]})
 
 
 @exercise(VOCAB, kind="property")
@@ -152,5 +149,5 @@ def test_no_rank_holds_the_whole_logits(run, rng):
 
     part, cases = 4 * tokens * columns, [(2, [8, 8, seed]), (2, [tokens, columns, seed]), (8, [tokens, columns, seed])]
     does_not_grow(
-        run, probes.large_loss, cases, judge, "the logits of six more ranks", 6 * part, 16 * part, replace=NEEDS
+        run, probes.large_loss, cases, judge, "the logits of six more ranks", 6 * part, 16 * part
     )  # fmt: skip

@@ -18,7 +18,6 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_precision as probes
 
 STEP = "mixed_precision.mixed_step"
-SCALER = "mixed_precision.loss_scaler"
 CAUSE = (
     "float64 training differs by more than 16-bit arithmetic explains: are gradients scaled before backward, then "
     "converted, unscaled once and clipped, in this order, and do masters stay in float32?"
@@ -42,7 +41,7 @@ def draw(rng, steps: int, weight: float = 1.0) -> dict:
 
 def train_student(run, drawn: dict, **options) -> dict:
     options = {**OPTIONS, **options}
-    got = run(probes.train, drawn["state"], drawn["batches"], drawn["weights"], options, replace=[SCALER])
+    got = run(probes.train, drawn["state"], drawn["batches"], drawn["weights"], options)
     modes(got["modes"], f"{len(drawn['batches'])} steps")
     return got
 

@@ -10,8 +10,6 @@ from lab.harness.trace import Trace
 
 from . import probes_optimizer as probes
 
-NEEDS = {"zero1": [], "split": ["zero.zero1"]}  # prerequisites, by kind
-
 # Options with which each optimizer keeps as much state as possible.
 OPTIONS = {
     "AdamW": {"lr": 0.05, "weight_decay": 0.1, "amsgrad": True},
@@ -85,7 +83,7 @@ def steps_as_unsharded(run, plan, kind, world, hold=()) -> list[list[dict]]:
     """
     want = run(probes.train, "plain", {**plan, "only": []})
     intervals = [(f"step {step}", f"step {step} is done") for step in hold]
-    traces = run.trace(probes.train, kind, plan, world=world, replace=NEEDS[kind], hold=intervals)
+    traces = run.trace(probes.train, kind, plan, world=world, hold=intervals)
     for rank in plan.get("only") or range(world):
         same_steps(f"rank {rank} of {world}, {plan['optimizer']}", traces[rank].values, want, plan)
     return [] if plan.get("only") else [step_records(trace, len(plan["steps"])) for trace in traces]
@@ -104,8 +102,8 @@ def grows_by_a_share(run, rng, kind) -> None:
     """Assert that a rank keeps only its share of AdamW's state: no old gradients, no copies of tensors."""
     world, sizes, seed = 4, [rng.integers(740_000, 780_000) for _ in range(12)], rng.integers(0, 10**6)
     want = run(probes.large, "plain", sizes, seed, 2)
-    traces = run.trace(probes.large, kind, sizes, seed, 2, world=world, replace=NEEDS[kind])
-    baselines = run.trace(probes.large, kind, [8] * 12, seed, 2, world=world, replace=NEEDS[kind])
+    traces = run.trace(probes.large, kind, sizes, seed, 2, world=world)
+    baselines = run.trace(probes.large, kind, [8] * 12, seed, 2, world=world)
     copy_bytes = 4 * sum(sizes)
     for rank, (trace, small) in enumerate(zip(traces, baselines, strict=True)):
         for i, tensor in enumerate(want["digests"]):
@@ -125,7 +123,7 @@ def goes_on_from_its_own_state_dict(run, rng, kind, world) -> None:
     plan = draw_plan(rng, rng.choice(["AdamW", "SGD"]), count=7)
     plan["groups"] = draw_groups(rng, plan)
     want = run(probes.train, "plain", plan)
-    for rank, got in enumerate(run(probes.resumed, kind, kind, plan, 2, world=world, replace=NEEDS[kind])):
+    for rank, got in enumerate(run(probes.resumed, kind, kind, plan, 2, world=world)):
         same_after_loading(f"rank {rank}: after state_dict() and load_state_dict()", got["values"], want)
         assert got["rates"] == want["rates"], (
             f"rank {rank}: learning rates after load_state_dict {got['rates']}, expected {want['rates']}"

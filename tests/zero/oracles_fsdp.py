@@ -12,8 +12,6 @@ from lab.ranks import gates
 from . import probes_fsdp
 from .probes_fsdp import DTYPES, Net
 
-NEEDS = {"prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"], "gather": [], "zero2": []}  # by kind
-
 
 def draw_plan(rng, blocks=3, **flags) -> dict:
     """Sizes of a net: all layers differ in size, and need not be divisible by the number of ranks."""
@@ -97,8 +95,8 @@ def trains_as_one(
     numbers = draw_numbers(rng, orders)
     optim_args = [optim, rng.uniform(0.05, 0.1) if optim == "sgd" else rng.uniform(0.01, 0.02)]
     traces = run.trace(
-        probes_fsdp.train, kind, options or {}, plan, states, batches, optim_args, world=world, replace=NEEDS[kind],
-        gates=numbers, hold=hold,
+        probes_fsdp.train, kind, options or {}, plan, states, batches, optim_args, world=world, gates=numbers,
+        hold=hold,
     )  # fmt: skip
     ranks = [{**trace.values, "seen": step_records(trace, orders)} for trace in traces]
     want = expect(whole_batch, plan, states[0], batches, optim_args, "float64", numbers)
@@ -245,7 +243,7 @@ def averages_its_group(run, rng, kind, options=None):
     order = rng.shuffled(range(5))
     groups = [sorted(order[:2]), sorted(order[2:])]
     values = [rng.normal(rng.integers(7, 7), 3) for _ in range(5)]
-    ranks = run(probes_fsdp.gradients, kind, options or {}, values, groups, world=5, replace=NEEDS[kind])
+    ranks = run(probes_fsdp.gradients, kind, options or {}, values, groups, world=5)
     for group in groups:
         is_mean(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
         for rank in group:
@@ -260,7 +258,7 @@ def survives_fp16(run, rng, kind, options=None, cause=OVERFLOWS):
     """Assert that a mean that fits in fp16 is right though the sum does not fit."""
     world = rng.integers(3, 4)
     values = [rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000 for _ in range(world)]
-    ranks = run(probes_fsdp.gradients, kind, options or {}, values, [], world=world, replace=NEEDS[kind])
+    ranks = run(probes_fsdp.gradients, kind, options or {}, values, [], world=world)
     is_mean(ranks, range(world), values, 6, cause, True)
 
 
@@ -278,8 +276,8 @@ def is_mean(ranks, group, values, factor, cause, half=False):
 def held_and_baseline(run, kind, options, plan, tokens, world) -> list:
     """(bytes held by this kind, bytes held by plain FSDP) per rank; this exercise is judged by the difference."""
     args = plan, tokens
-    held = run(probes_fsdp.held_bytes, kind, options, *args, world=world, replace=NEEDS[kind])
-    return [*zip(held, run(probes_fsdp.held_bytes, "gather", {}, *args, world=world, replace=NEEDS[kind]), strict=True)]
+    held = run(probes_fsdp.held_bytes, kind, options, *args, world=world)
+    return [*zip(held, run(probes_fsdp.held_bytes, "gather", {}, *args, world=world), strict=True)]
 
 
 def big_plan(blocks) -> dict:

@@ -17,7 +17,7 @@ from lab.harness.pytest_plugin import exercise
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
 from .messages_fsdp import messages, sends_exactly
-from .oracles_fsdp import BLOCK, NEEDS, draw_plan, natural, trains_as_one
+from .oracles_fsdp import BLOCK, draw_plan, natural, trains_as_one
 from .probes_fsdp import DTYPES
 from .weighed_fsdp import holds_a_part
 
@@ -44,7 +44,7 @@ def test_only_the_ranks_of_its_group_are_averaged(run, rng):
 @exercise(MIXED, kind="numerics")
 def test_every_argument_is_cast(run, rng):
     dtype = rng.choice(["float16", "bfloat16"])
-    (got,) = run(probes_fsdp.cast_arguments, dtype, world=1, replace=NEEDS["mixed"])
+    (got,) = run(probes_fsdp.cast_arguments, dtype, world=1)
     names, want = ["x", "pair[0]", "pair[1]", "named['some'][0]", "named['some'][1]"], [dtype] * 4 + ["int64"]
     bad = [f"{name} as {g}, expected {w}" for name, g, w in zip(names, got, want, strict=True) if g != w]
     assert not bad, (

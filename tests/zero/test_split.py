@@ -16,7 +16,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles
 from . import probes_optimizer as probes
-from .oracles import NEEDS, OPTIONS, draw_gradients, draw_groups, draw_plan, steps_as_unsharded
+from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, steps_as_unsharded
 
 SPLIT = "zero.split"
 ELEMENTWISE = [n for n in OPTIONS if n != "Adafactor"]
@@ -39,7 +39,7 @@ def test_fused_steps_are_off_by_an_ulp_at_most(run, rng):
     plan = draw_plan(rng, "AdamW", steps=3)
     plan["options"] = {**plan["options"], "fused": True}
     want = run(probes.train, "plain", plan)
-    for rank, got in enumerate(run(probes.train, "split", plan, world=2, replace=NEEDS["split"])):
+    for rank, got in enumerate(run(probes.train, "split", plan, world=2)):
         for step, tensors in enumerate(want["values"]):
             for i, tensor in enumerate(tensors):
                 size = tensor.abs() + plan["options"]["lr"]  # an update is about lr large
@@ -99,7 +99,7 @@ def test_what_is_not_elementwise_is_refused(run):
     others = ["Adadelta", "ASGD", "RAdam", "Rprop"]
     accepted = [*ELEMENTWISE, *others]
     names = ["Adafactor", "LBFGS", "Muon", "SparseAdam", *accepted]
-    (got,) = run(probes.refused, "split", names, world=1, replace=NEEDS["split"])
+    (got,) = run(probes.refused, "split", names, world=1)
     want = {name: "nothing" if name in accepted else "ValueError" for name in names}
     wrong = [f"SplitOptimizer of {n} raised {got[n]}, expected {want[n]}" for n in names if got[n] != want[n]]
     assert not wrong, (

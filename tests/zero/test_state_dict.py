@@ -21,7 +21,6 @@ from . import probes_state as probes
 from .oracles import OPTIONS
 
 STATE_DICT = "zero.state_dict"
-RUN_OPTIONS = {"replace": ["zero.zero1"], "folder": {}}  # and a folder that all ranks have
 
 
 def draw(rng, counts, width=0) -> tuple:
@@ -38,7 +37,7 @@ def test_2_ranks_then_4_then_3_go_on_as_one_did(run, rng, name, gathered):
               [sorted(rng.shuffled(range(4))[:3]), not gathered]]  # fmt: skip
     want = run(probes.uninterrupted, "plain", width, name, OPTIONS[name], state, batches)
     args = width, name, OPTIONS[name], state, batches, stages
-    results = run(probes.resume, *args, world=4, **RUN_OPTIONS)
+    results = run(probes.resume, *args, world=4, folder={})
     for rank, got in enumerate(results):
         for number, (ranks, _) in enumerate(stages):
             if rank not in ranks:
@@ -93,7 +92,7 @@ REFUSED = {  # and what to compare
 
 @exercise(STATE_DICT, kind="numerics")
 def test_what_does_not_fit_is_refused(run, rng):
-    (got,) = run(probes.refusals, rng.integers(3, 6), world=1, **RUN_OPTIONS)
+    (got,) = run(probes.refusals, rng.integers(3, 6), world=1, folder={})
     for case, why in REFUSED.items():
         error, unchanged = got[case]
         want = "FileNotFoundError" if case == "nothing saved" else "ValueError"
@@ -108,7 +107,7 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
     batches = [[rng.normal(3, width) for _ in range(2)] for _ in range(2)]
     stages = [[[0, 1, 2], False], [[0, 1, 2], True]]
     args = width, "AdamW", OPTIONS["AdamW"], state, batches, stages
-    traces = run.trace(probes.resume, *args, world=world, **RUN_OPTIONS)
+    traces = run.trace(probes.resume, *args, world=world, folder={})
     want = run(probes.uninterrupted, "plain", *args[:-1])
     for rank, trace in enumerate(traces):
         losses = [stage["losses"] for stage in trace.values["stages"]]
@@ -145,7 +144,7 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late):
     width, state, batches = draw(rng, [1, 1])
-    for rank, got in enumerate(run(probes.killed, width, state, batches, gathered, late, world=2, **RUN_OPTIONS)):
+    for rank, got in enumerate(run(probes.killed, width, state, batches, gathered, late, world=2, folder={})):
         for event, loaded, after in got["told"]:
             assert loaded in ("old", "new"), (
                 f"killed before rank {rank}'s '{event}' in the second save: loading gave {loaded}"
@@ -161,7 +160,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late
 @pytest.mark.parametrize("gathered", [False, True])
 def test_a_full_disk_leaves_the_checkpoint_before(run, rng, gathered):
     width, state, batches = draw(rng, [1, 1])
-    (got,) = run(probes.full_disk, width, state, batches, gathered, world=1, **RUN_OPTIONS)
+    (got,) = run(probes.full_disk, width, state, batches, gathered, world=1, folder={})
     for limit, failed, loaded in got["told"]:
         want = ("old",) if failed else ("old", "new")
         assert loaded in want, (
