@@ -8,10 +8,11 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
 from typing import Any
 
 from lab.course.assignment import Assignment
+
+from .errors import InputError
 
 WIDTH = 120
 _SENTENCE = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bal)(?<!\bvs)(?<!\bEq)(?<!\bcf)[.!?;:](?=\s|$)")
@@ -22,7 +23,8 @@ class Cutter:
     """Cuts one module. Lines are counted from 1, as ast counts them."""
 
     def __init__(self, file: str, text: str, assignment: Assignment):
-        self.file, self.assignment, self.lines = file, assignment, ["", *text.splitlines()]
+        self.exercise = {e.file: e.id for e in assignment.exercises.values()}.get(file)
+        self.file, self.lines = file, ["", *text.splitlines()]
         self.removed: set[int] = set()
         self.raises: dict[int, str] = {}  # line number → text to insert after it
         self.hidden: set[str] = set()  # private names that were removed
@@ -66,8 +68,9 @@ class Cutter:
                 self.block(node.body, f"{scope}{node.name}.", node.body[0].lineno, self.last(node))
             else:
                 kernel, doc = "jit" in marks, ast.get_docstring(node)
-                message = raising(kernel, self.file, scope + node.name, doc, node.col_offset + 4, self.assignment)
-                self.function(node, message)
+                if self.exercise is None:
+                    raise InputError(f"{self.file}: no exercise has this file; mark {node.name} @provided")
+                self.function(node, raising(kernel, self.exercise, scope + node.name, doc, node.col_offset + 4))
             return True
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             names = [*_assigned(node)]
@@ -107,7 +110,7 @@ class Cutter:
         return last
 
 
-def raising(kernel: bool, file: str, name: str, doc: str | None, column: int, assignment: Assignment) -> str:
+def raising(kernel: bool, exercise: str, name: str, doc: str | None, column: int) -> str:
     """The line that replaces a solution. Its message has the exercise's id and the docstring's first clause."""
     first = " ".join((doc or "").split("\n\n")[0].split())
     call, task = "raise NotImplementedError(", _SENTENCE.split(first)[0]
@@ -115,17 +118,8 @@ def raising(kernel: bool, file: str, name: str, doc: str | None, column: int, as
         call, task = "tl.static_assert(False, ", "write this kernel"
     if " " not in task:  # no docstring, or only an argument's name, as of "params: as for torch's"
         task = f"write {name}"
-    message = f"{_exercise(file, name.partition('.')[0], assignment)}: {task}"
-    message = textwrap.shorten(message, max(WIDTH - column - 6, 40), placeholder=" …")
+    message = textwrap.shorten(f"{exercise}: {task}", max(WIDTH - column - 6, 40), placeholder=" …")
     return f"{call}{json.dumps(message, ensure_ascii=False)})"
-
-
-def _exercise(file: str, name: str, assignment: Assignment) -> str:
-    """The id of the exercise that an object belongs to: the most similar name in its file, else in its stage."""
-    stage = file.partition("/")[0]
-    candidates = [e for e in assignment.exercises.values() if e.file == file] or assignment.of_stage(stage)
-    best = max(candidates, key=lambda e: SequenceMatcher(None, e.name, name).ratio(), default=None)
-    return best.id if best else stage
 
 
 def _assigned(statement: Any) -> Iterator[str]:

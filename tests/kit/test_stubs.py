@@ -1,6 +1,5 @@
 """Stubs hold everything a student needs and nothing of a solution. Solutions here are spelled SECRET."""
 
-import dataclasses
 import importlib
 import re
 import shutil
@@ -163,15 +162,9 @@ def test_corners(tmp_path, case):
     assert absent not in text, text
 
 
-def test_the_id_is_that_of_the_exercise_nearest_by_file_then_name(tmp_path):
-    assert "flash_attention.online_softmax: write f" in stub(tmp_path, "def f(): pass\n", "flash_attention/extra.py")
-    first = default().exercises["ddp.naive"]
-    second = dataclasses.replace(first, id="ddp.flat", object="ddp/naive.py:FlatDDP")
-    assignment = dataclasses.replace(default(), exercises={e.id: e for e in (first, second)})
-    stub(tmp_path, "class FlatDDP:\n    def f(self): x\ndef flatten(): x\nclass NaiveDDP:\n    def f(self): x\n")
-    text = stubs.generate(tmp_path, assignment)[FILE]
-    for message in ("ddp.flat: write FlatDDP.f", "ddp.flat: write flatten", "ddp.naive: write NaiveDDP.f"):
-        assert f'"{message}"' in text
+def test_code_of_no_exercise_must_be_provided(tmp_path):
+    with refused(InputError, "zero/common.py: no exercise has this file; mark f @provided"):
+        stub(tmp_path, "def f(): pass\n", "zero/common.py")
 
 
 def test_stubs_are_written_where_they_differ_and_what_is_no_stub_goes(tmp_path):
