@@ -44,7 +44,7 @@ def named_commands(pages_: list[Path] = PAGES) -> Iterator[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize("page", FOLLOWED, ids=lambda p: p.name)
-def test_its_commands_print_what_it_says(page, tmp_path):
+def test_page_commands_print_the_documented_output(page, tmp_path):
     kit = pages.copy_kit(tmp_path)
     wrong = []
     for step in pages.steps(page):
@@ -57,14 +57,14 @@ def test_its_commands_print_what_it_says(page, tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_what_looks_like_a_command_is_marked_as_one(page):
+def test_command_blocks_are_marked_sh_or_console(page):
     for line, mark, first in pages.mark_of_each_block(page):
         if KIT_COMMAND.match(first.removeprefix("$ ")) or first.startswith("$ "):
             assert mark.split()[:1] in (["sh"], ["console"]), f"{page.name}:{line}: mark this block sh or console"
 
 
 @pytest.mark.parametrize(("page", "command"), WITH_NEEDS, ids=lambda v: getattr(v, "name", getattr(v, "text", "")[:50]))
-def test_it_is_at_least_spelled_right(page, command):
+def test_commands_with_requirements_use_existing_options(page, command):
     for part in re.split(r"&&|;", command.text):
         check(page, part.strip())
 
@@ -73,7 +73,7 @@ NAMED = list(dict.fromkeys(named_commands()))
 
 
 @pytest.mark.parametrize(("page", "text"), NAMED, ids=[f"{p.name}: {t}" for p, t in NAMED])
-def test_what_a_sentence_names_exists(page, text):
+def test_commands_named_in_prose_exist(page, text):
     check(page, text)
 
 
@@ -120,7 +120,7 @@ LINKED = {t.link for t in terms() if t.depth == "runs" and not is_call(t.link)} 
 
 
 @pytest.mark.parametrize("script", sorted(LINKED))
-def test_each_script_that_is_linked_ends_well(script):
+def test_scripts_linked_from_glossary_succeed(script):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(ROOT / script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -42,7 +42,7 @@ def lab(kit: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_day(kit):
+def test_lab_check_and_explain_follow_edits(kit):
     """One after the other, as a day goes."""
     write(kit)
     code, text = lab(kit, "check")
@@ -76,7 +76,7 @@ def test_a_day(kit):
     assert lab(kit, "check") == (0, "Nothing changed since, and every exercise that runs here passes.\n")
 
 
-def test_watching_tests_what_is_saved_and_ends_when_told(kit):
+def test_watch_retests_saved_files_and_ends_on_interrupt(kit):
     write(kit, add=toy.RIGHT["add"])
     (kit / ".cache" / "progress.json").unlink(missing_ok=True)
     process = subprocess.Popen(

@@ -15,7 +15,7 @@ TABLE = (ROOT / "handout" / "mesh.md").read_text(encoding="utf-8").partition("| 
 
 @pytest.mark.parametrize("model", SIZES)
 @pytest.mark.parametrize("devices", [8, 64, 512, 4096])
-def test_the_best_mesh_is_what_the_planner_finds(model, devices):
+def test_chapter_table_of_best_meshes_matches_planner(model, devices):
     cells = re.search(rf"(?m)^\| {devices:,} \| (.+) \|$", TABLE)[1].split(" | ")
     want = dict(zip(SIZES, cells, strict=True))[model]
     job = Job(MODELS[model], 1024, 8192, cluster("dgx-h100", devices))

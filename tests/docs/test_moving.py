@@ -71,13 +71,13 @@ def approx(*expected: float, digits: int = 2) -> list[object]:
     return [pytest.approx(n, abs=0.51 * 10**-digits) for n in expected]
 
 
-def test_every_figure_with_numbers_is_on_a_page(site):
+def test_every_interactive_figure_is_on_its_page(site):
     assert set(PAGE_OF) == {numbers.__name__ for numbers in MOVING}
     for name, page in PAGE_OF.items():
         assert f'data-moving="{name}" hidden' in (site / f"{page}.html").read_text(encoding="utf-8")
 
 
-def test_ring_says_what_the_cost_model_says(reader, site):
+def test_ring_figure_matches_cost_model(reader, site):
     figure = Figure(reader, site, "ring").press("Collective", "ArrowDown").press("Ranks W", "ArrowRight")
     got = numbers(figure.press("Step", "ArrowRight", 2).text())
     total_ms = 1e3 * ring_cost("reduce_scatter", 1e6 / 5, 5, 100e-6, 1e-9)
@@ -89,7 +89,7 @@ def test_ring_says_what_the_cost_model_says(reader, site):
     assert first[3 * 5 + 1] == str(2 * (10 + 100 + 1000))
 
 
-def test_tiles_end_with_what_plain_attention_computes(reader, site):
+def test_tiles_figure_ends_with_plain_attention_values(reader, site):
     words = Figure(reader, site, "tiles").press("Visited tiles", "End").text()
     scores, values = torch.tensor(SCORES, dtype=torch.float64), torch.tensor(VALUES, dtype=torch.float64)
     row, keys = scores[6, :7], values[:7]
@@ -106,7 +106,7 @@ def test_tiles_end_with_what_plain_attention_computes(reader, site):
     assert numbers(words)[-1] == pytest.approx(float(out[7]), abs=1e-3)
 
 
-def test_buckets_take_as_long_as_the_model_says(reader, site):
+def test_buckets_figure_matches_reference_accounting(reader, site):
     figure = Figure(reader, site, "buckets").press("Latency α", "ArrowRight").press("Bandwidth 1/β", "ArrowLeft")
     words = figure.press("Bucket", "ArrowRight", 3).text()
     sizes, link = [500_000] * 8, Link(300e-6, 0.5e9)
@@ -117,14 +117,14 @@ def test_buckets_take_as_long_as_the_model_says(reader, site):
     assert numbers(words) == expected
 
 
-def test_schedules_say_what_the_checker_says(reader, site):
+def test_schedules_figure_matches_schedule_checker(reader, site):
     figure = Figure(reader, site, "schedules").press("Schedule", "ArrowDown", 2).press("Ranks p", "ArrowLeft")
     words = figure.press("Micro-batches m", "Home").press("Chunks v", "ArrowRight").text()
     run = check([schedule_interleaved(rank, 3, 3, 3) for rank in range(3)], 3, 3, 1 / 3, 2 / 3)
     assert numbers(words) == [*approx(run.length), 9, *approx(100 * run.bubble, digits=1), 0, run.live[0]]
 
 
-def test_growth_counts_as_the_reference_does(reader, site):
+def test_growth_figure_matches_reference_memory_shares(reader, site):
     figure = Figure(reader, site, "growth").press("Model", "End").press("Ranks W", "ArrowRight", 4)
     words = figure.press("Precision", "ArrowDown").text()
     assert "On each of 128 ranks" in words
@@ -135,7 +135,7 @@ def test_growth_counts_as_the_reference_does(reader, site):
 
 
 @pytest.mark.parametrize(("lefts", "typed"), [(0, None), (9, None), (9, 50_257)])
-def test_layers_has_the_roofline_of_the_kit(reader, site, lefts, typed):
+def test_layers_figure_matches_roofline_and_rejects_bad_sizes(reader, site, lefts, typed):
     """The one formula that the site has of its own."""
     figure = Figure(reader, site, "layers").press("Device", "ArrowDown").press("m", "ArrowLeft", lefts)
     figure.press("n", "ArrowRight")
@@ -163,7 +163,7 @@ def test_layers_has_the_roofline_of_the_kit(reader, site, lefts, typed):
     assert f"{round(flops / moved, 1):,g} FLOPs a byte" in words
 
 
-def test_grid_names_the_groups_of_the_rank_that_is_chosen(reader, site):
+def test_grid_figure_names_groups_of_the_selected_rank(reader, site):
     words = Figure(reader, site, "grid").press("rank 5", "Enter").text()
     mesh = Mesh(data=2, pipe=2, tensor=2, rank=5)
     position = ", ".join(f"{axis} {index}" for axis, index in mesh.coordinate().items())
@@ -173,7 +173,7 @@ def test_grid_names_the_groups_of_the_rank_that_is_chosen(reader, site):
     assert "expert: alone" in words
 
 
-def test_the_journey_says_what_the_planner_says(reader, site):
+def test_journey_figure_matches_planned_steps_and_alt_text(reader, site):
     reader.set_window(1400, less_motion=True)  # it stands still until it is asked
     figure = Figure(reader, site, "journey")
     for i, stop in enumerate(stops()):
@@ -187,7 +187,7 @@ def test_the_journey_says_what_the_planner_says(reader, site):
         assert f"{step_s:.2f} s, {total_gb:.0f} GB" in text
 
 
-def test_play_plays_to_the_end_and_is_not_there_for_who_wants_less_motion(reader, site):
+def test_play_button_runs_to_end_and_is_absent_with_reduced_motion(reader, site):
     figure = Figure(reader, site, "ring").press("Play", "Enter")
     end = f"{figure.box}.querySelector('button').textContent === 'Play'"
     reader.ask_page(f"new Promise(done => {{ const look = () => {end} ? done() : setTimeout(look, 100); look(); }})")
@@ -198,7 +198,7 @@ def test_play_plays_to_the_end_and_is_not_there_for_who_wants_less_motion(reader
     assert figure.press("Step", "ArrowRight").text().startswith("Step 1 of 6")
 
 
-def test_without_scripts_the_picture_stands_alone(chromium, site):
+def test_figures_fall_back_to_pictures_without_scripts(chromium, site):
     with chromium.new_page(java_script_enabled=False) as page:
         page.goto((site / "ddp.html").as_uri())
         assert page.locator(".moving").count() == 2  # ring and buckets
@@ -208,7 +208,7 @@ def test_without_scripts_the_picture_stands_alone(chromium, site):
 
 @pytest.mark.parametrize("page", sorted({*PAGE_OF.values(), "benchmarking", "glossary", "published", "search"}))
 @pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)], ids=["desk", "phone, dark"])
-def test_axe_finds_nothing(reader, site, page, width, dark):
+def test_pages_have_no_accessibility_violations(reader, site, page, width, dark):
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe is not here: pip install -e .[browser]"
     )

@@ -40,7 +40,7 @@ def test_a_notebook_runs_as_it_is(unpacked, name):
     assert run_notebook(path, path.parent).count("not written yet") == 1
 
 
-def test_in_colab_the_kit_lies_beside_the_notebook_or_is_cloned(unpacked, tmp_path):
+def test_colab_notebook_finds_kit_in_its_folder_or_clones_it(unpacked, tmp_path):
     """There the working folder is /content, and nothing of the kit is installed."""
     path = unpacked / "notebooks" / f"{BOOKS[0]}.ipynb"
     content, cloned, alone = (tmp_path / n for n in ("content", "cloned", "alone"))

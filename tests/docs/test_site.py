@@ -98,7 +98,7 @@ def test_no_solution_is_in_the_students_edition(students):
     assert not any("reference/" in name or "instructors" in name for name in files)
 
 
-def test_the_other_edition_has_every_solution(whole):
+def test_solutions_edition_contains_every_solution(whole):
     """So the search above can find one."""
     files = {p.name: p.read_bytes() for p in whole.glob("*.html")}
     found = {leak.source for leak in release.leaks(files)}
@@ -113,7 +113,7 @@ def test_an_edition_of_a_profile_has_its_exercises_and_no_other(core, students):
             assert ids == [id.replace(".", "-").replace("_", "-") for id in exercises if id.startswith(f"{chapter}.")]
 
 
-def test_the_book_has_every_page_and_its_links_stay_in_it(site):
+def test_book_contains_every_page_and_targets_of_internal_links(site):
     """As the one page that is printed."""
     book = Page(as_one_page(site, "a title"))
     pages = [p for p in site.rglob("*.html") if "code" not in p.parts and p.stem not in ("search", "genindex")]
@@ -135,7 +135,7 @@ def test_chromium_prints_the_book(core, tmp_path):
     assert not (core / "book.html").exists()
 
 
-def test_nothing_is_fetched_from_elsewhere(site):
+def test_site_fetches_no_external_resources(site):
     for path in site.rglob("*.html"):
         assert not [url for url in page(path).fetched if re.match(r"(\w+:)?//", url)], path.name
     for path in site.rglob("*.css"):
@@ -161,7 +161,7 @@ def test_no_markdown_is_left_in_the_text(site):
 
 @pytest.mark.parametrize("name", [*CHAPTERS, *BOOKS, *OTHER_PAGES])
 @pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)], ids=["desk", "phone, dark"])
-def test_a_page_is_drawn_without_complaint_and_nothing_scrolls_sideways(students, reader, name, width, dark):
+def test_site_page_renders_without_errors_or_horizontal_scroll(students, reader, name, width, dark):
     reader.set_window(width, dark)
     reader.open_page(students / f"{name}.html")
     assert not reader.complaints

@@ -35,7 +35,7 @@ def machines() -> Iterator[None]:
     subprocess.run([SCRIPT, "down"], check=True)
 
 
-def test_a_run_survives_the_loss_of_a_machine_and_takes_it_back_as_the_guide_types_it(machines, tmp_path):
+def test_cluster_run_survives_loss_and_return_of_a_machine(machines, tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     commands = [c.text for c in pages.steps(GUIDE) if isinstance(c, pages.Command) and c.needs == "root"]
     assert (commands[0], commands[-1]) == (f"{NAME} up", f"{NAME} down")  # both are the fixture's part

@@ -28,14 +28,14 @@ def boxed():
 
 
 @pytest.mark.parametrize("way", probes.CHANNELS)
-def test_in_a_box_a_rank_finds_nothing_of_another(boxed, way):
+def test_sandbox_closes_channel_between_ranks(boxed, way):
     _, found = boxed.run(probes.meet, way, world=2)
     assert found, f"{way}: it was not looked for"
     assert found != "found", f"{way}: expected nothing to be found"
 
 
 @pytest.mark.parametrize("way", sorted(probes.CHANNELS.keys() - MAY_FAIL))
-def test_the_spies_find_each_other_without_a_box(runner, way):
+def test_channel_between_ranks_is_open_without_sandbox(runner, way):
     """Check the probes themselves: without a sandbox they must find the word."""
     try:
         _, found = runner.run(probes.meet, way, world=2)
@@ -45,7 +45,7 @@ def test_the_spies_find_each_other_without_a_box(runner, way):
     assert found == "found", f"{way}: {found}"
 
 
-def test_what_a_probe_leaves_behind_is_not_there_for_the_next(boxed):
+def test_probe_finds_no_files_of_earlier_probe(boxed):
     for _ in range(3):
         assert [f for f in boxed.run(litter) if f in ("mine", "hoard")] == []
 
@@ -65,26 +65,26 @@ def test_no_rank_holds_the_arguments_of_another(runner):
         assert found == [suffixes[rank]], f"rank {rank}: expected its own alone, {found} of {suffixes}"
 
 
-def test_a_rank_cannot_widen_its_box(boxed):
+def test_rank_cannot_weaken_its_sandbox(boxed):
     for errors in boxed.run(probes.try_escapes, world=2):
         assert "nothing" not in errors.values(), errors
 
 
-def test_a_probe_that_asks_for_it_has_one_folder_in_common(boxed, runner):
+def test_ranks_share_a_folder_only_when_probe_requests_it(boxed, runner):
     for either in (boxed, runner):
         assert either.run(probes.shared, world=2, folder={}) == ["", probes.WORD.decode()]
         with pytest.raises(Exception, match=r"folder=|No such file"):
             either.run(probes.shared, world=2)
 
 
-def test_only_plain_files_of_the_folder_are_read(boxed, runner):
+def test_trace_reads_only_plain_files_of_shared_folder(boxed, runner):
     for either in (boxed, runner):
         (trace,) = either.trace(probes.litter, folder={"given": b"1"})
         assert trace.files.items() - {("locked", b"")} == {("given", b"1"), ("file", probes.WORD)}  # root may read it
         assert either.run(probes.shared, world=2, folder={})[1] == probes.WORD.decode()
 
 
-def test_what_is_mounted_in_a_kept_folder_is_not_mounted_again(monkeypatch):
+def test_mounts_below_a_kept_mount_are_left_out(monkeypatch):
     """A class beside the kit, /tmp/kit-out, sorts between /tmp/kit and what is in it where characters are compared."""
     paths = ["/", "/tmp", "/tmp/kit", "/tmp/kit/.venv", "/tmp/kit/.venv/lib/lab", "/tmp/kit-out/scratch", "/var"]
     lines = "\n".join(f"1 2 0:3 / {path} rw - tmpfs tmpfs rw" for path in paths)

@@ -28,14 +28,14 @@ REAL = (ROOT / "assignment.toml").read_text(encoding="utf-8")
         ('name = "zero"', 'name = "mesh"', "distinct names"),
     ],
 )
-def test_a_bad_value_is_refused_with_its_key_and_what_came(tmp_path, old, new, words):
+def test_invalid_assignment_value_is_refused_with_cause(tmp_path, old, new, words):
     path = tmp_path / "assignment.toml"
     path.write_text(REAL.replace(old, new, 1), encoding="utf-8")
     with refused(AssignmentError, words):
         load(path)
 
 
-def test_no_file_and_no_toml_are_one_line_each(tmp_path):
+def test_missing_or_malformed_assignment_file_is_refused(tmp_path):
     with pytest.raises(AssignmentError, match="cannot be read"):
         load(tmp_path / "nothing.toml")
     (tmp_path / "a.toml").write_bytes(b"\xff\xfe = [")
@@ -62,7 +62,7 @@ def test_kinds_share_the_points_60_30_10_rescaled():
     assert points(*results, exercise=overlap) == (0.4, 4, 0)
 
 
-def test_a_parametrised_test_passes_whole():
+def test_cases_of_a_parametrised_test_are_scored_as_one():
     assert points(result("numerics", "passed", case="1"), result("numerics", "failed", case="2")) == (0, 10, 0)
     assert points(result("numerics", "passed", case="1"), result("numerics", "not_run", case="2")) == (10, 10, 0)
     assert points(result("timing", "passed", case="1"), result("timing", "inconclusive", case="2")) == (0, 0, 10)
@@ -74,7 +74,7 @@ def test_property_counts_only_when_all_numerics_pass():
     assert points(*results) == (round(10 * 60 / 90 / 2, 6), 10, 0)
 
 
-def test_what_was_not_run_or_not_decided_leaves_the_denominator():
+def test_not_run_and_inconclusive_tests_lower_points_possible():
     for outcome in ("not_run", "inconclusive"):
         assert points(result("numerics", "passed"), result("timing", outcome, "t2")) == (
             round(10 * 60 / 70, 6), round(10 * 60 / 70, 6), round(10 * 10 / 70, 6),
@@ -82,7 +82,7 @@ def test_what_was_not_run_or_not_decided_leaves_the_denominator():
     assert points() == (0, 0, 10)
 
 
-def test_an_exercise_without_numerics_waits_for_what_it_needs():
+def test_timing_only_exercise_scores_only_if_prerequisites_pass():
     a = default()
     speed = dataclasses.replace(a.exercises["ddp.naive"], id="ddp.speed", needs=("ddp.naive",))
     a = dataclasses.replace(a, exercises={**a.exercises, "ddp.speed": speed})

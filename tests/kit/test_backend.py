@@ -36,7 +36,7 @@ def equal(got, want) -> bool:
     return got == want
 
 
-def test_what_is_moved_arrives_as_it_was_in_every_dtype(runner):
+def test_moved_tensors_arrive_unchanged_in_every_dtype(runner):
     """Every row of the table, in float32: test_link.py."""
     for rank, results in enumerate(runner.run(cases, MOVES, MOVED, world=WORLD)):
         for name, dtype in itertools.product(MOVES, MOVED):
@@ -57,6 +57,6 @@ def test_every_operation_reduces_every_dtype(runner, how):
             assert equal(got, want), f"{dtype}, rank {rank}: {got}, expected {want}"
 
 
-def test_a_reduction_that_torch_does_not_have_fails_on_its_ranks_alone(runner):
+def test_unsupported_reduction_fails_and_next_probe_runs(runner):
     assert all("all_reduce of float32 is not possible" in error for error in runner.run(impossible, world=WORLD))
     assert runner.run(reduced, "SUM", ["float32"], world=WORLD), "the next probe has its own answer"

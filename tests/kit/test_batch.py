@@ -55,7 +55,7 @@ def outcomes(kit):
     return {n: {r.exercise: r.outcome for r in g.results} for n, g in latest(kit / "out").items()}
 
 
-def test_killed_and_stopped_it_goes_on_loses_nothing_and_grades_nothing_twice(kit):
+def test_resumed_grading_loses_nothing_and_repeats_nothing(kit):
     """kill -9 of the grader; then Ctrl-C while it judges; then to the end."""
     first = grade(kit)
     wait_for(lambda: toy.rows(kit), first)
@@ -84,7 +84,7 @@ def test_killed_and_stopped_it_goes_on_loses_nothing_and_grades_nothing_twice(ki
     assert toy.left_behind(kit, family) == []
 
 
-def test_a_change_regrades_what_rests_on_it_and_keeps_the_rest(kit):
+def test_regrade_judges_only_exercises_with_changed_tests(kit):
     """`apart` has a new test: it alone is judged, and all else is as it was."""
     if not toy.rows(kit):  # by itself, this test finds nothing graded
         grade(kit).communicate(timeout=PATIENCE_S)
@@ -105,7 +105,7 @@ def test_a_change_regrades_what_rests_on_it_and_keeps_the_rest(kit):
         assert book.graded(first.id)["s000"].results[-1].outcome == "passed", "the earlier run is history, and stays"
 
 
-def test_a_worker_that_died_is_replaced_and_who_ends_two_of_them_is_told(monkeypatch):
+def test_dead_worker_is_replaced_and_repeated_death_reported(monkeypatch):
     """The first worker is dead when it is asked; a submission in `fatal` ends the one that judges it."""
     done, fatal = [], ["bob", "bob", "cyd"]
 
@@ -130,7 +130,7 @@ def test_a_worker_that_died_is_replaced_and_who_ends_two_of_them_is_told(monkeyp
 IDS = ("ddp.naive", "ddp.flat", "ddp.overlapped", "benchmarking.straggler")  # each but the last builds on the first
 
 
-def test_what_builds_on_a_verdict_that_turned_is_judged_again():
+def test_regrade_includes_dependents_when_verdict_changes():
     before = Graded("ada", results=passed(IDS), judged={**dict.fromkeys(IDS, 1), "ddp.naive": None})
     requests = []
 
@@ -151,7 +151,7 @@ def test_what_builds_on_a_verdict_that_turned_is_judged_again():
     assert kept.judged == dict.fromkeys(set(IDS) - {"ddp.naive", *builds}, 1)
 
 
-def test_a_regrade_that_was_killed_goes_on_with_what_it_had_not_done(tmp_path):
+def test_interrupted_regrade_resumes_where_it_stopped(tmp_path):
     ids, now = default().profiles["tour"], fingerprint.full_digest()
     ada, bob, cyd = (Graded(name, results=[result()]) for name in ("ada", "bob", "cyd"))
     first = recorded(tmp_path, ada, bob, cyd, assignment="then", manifest={"exercises": {}})
@@ -192,7 +192,7 @@ def light(tmp_path, monkeypatch):
     return lambda *arguments: invoke(tmp_path / "out", *arguments), judged
 
 
-def test_one_more_joins_the_class_and_empties_no_export(tmp_path, light):
+def test_late_submissions_join_the_class_already_graded(tmp_path, light):
     run, judged = light
     (metadata := tmp_path / "class" / "submission_metadata.yml").touch()
     assert f"grader people {metadata} --out {tmp_path / 'out'}" in run("grade", tmp_path / "class", *TOUR)
@@ -224,7 +224,7 @@ def test_a_refused_second_attempt_takes_no_grade_away(tmp_path, light):
     assert len(judged) == 3
 
 
-def test_only_what_this_call_refused_makes_it_fail(tmp_path, light):
+def test_grade_command_fails_only_for_its_own_refusals(tmp_path, light):
     run, _ = light
     (tmp_path / "class" / "bob" / "ddp" / "bad.py").touch()
     with pytest.raises(AssertionError, match="refused: bob"):
@@ -233,7 +233,7 @@ def test_only_what_this_call_refused_makes_it_fail(tmp_path, light):
 
 
 @pytest.mark.parametrize("other", ["--profile core", "--seed 1", "--layout cs336", f"--isolation {OTHER}"])
-def test_who_is_graded_otherwise_does_not_join_and_nothing_changes(tmp_path, light, other):
+def test_late_grading_with_different_options_is_refused(tmp_path, light, other):
     run, judged = light
     run("grade", tmp_path / "class", *TOUR)
     with pytest.raises((cli.InputError, SandboxError), match=r"was begun with --profile tour|no isolation|bwrap"):
@@ -241,7 +241,7 @@ def test_who_is_graded_otherwise_does_not_join_and_nothing_changes(tmp_path, lig
     assert len(judged) == 2
 
 
-def test_a_regrade_of_what_is_asked_for_unpacks_as_it_was_graded(tmp_path, light):
+def test_requested_regrade_keeps_the_original_layout(tmp_path, light):
     run, judged = light
     run("grade", tmp_path / "class" / "ada", *TOUR, "--layout", "stages")
     assert "nothing to regrade" in run("regrade")
@@ -253,7 +253,7 @@ def test_a_regrade_of_what_is_asked_for_unpacks_as_it_was_graded(tmp_path, light
         assert [r.layout for r in book.runs()] == ["stages", "stages"]
 
 
-def test_what_an_exercise_rests_on_is_told_apart():
+def test_fingerprint_lists_files_each_exercise_depends_on():
     """A file of one exercise's tests, one of lab's that few import, and one that all do."""
     exercises = fingerprint.manifest()["exercises"]
 

@@ -118,9 +118,7 @@ def grade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ],
 )
 @pytest.mark.parametrize("room", [1, 99])  # Fake.submit asserts that no more run
-def test_each_is_recorded_once_what_is_lost_is_tried_again_and_given_up_in_the_end(
-    grade, tmp_path, plan, given, lost, room
-):
+def test_lost_jobs_are_retried_and_results_recorded_once(grade, tmp_path, plan, given, lost, room):
     fake = Fake({name: [*states] for name, states in plan.items()}, room)
     names, problems, recorded = grade(fake)
     assert names == [name for name in NAMES if name not in lost]
@@ -134,7 +132,7 @@ def test_each_is_recorded_once_what_is_lost_is_tried_again_and_given_up_in_the_e
     assert lost or not (tmp_path / "run").exists(), "something is left behind"
 
 
-def test_a_job_that_is_unknown_counts_as_gone_only_after_its_answer_had_time_to_arrive(grade, monkeypatch):
+def test_unknown_job_is_not_lost_within_grace_period(grade, monkeypatch):
     fake = Fake()
     fake.grace_s = 3600.0
     slow = []
@@ -152,7 +150,7 @@ def test_a_job_that_is_unknown_counts_as_gone_only_after_its_answer_had_time_to_
 
 
 @pytest.mark.parametrize("question", ["submit", "states"])
-def test_nothing_is_concluded_from_a_controller_that_does_not_answer(grade, caplog, question):
+def test_silent_cluster_controller_is_waited_for(grade, caplog, question):
     fake = Fake()
     fake.silent[question] = 7
     names, problems, _ = grade(fake)
@@ -160,7 +158,7 @@ def test_nothing_is_concluded_from_a_controller_that_does_not_answer(grade, capl
     assert [r.message for r in caplog.records] == ["the cluster's controller does not answer; waiting for it"]
 
 
-def test_what_one_track_found_is_kept_when_the_other_is_lost(grade, tmp_path):
+def test_result_of_one_track_survives_loss_of_the_other(grade, tmp_path):
     cpu, gpu = Fake(), Fake({"bob": ["NODE_FAIL"]})
     names, problems, _ = grade(cpu, gpu)
     assert names == ["ada", "cyd"]
@@ -180,7 +178,7 @@ def test_files_that_changed_between_the_tracks_make_no_grade(grade, monkeypatch)
     assert (names, problems) == ([], {"ada": "its files changed while it was graded; grade it again"})
 
 
-def test_what_cannot_be_judged_is_told_and_not_tried_again(grade, monkeypatch, tmp_path):
+def test_job_problem_is_reported_without_retry(grade, monkeypatch, tmp_path):
     fake = Fake()
     monkeypatch.setattr(fake, "answer", lambda task: write_answer(task.result, {"problem": "KitError: broken"}))
     names, problems, _ = grade(fake, names=("ada",))
@@ -189,14 +187,14 @@ def test_what_cannot_be_judged_is_told_and_not_tried_again(grade, monkeypatch, t
     assert (names, problems) == (["ada"], {}), "an old problem must not be taken for the answer of a new job"
 
 
-def test_what_a_job_cannot_judge_it_tells_why(monkeypatch, tmp_path):
+def test_job_reports_a_submission_it_cannot_see(monkeypatch, tmp_path):
     monkeypatch.setattr(c, "prepare_worker", lambda parent: None)  # or pytest would end with this process's parent
     c._judge(c.Task(Submission("ada", tmp_path / "gone"), Settings("5ec2e7", IDS, "process", ""), tmp_path / "answer"))
     assert c.read(tmp_path / "answer").startswith(f"FileNotFoundError: {tmp_path}/gone is not visible on ")
 
 
 @pytest.mark.parametrize("silent", [0, 1])
-def test_ctrl_c_ends_the_jobs_or_leaves_them_to_the_next_head_where_nobody_answers(grade, silent):
+def test_ctrl_c_cancels_jobs_unless_controller_is_silent(grade, silent):
     fake = Fake({"bob": ["RUNNING"]}, limit=2)
 
     def done(g: Graded) -> None:
@@ -214,7 +212,7 @@ def test_ctrl_c_ends_the_jobs_or_leaves_them_to_the_next_head_where_nobody_answe
         assert [fake.given.count(n) for n in NAMES] == [1, 1, 1]
 
 
-def test_what_squeue_says_is_read_as_it_is_meant(tmp_path, monkeypatch):
+def test_squeue_output_is_parsed_into_job_states(tmp_path, monkeypatch):
     stdout = "12_0|RUNNING|None\n12_1|PENDING|JobArrayTaskLimit\n12_2|PENDING|launch failed requeued held\n" \
            "12_3|NODE_FAIL|NodeDown\n7|RUNNING|None\n"  # fmt: skip
     code = 0
@@ -232,7 +230,7 @@ def test_what_squeue_says_is_read_as_it_is_meant(tmp_path, monkeypatch):
 # ---- what goes between the head and its jobs ----
 
 
-def test_halves_of_dead_writers_are_swept_and_no_others(tmp_path, monkeypatch):
+def test_sweep_removes_only_temporary_files_of_dead_writers(tmp_path, monkeypatch):
     """The name that a writer gives and the one that is swept must agree."""
     seen = []
     monkeypatch.setattr(os, "replace", lambda half, path: seen.append(half) or half.rename(path))
@@ -249,7 +247,7 @@ def test_halves_of_dead_writers_are_swept_and_no_others(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"graded": "3"}', '{"graded": "{}"}', '{"graded": null}', "\x00", "{}"])
-def test_what_is_no_answer_or_half_of_one_is_not_read_as_one(tmp_path, text):
+def test_incomplete_or_malformed_answer_is_read_as_none(tmp_path, text):
     assert c.read(tmp_path / "a") is None, "there is nothing yet"
     write_answer(tmp_path / "a", {"graded": graded("ada").packed()})
     assert c.read(tmp_path / "a") == graded("ada")
@@ -260,7 +258,7 @@ def test_what_is_no_answer_or_half_of_one_is_not_read_as_one(tmp_path, text):
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\x00b", "\u202e", '{"a": ', "é" * 9])
-def test_nothing_from_a_submission_is_lost_or_breaks_an_answer(tmp_path, text):
+def test_answer_round_trips_hostile_text(tmp_path, text):
     row = Result("ddp.naive", "numerics", text, text, "failed", text, text, float("inf"), text, text)
     g = Graded(text, text, text, "refused", text, 0.5, [text], [row], [Flag(text, text)])
     write_answer(tmp_path / "a", {"graded": g.packed()})
@@ -285,7 +283,7 @@ def test_options_reach_their_track(tmp_path):
         (["--cluster", "slurm"], "sbatch, squeue, scancel, scontrol, srun not found; run it on a node that submits"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypatch, options, says):
+def test_invalid_cluster_options_are_refused_before_any_output(tmp_path, monkeypatch, options, says):
     monkeypatch.setattr(schedulers.shutil, "which", lambda name: None)
     (tmp_path / "class" / "ada" / "ddp").mkdir(parents=True)
     command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--isolation", "process", *options]
@@ -307,7 +305,7 @@ def light(tmp_path: Path) -> Path:
     return kit
 
 
-def test_this_machine_as_a_cluster_outlives_killed_jobs_and_a_killed_head(light):
+def test_local_cluster_recovers_from_killed_job_and_head(light):
     """The next head finds what was being judged; it tries again what was killed."""
     toy.plan(light, "wait 3", "ada")
     toy.plan(light, "kill", "bob")

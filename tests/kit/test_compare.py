@@ -51,7 +51,7 @@ def verdicts(ratio: float, bar: float = 1.3) -> Counter:
     return counts
 
 
-def test_ten_per_cent_from_the_bar_no_verdict_is_wrong_and_well_away_none_stays_open():
+def test_noisy_comparison_is_never_wrong_and_decides_far_from_bar():
     assert not verdicts(1.1)["slower"]
     assert not verdicts(1 / 1.1)["faster"]
     assert verdicts(1.25) == {"faster": 30}
@@ -62,7 +62,7 @@ def test_ten_per_cent_from_the_bar_no_verdict_is_wrong_and_well_away_none_stays_
 
 
 @pytest.mark.parametrize(("n", "miss"), [(12, 0.01), (24, 0.05)])
-def test_the_interval_covers_the_median_as_often_as_it_says(n, miss):
+def test_interval_covers_median_at_the_stated_rate(n, miss):
     rng = numpy.random.default_rng(n)
     missed = 0
     for _ in range(400):
@@ -74,7 +74,7 @@ def test_the_interval_covers_the_median_as_often_as_it_says(n, miss):
 # ---- compare ----
 
 
-def test_it_asks_no_further_once_the_bar_is_cleared_and_stops_at_the_limit(monkeypatch):
+def test_comparison_stops_at_verdict_or_limit(monkeypatch):
     calls = []
     assert compare(lambda: calls.append(1) or (3.0, 2.0), 1.4).verdict == "faster"
     assert len(calls) == 12
@@ -102,12 +102,12 @@ def test_it_asks_no_further_once_the_bar_is_cleared_and_stops_at_the_limit(monke
         (([], []), "at least one"),
     ],
 )
-def test_a_time_that_is_none_is_refused(times, words):
+def test_compare_refuses_invalid_times(times, words):
     with pytest.raises(ValueError, match=words.replace("(", r"\(")):
         compare(lambda: times, 1.0)
 
 
-def test_the_order_within_a_pair_is_drawn_and_the_same_on_every_rank():
+def test_order_within_a_pair_is_random_and_follows_seed():
     def order(seed: int) -> list[str]:
         calls: list[str] = []
         times = interleaved(lambda: calls.append("a"), lambda: calls.append("b"), 20, seed, lambda: calls.append("|"))
@@ -129,7 +129,7 @@ def test_a_world_is_as_slow_as_its_slowest_rank():
     assert slowest(ranks) == ([3.0, 5.0], [2.0, 9.0], [0.75, 1.0])
 
 
-def test_who_waits_for_a_core_is_not_called_slow():
+def test_comparison_allows_for_time_without_a_core():
     """2.4 times as fast, were the cores not taken; and one that takes turns, on the same machine, is still slower."""
     overlapped = compare(lambda: (180.0, 190.0, 115.0), 1.15)
     assert (overlapped.verdict, overlapped.starved) == ("inconclusive", True)
@@ -145,7 +145,7 @@ def test_who_waits_for_a_core_is_not_called_slow():
     assert (a_s, b_s, starved_s) == ([0.5], [0.4], pytest.approx([0.301])), "it takes what it sleeps, whoever starves"
 
 
-def test_where_there_is_a_switch_its_clock_counts():
+def test_timing_uses_the_switch_clock_when_gates_exist():
     times = {"b begins 0": 1.0, "b ends 0": 1.5, "a begins 0": 3.0, "a ends 0": 5.0}
     gates = [Gate(name, 0, seconds) for name, seconds in times.items()]
     assert timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates)], least_s=0.1)[:2] == ([2.0], [0.5])
@@ -154,7 +154,7 @@ def test_where_there_is_a_switch_its_clock_counts():
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count")
-def test_a_thread_without_a_core_is_counted():
+def test_starved_time_of_waiting_threads_is_counted():
     """Two threads that compute on one core must wait for each other."""
     code = (
         "import os, threading, time\n"
@@ -187,11 +187,11 @@ def test_clearly_faster(): decide(compare(lambda: (1.2, 1.0), 1.1), "a beside b"
 
 @exercise("ddp.naive", kind="timing")
 @pytest.mark.parametrize("world", [2, 4])
-def test_nobody_knows(rng, world):
+def test_inconclusive(rng, world):
     decide(compare(lambda: (rng.uniform(1, 2) if world == 4 else 9.0, 1.45), 1.0), "a beside b")
 
 @exercise("ddp.flat", kind="timing")
-def test_nobody_knows_either(rng): decide(compare(lambda: (rng.uniform(1, 2), 1.45), 1.0), "c beside d")
+def test_flat_is_inconclusive(rng): decide(compare(lambda: (rng.uniform(1, 2), 1.45), 1.0), "c beside d")
 
 @exercise("ddp.bucketed", kind="numerics")
 def test_right_too(): pass
@@ -204,7 +204,7 @@ def test_does_not_count(): pass
 """
 
 
-def test_no_points_are_lost_where_nobody_knows_and_what_would_not_count_is_not_timed(tmp_path, monkeypatch, warm):
+def test_inconclusive_costs_no_points_and_futile_timing_is_skipped(tmp_path, monkeypatch, warm):
     """The output of a student's pytest, and the rows of its table."""
     (tmp_path / "tests" / "ddp").mkdir(parents=True)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -220,12 +220,12 @@ def test_no_points_are_lost_where_nobody_knows_and_what_would_not_count_is_not_t
     flat, bucketed = (default().exercise(f"ddp.{n}").points for n in ("flat", "bucketed"))
     assert rows["ddp.flat"] == ["?", "0/0", f"{flat:g}?"]
     assert f"? inconclusive: {round(half, 2) + flat:g} points, neither earned nor lost" in out
-    assert "test_nobody_knows[4]: a beside b: 1." in out
+    assert "test_inconclusive[4]: a beside b: 1." in out
     assert rows["ddp.bucketed"] == ["✗", f"{0.6 * bucketed:g}/{bucketed:g}"]
     assert "2 failed, 4 passed, 2 skipped" in out, "one of the two was not run"
 
 
-def test_the_kernel_decides_what_was_held_and_a_meter_explains():
+def test_never_holds_judges_peak_and_names_largest_tensor():
     small, forbidden = Trace(None, NOISE_BYTES, 0.0), 4 * NOISE_BYTES
     meter = {"largest_op": "aten.bmm.default", "largest_shape": [9, 9], "largest_line": "tiles.py:4"}
 

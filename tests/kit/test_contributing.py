@@ -8,7 +8,7 @@ from lab.course.assignment import ROOT
 from tests.docs import pages
 
 
-def test_its_files_have_the_kit_s_form_and_its_commands_print_what_it_says(tmp_path):
+def test_contributing_page_files_lint_and_commands_print_as_shown(tmp_path):
     steps, kit = pages.steps(ROOT / "CONTRIBUTING.md"), pages.copy_kit(tmp_path)
     files = [step for step in steps if isinstance(step, pages.File)]
     for file in files:

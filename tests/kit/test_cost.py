@@ -52,12 +52,12 @@ def test_each_number_has_its_source():
     ("name", "gpus", "words"),
     [("dgx-1000", 8, "expected one of dgx-a100"), ("dgx-a100", 12, "a multiple of it"), ("dgx-a100", 0, "at most 8")],
 )
-def test_a_cluster_that_is_none_is_refused_in_one_line(name, gpus, words):
+def test_invalid_cluster_name_or_size_is_refused(name, gpus, words):
     with pytest.raises(ValueError, match=words):
         cluster(name, gpus)
 
 
-def test_a_group_pays_for_where_it_lies():
+def test_collective_price_depends_on_group_placement():
     inside, between = A100.inside, A100.between
     n = 1e9
     near = collective_s(Collective("all_reduce", n, range(8)), A100)
@@ -83,7 +83,7 @@ def gather(handle: int | None = None) -> Collective:
     return Collective("all_gather", 1e9, range(0, 64, 8), label="data", handle=handle)
 
 
-def test_what_overlaps_is_what_events_leave_free():
+def test_asynchronous_collectives_overlap_compute():
     c, g = 1.0, collective_s(gather(), A100)
     assert play({0: (gather(), compute(c))}, A100).step_s == pytest.approx(c + g)
     assert play({0: (gather(1), compute(c), Wait(1))}, A100).step_s == pytest.approx(max(c, g))
@@ -96,7 +96,7 @@ def test_what_overlaps_is_what_events_leave_free():
     assert outcome.by_rank[0]["data"] == pytest.approx(g - c / 100)
 
 
-def test_messages_arrive_when_they_were_sent_and_have_come():
+def test_simulated_receive_waits_for_send_and_transfer():
     send, receive = Send(8, 23.5e9, ("x", 0, 0)), Recv(0, 23.5e9, ("x", 0, 0))
     outcome = play({0: (compute(0.5), send, compute(3.0)), 8: (receive, compute(0.25))}, A100)
     assert outcome.step_s == pytest.approx(3.5)
@@ -109,7 +109,7 @@ def test_messages_arrive_when_they_were_sent_and_have_come():
         play({0: (compute(1.0),), 8: (receive,)}, A100)
 
 
-def test_who_has_a_handle_goes_on_until_it_waits():
+def test_rank_with_async_handle_runs_on_until_its_wait():
     """An early, asynchronous part of a collective that another rank comes to late is no deadlock."""
     both = Collective("all_reduce", 1e9, (0, 8), label="early", handle=1)
     g = collective_s(both, A100)
@@ -180,7 +180,7 @@ def test_a_parameter_takes_18_bytes_and_zero_divides_them(model):
         (Plan(8, 1, 1, 1), 1),
     ],
 )
-def test_activations_are_of_the_micro_batches_under_way(plan, alive):
+def test_activation_memory_counts_micro_batches_in_flight(plan, alive):
     """On the first stage; counted in its program too: forwards whose backward is still to come."""
     job = Job(replace(gpt(32, 1024, 16), vocabulary=8), 32, 1024, cluster("dgx-h100", 8))
     peak = now = 0
@@ -196,7 +196,7 @@ def test_activations_are_of_the_micro_batches_under_way(plan, alive):
         assert peak == alive
 
 
-def test_activations_are_those_of_korthikanti():
+def test_activation_memory_matches_korthikanti():
     s, b, h, a, t = 2048, 4, 6144, 64, 8
     model, hardware = gpt(48, h, a), cluster("dgx-a100", 8)
     for recipe, total in (
@@ -212,7 +212,7 @@ def test_activations_are_those_of_korthikanti():
 
 
 @pytest.mark.parametrize("zero", range(4))
-def test_the_data_axis_works_beside_the_layers(zero):
+def test_data_parallel_traffic_overlaps_the_layers(zero):
     """Not behind the last of them: with one chunk too."""
     job = Job(MODELS["8b"], 64, 4096, cluster("dgx-h100", 64))
     plan = Plan(64, 1, 1, 1, 1, "full", zero)

@@ -61,7 +61,7 @@ def unpacked(path: Path, target: Path, layout: str = "auto", **limits: int):
     return unpack(Submission("a", path, layout), target, UnpackLimits(**limits))
 
 
-def test_packages_adapters_and_small_data_are_taken_and_the_bridge_is_ours(tmp_path):
+def test_unpacked_fork_has_its_own_packages_and_our_bridge(tmp_path):
     a_fork(tmp_path / "in" / "assignment2-main")
     got = unpacked(tmp_path / "in", tmp_path / "out", file_bytes=4000)
     files = {p.relative_to(got.root).as_posix() for p in got.root.rglob("*") if p.is_file()}
@@ -74,7 +74,7 @@ def test_packages_adapters_and_small_data_are_taken_and_the_bridge_is_ours(tmp_p
     assert "left out 9 files that are no part" in got.notes[-1]
 
 
-def test_a_fork_is_found_by_its_adapters_and_a_layout_can_be_insisted_on(tmp_path):
+def test_fork_is_detected_by_adapters_and_layout_can_be_forced(tmp_path):
     fork, native = a_fork(tmp_path / "class" / "ada"), a_fork(tmp_path / "class" / "bob", {"ddp/naive.py": ""})
     assert [s.name for s in find([fork])] == ["ada"], "one submission, not one for each of its folders"
     assert unpacked(native, tmp_path / "1").edition == ""
@@ -100,7 +100,7 @@ def test_a_fork_is_found_by_its_adapters_and_a_layout_can_be_insisted_on(tmp_pat
         (["old", "ours"], "cs336", "full", "cs336-2025"),
     ],
 )
-def test_the_profile_is_that_of_the_forks_year(tmp_path, names, layout, profile, says):
+def test_class_profile_follows_edition_of_its_forks(tmp_path, names, layout, profile, says):
     for name, text in {"old": "def get_ddp_bucketed(): ...", "old2": "def (", "new": "def get_fsdp(): ..."}.items():
         a_fork(tmp_path / name, {"tests/adapters.py": text})
     a_fork(tmp_path / "ours", {"ddp/naive.py": ""})
@@ -112,7 +112,7 @@ def test_the_profile_is_that_of_the_forks_year(tmp_path, names, layout, profile,
             layouts.of_class(submissions, layout, profile)
 
 
-def test_who_differs_from_the_class_is_refused_and_nobody_with_him(tmp_path):
+def test_only_submission_unlike_the_class_is_refused(tmp_path):
     a_fork(tmp_path / "eve", {"tests/adapters.py": "def get_fsdp(): ..."})
     a_fork(tmp_path / "ada", {"ddp/naive.py": ""})
     a_fork(tmp_path / "cyd", {"tests/adapters.py": ""})
@@ -131,7 +131,7 @@ def test_who_differs_from_the_class_is_refused_and_nobody_with_him(tmp_path):
     "stray", [["tests/adapters.py"], ["old/assignment2/tests/adapters.py", "old/assignment2/cs336_systems/ddp.py"]]
 )
 @pytest.mark.parametrize("root", ["", "student/"])
-def test_adapters_make_no_fork_of_stage_folders(tmp_path, stray, root):
+def test_stage_folders_with_stray_adapters_are_no_fork(tmp_path, stray, root):
     ada = a_fork(tmp_path / "ada", {f"{root}ddp/naive.py": "x = 1\n", **dict.fromkeys(stray, "def get_fsdp(): ...")})
     assert layouts.of_class([Submission("ada", ada)], "auto", "full") == ("full", "stages")
     for layout in ("auto", "stages"):
@@ -150,7 +150,7 @@ def result(test: str, outcome: str = "passed", kind: str = "numerics", id: str =
     return Result(id, kind, f"tests/{test}", "", outcome, **fields)
 
 
-def test_what_asks_more_is_shown_and_worth_nothing():
+def test_advisory_results_are_shown_and_worth_no_points():
     late_row = result(LATE, "failed", "property", reason="assertion", message="all was sent late")
     extra_row = result(EXTRA, "failed", reason="assertion", message="scale differs")
     results = cs336.course_results([result(COUNTED), late_row, extra_row], "cs336-2025")
@@ -184,7 +184,7 @@ def test_what_asks_more_is_shown_and_worth_nothing():
         ("o is not close: Torch not compiled with CUDA enabled", "assertion", ""),
     ],
 )
-def test_what_the_machine_lacks_is_not_run_and_never_wrong(message, reason, says):
+def test_failure_from_missing_cuda_or_package_is_not_run(message, reason, says):
     (got,) = cs336.course_results([result(LATE, "failed", reason=reason, message=message)], "cs336-2026")
     assert got.outcome == ("not_run" if says else "failed")
     assert says in got.reason
@@ -192,7 +192,7 @@ def test_what_the_machine_lacks_is_not_run_and_never_wrong(message, reason, says
     assert points.not_run == (8 if says else 0)
 
 
-def test_what_the_machine_lacks_is_no_excuse_where_other_tests_run():
+def test_missing_cuda_is_no_excuse_when_other_tests_run():
     """A fork that cannot cope with tied parameters raised torch's own words for it, and earned all points."""
     tied = COUNTED.replace("gradients_sent_as_they_come_train_as_one", "tied")
     excuse, advisory = (result(t, "failed", message="RuntimeError: No CUDA GPUs are available") for t in (tied, EXTRA))
@@ -208,7 +208,7 @@ def expected(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("expected")
 
 
-def test_a_time_out_on_a_busy_machine_is_undecided_and_no_flag(runner, monkeypatch, expected):
+def test_timeout_on_busy_machine_is_inconclusive_and_not_flagged(runner, monkeypatch, expected):
     monkeypatch.setattr(runner, "executor", Executor(ROOT / "reference"))
     monkeypatch.setattr(runner, "trace", Mock(side_effect=ProbeFailed("busy", "the machine was busy")))
     results = run_tests(runner, ["zero.zero1"], "public", expected, Counted("cs336-2026"), more=[cs336.TESTS])
@@ -218,7 +218,7 @@ def test_a_time_out_on_a_busy_machine_is_undecided_and_no_flag(runner, monkeypat
     assert not list(batch._flags(results)), "nor of a submission of ours"
 
 
-def test_no_honest_fork_is_flagged():
+def test_fork_is_flagged_only_for_forged_answers():
     """Its author never saw our public inputs, and a time-out is no evidence of anything."""
     results = [
         result(COUNTED.replace("train", reason), "failed", reason=reason, message="m", public="passed")
@@ -233,7 +233,7 @@ def test_no_honest_fork_is_flagged():
     assert [flag.kind for flag in batch._flags([forged], "cs336-2025")] == ["forged answer"]
 
 
-def test_a_fork_that_knows_the_instruments_is_told_of_and_the_bridge_is_none(tmp_path):
+def test_lab_instruments_are_found_in_fork_and_not_in_bridge(tmp_path):
     right = unpacked(build(FORKS["right-2026"], tmp_path / "right"), tmp_path / "1")
     assert not cs336.lab_uses(right.root)
     spy = build(FORKS["right-2026"], tmp_path / "spy")
@@ -251,7 +251,7 @@ class Seen(set):
         return False
 
 
-def test_every_pattern_names_a_test_and_every_profile_its_exercises(runner, tmp_path):
+def test_edition_patterns_match_tests_and_adapters_match_exercises(runner, tmp_path):
     for edition, profile in cs336.profiles().items():
         assert sorted(profile["adapters"]) == sorted(default().profiles[edition])
         run_tests(runner, default().profiles[edition], "public", tmp_path, seen := Seen())
@@ -280,7 +280,7 @@ class Counted(cs336.Selection):
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_an_example_earns_what_it_must(tmp_path, runner, expected, name):
+def test_example_fork_earns_expected_points(tmp_path, runner, expected, name):
     """By what counts: one fork in the box, the others in the process that is warm."""
     fork, ids = FORKS[name], EXERCISES[name]
     got = unpacked(build(fork, tmp_path / "fork"), tmp_path / "impl")

@@ -58,7 +58,7 @@ def shown(p: Progress, width: int = 400) -> str:
     return out.file.getvalue()
 
 
-def test_results_hold_until_a_file_that_they_rest_on_changes(student):
+def test_results_are_stale_while_a_dependency_differs(student):
     p = progress_of(student, result(FIRST), result(SECOND), result("ddp.broadcast"))
     assert p.passes(SECOND)
     assert not p.stale
@@ -75,7 +75,7 @@ def test_results_hold_until_a_file_that_they_rest_on_changes(student):
     assert "tests/ddp/ changed since ddp.naive was tested" in shown(reloaded(p)), "a new kit"
 
 
-def test_what_was_said_is_kept_and_the_rest_stays(tmp_path, student):
+def test_stored_progress_merges_results_and_survives_broken_file(tmp_path, student):
     path, hashes = tmp_path / "progress.json", dependencies.digests(FIRST, student)
     number = judge.Measurement("messages", 3, 4)
     progress.store_progress([result(FIRST), result(SECOND)], {FIRST: hashes}, {FIRST: [number], SECOND: [number]}, path)
@@ -89,7 +89,7 @@ def test_what_was_said_is_kept_and_the_rest_stays(tmp_path, student):
         assert not progress.load_progress(path).results
 
 
-def test_lab_says_what_failed_what_changed_and_what_is_next(student):
+def test_lab_status_shows_failures_changes_and_next_exercise(student):
     first = next(iter(default().exercises.values()))
     text = shown(Progress())
     assert "Nothing is tested yet" in text
@@ -141,7 +141,7 @@ def test_lab_fits_on_one_screen_whatever_happened(student):
         assert max(map(len, text.splitlines())) <= 80, text
 
 
-def test_a_file_that_is_a_stub_again_has_earned_nothing(student):
+def test_file_restored_to_stub_earns_no_points(student):
     p = progress_of(student, result(FIRST), result(SECOND))
     points = default().exercise(FIRST).points
     assert "502 points, about" in shown(p)
@@ -152,14 +152,14 @@ def test_a_file_that_is_a_stub_again_has_earned_nothing(student):
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_hints_unfold(level):
+def test_hint_level_shows_hints_up_to_it(level):
     out = " ".join(CliRunner().invoke(cli.app, ["hint", FIRST, "--level", str(level)]).stdout.split())
     hints = default().exercise(FIRST).hints
     assert [h in out for h in hints] == [n < level for n in range(3)]
     assert (f"--level {level + 1}" in out) == (level < 3)
 
 
-def test_what_need_not_run_says_so_without_torch(tmp_path):
+def test_check_with_nothing_to_run_does_not_import_torch(tmp_path):
     """A second Python: in this one torch is there."""
     saved = tmp_path / "progress.json"
     hashes = {e.id: dependencies.digests(e.id, ROOT / "student") for e in default().exercises.values()}
@@ -193,13 +193,13 @@ finally:
         ("accounting", "ddp.accounting and of zero.accounting and of mesh.accounting: which of them?"),
     ],
 )
-def test_an_exercise_that_there_is_not_has_neighbours_in_one_short_line(name, words):
+def test_unknown_or_ambiguous_exercise_gets_short_suggestion(name, words):
     with pytest.raises(AssignmentError, match=re.escape(words)) as refused:
         CliRunner().invoke(cli.app, ["--profile", "full", "check", name], catch_exceptions=False)
     assert len(str(refused.value)) < 200
 
 
-def test_an_exercise_goes_by_its_id_the_end_of_it_or_with_all_of_its_stage():
+def test_exercises_are_found_by_id_short_name_stage_or_file():
     known = default()
     assert known.named(FIRST) == known.named("naive") == [known.exercise(FIRST)]
     assert known.named("ddp") == known.of_stage("ddp")
@@ -208,14 +208,14 @@ def test_an_exercise_goes_by_its_id_the_end_of_it_or_with_all_of_its_stage():
     assert known.named("zero/accounting.py") == [known.exercise("zero.accounting")]
 
 
-def test_a_file_that_is_gone_is_told_with_how_to_have_it_back(student):
+def test_missing_student_file_is_shown_with_restore_command(student):
     assert "missing" not in shown(progress_of(student))
     (student / "ddp" / "naive.py").unlink()
     assert "missing: student/ddp/naive.py; take the stub" in shown(progress_of(student))
     assert "git checkout -- student/ddp/naive.py" in shown(progress_of(student))
 
 
-def test_the_lab_of_another_kit_says_whose_it_is(tmp_path, monkeypatch):
+def test_working_folder_in_another_kit_is_detected(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT / "student")
     assert cli._another_kit() is None
     (tmp_path / "lab").mkdir()
@@ -225,7 +225,7 @@ def test_the_lab_of_another_kit_says_whose_it_is(tmp_path, monkeypatch):
     assert cli._another_kit() == tmp_path
 
 
-def test_a_profile_is_all_that_is_counted_and_all_that_comes_next(student):
+def test_profile_limits_counted_and_next_exercises(student):
     ids = default().profiles["core"]
     core = [default().exercise(id) for id in ids]
     text = shown(Progress(source=student, profile="core"))

@@ -79,7 +79,7 @@ CLOCK_READS = {
 
 
 @pytest.mark.parametrize("name", CLOCK_READS)
-def test_every_clock_tells_virtual_time_from_the_real_one_on(name):
+def test_clock_continues_real_time_with_virtual_time(name):
     real = CLOCK_READS[name]()
     with device.SimulatedGPU() as gpu:
         start = CLOCK_READS[name]()
@@ -101,7 +101,7 @@ def test_sleep_takes_no_real_time_and_no_cpu_time(gpu):
         time.sleep(-1)
 
 
-def test_what_timeit_bound_early_is_virtual(gpu):
+def test_timeit_measures_virtual_time(gpu):
     def step():
         gpu.launch(10 * MS)
         torch.cuda.synchronize()
@@ -147,7 +147,7 @@ CUDA_TENSORS = {
 
 
 @pytest.mark.parametrize("how", CUDA_TENSORS)
-def test_a_cuda_tensor_says_so(gpu, how):
+def test_cuda_tensor_reports_its_device(gpu, how):
     x = CUDA_TENSORS[how]()
     assert x.is_cuda
     assert not x.is_cpu
@@ -160,7 +160,7 @@ def test_a_cuda_tensor_says_so(gpu, how):
         x.detach().numpy()
 
 
-def test_a_cpu_tensor_stays_one(gpu):
+def test_cpu_tensor_stays_on_cpu(gpu):
     x = torch.ones(2)
     for y in (x, x + 1, x.cuda().cpu(), torch.zeros_like(x.cuda(), device="cpu")):
         assert y.device.type == "cpu"
@@ -197,7 +197,7 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
          2 * 2 * 512 * 512 * 64 / 19.5e12),
     ],
 )  # fmt: skip
-def test_an_operator_takes_as_long_as_its_arithmetic_or_its_bytes(gpu, operator, make, seconds):
+def test_operator_time_is_that_of_its_flops_or_bytes(gpu, operator, make, seconds):
     inputs = make()
     torch.cuda.synchronize()
     start = gpu.now
@@ -254,7 +254,7 @@ class Scale(torch.autograd.Function):
         return do * torch.full((), 3.0, device=x.device)
 
 
-def test_backward_is_charged_and_believes_in_cuda_too(gpu):
+def test_backward_launches_kernels_and_sees_cuda_tensors(gpu):
     w = torch.ones(4, device="cuda", requires_grad=True)
     y = (Scale.apply(w) @ w.detach()).sum()
     before = gpu.launches

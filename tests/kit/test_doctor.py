@@ -38,7 +38,7 @@ def check(findings, what: str, found: str, advice: str = "", fatal: bool = False
     assert (bool(finding.do), finding.fatal) == (bool(advice), fatal)
 
 
-def test_a_version_out_of_range_says_which_to_install(machine):
+def test_unsupported_version_gets_install_advice(machine):
     check(doctor.versions(), "torch", "2.13.0")
     machine(torch="2.9.1", numpy=None)
     check(doctor.versions(), "torch", "2.9.1", "pip install 'torch>=2.11'", fatal=True)
@@ -47,14 +47,14 @@ def test_a_version_out_of_range_says_which_to_install(machine):
     check(doctor.versions(), "torch", "2.99.0, newer than 2.13.0, which was tried", "torch==2.13.0")
 
 
-def test_the_interpreter_is_tried_not_believed(machine, monkeypatch):
+def test_triton_interpreter_check_reports_trial_result(machine, monkeypatch):
     answers = iter([{"sum": 6.0}, {"sum": 0.0}, {"error": "no such"}])
     monkeypatch.setattr(doctor, "run_python", lambda code, env=None: next(answers))
     for found, do in (("runs a kernel", ""), ("a sum of 0.0 instead of 6", "constraints"), ("no such", "constraints")):
         check([doctor.triton()], "Triton's interpreter", found, do)
 
 
-def test_a_python_that_crashes_hangs_or_prints_is_heard_right(monkeypatch):
+def test_run_python_handles_output_errors_crashes_and_hangs(monkeypatch):
     assert doctor.run_python("print('noise')\nsay({'a': 1})\nprint('more')") == {"a": 1}
     assert doctor.run_python("raise RuntimeError('driver too old')") == {"error": "RuntimeError: driver too old"}
     assert doctor.run_python("import os; os.kill(os.getpid(), 9)") == {"error": "exit code -9"}
@@ -66,7 +66,7 @@ H200 = {"name": "NVIDIA H200", "capability": [9, 0], "bytes": 150 << 30}
 ROW = ("NVIDIA H200", "580.65.06", "Disabled")
 
 
-def test_a_gpu_is_seen_by_the_driver_and_by_torch_or_it_says_why(monkeypatch):
+def test_gpu_check_reports_driver_and_torch_findings(monkeypatch):
     def findings(rows, built, *devices):
         monkeypatch.setattr(doctor, "driver", lambda: rows)
         monkeypatch.setattr(doctor, "run_python", lambda code, env=None: {"built": built, "devices": devices})
@@ -83,7 +83,7 @@ NO_BWRAP = "bubblewrap is not installed; run: apt-get install bubblewrap"
 NO_UID = "uid isolation needs root; run with: sudo"
 
 
-def test_only_a_machine_without_any_box_cannot_grade(monkeypatch):
+def test_isolation_is_fatal_only_without_any_sandbox(monkeypatch):
     works = {"bubblewrap": "", "uid": NO_UID, "process": ""}
     monkeypatch.setattr(grader_doctor, "available", lambda: works)
     check(grader_doctor.isolation(), "isolation bubblewrap", "works")
@@ -95,7 +95,7 @@ def test_only_a_machine_without_any_box_cannot_grade(monkeypatch):
     check(grader_doctor.isolation(), "isolation bubblewrap", "", "bubblewrap; until then: --isolation uid")
 
 
-def test_a_small_or_full_machine_says_how_much_to_free(monkeypatch):
+def test_low_memory_or_disk_gets_advice_to_free_space(monkeypatch):
     memory, disk = SimpleNamespace(total=14 << 30, available=300 << 20), SimpleNamespace(free=64 << 20)
     monkeypatch.setattr(grader_doctor.psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
@@ -105,7 +105,7 @@ def test_a_small_or_full_machine_says_how_much_to_free(monkeypatch):
     assert [f.fatal for f in disks] == ["shm" not in f.what for f in disks], "/dev/shm alone stops nothing"
 
 
-def test_slurm_is_told_piece_by_piece(monkeypatch):
+def test_slurm_check_reports_version_partitions_and_controller(monkeypatch):
     commands = {"sbatch", "squeue", "scancel", "scontrol", "srun"}
     monkeypatch.setattr(shutil, "which", lambda name: name if name in commands else None)
     monkeypatch.setattr(schedulers, "answers", lambda: True)
@@ -124,7 +124,7 @@ def test_slurm_is_told_piece_by_piece(monkeypatch):
 
 @pytest.mark.parametrize(("module", "command"), [(doctor, lab_cli), (grader_doctor, cli)])
 @pytest.mark.parametrize("fatal", [False, True])
-def test_the_command_prints_a_table_or_json_and_fails_only_where_nothing_would_run(monkeypatch, module, command, fatal):
+def test_doctor_prints_table_or_json_and_fails_only_if_fatal(monkeypatch, module, command, fatal):
     rows = [Finding("torch", "2.13.0"), Finding("GPU", "[bold]none", "buy one"), Finding("box", "none", "x", fatal)]
     monkeypatch.setattr(module, "examine", lambda: iter(rows))
     run = CliRunner().invoke(command.app, ["doctor", "--json"])
@@ -134,7 +134,7 @@ def test_the_command_prints_a_table_or_json_and_fails_only_where_nothing_would_r
     assert re.search(r"^GPU +\[bold\]none +buy one", run.stdout, re.MULTILINE)
 
 
-def test_this_machine_is_told_whole_with_what_is_asked_of_it(monkeypatch):
+def test_doctor_findings_cover_this_machine_on_one_line_each(monkeypatch):
     """The real checks, but for those that import torch."""
     monkeypatch.setattr(doctor, "ranks", lambda: iter(()))
     monkeypatch.setattr(doctor, "run_python", lambda code, env=None: {"sum": 6, "built": None, "devices": []})

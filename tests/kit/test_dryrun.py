@@ -84,7 +84,7 @@ def test_a_dry_run_sends_computes_and_holds_what_real_ranks_do(runner, name):
     assert resting["buffers"] < 0.1 * resting["parameters"], "layers of other ranks are kept"
 
 
-def test_flops_and_bytes_are_those_of_the_accounting(runner):
+def test_dry_run_flops_and_bytes_match_accounting(runner):
     step = Step(CONFIG, {"data": 2, "tensor": 2}, sequences=8, micro_batches=2)
     got = account(runner, step, 0)
     cost = accounting(Workload(CONFIG, 8, CONFIG.context, 2), Degrees(data=2, tensor=2))
@@ -95,7 +95,7 @@ def test_flops_and_bytes_are_those_of_the_accounting(runner):
     assert got.resting["optimizer"] + 2 * got.resting["parameters"] == pytest.approx(cost.memory, rel=1e-2)
 
 
-def test_memory_on_paper_is_of_the_kind_that_a_dry_run_holds(runner):
+def test_planner_memory_is_close_to_dry_run_memory(runner):
     """FSDP gathers one layer at a time, dry or real, so a rank holds much less than the whole model."""
     config = Config(layers=8, width=256, heads=4, kv_heads=2, hidden=768, vocabulary=1024, context=64)
     got = account(runner, Step(config, {"data": 64}, fsdp=True), 0)
@@ -108,7 +108,7 @@ def test_memory_on_paper_is_of_the_kind_that_a_dry_run_holds(runner):
     assert paper["total"] < 4 * config.layers * of_config(config).layer_parameters
 
 
-def test_a_rank_of_a_thousand_costs_what_a_rank_of_two_does(runner):
+def test_dry_run_of_a_rank_does_not_grow_with_the_world(runner):
     """Except for the size of what it reports: its mesh is larger, its step is not."""
     small, large = (account(runner, Step(CONFIG, {"data": n, "pipe": 2}), 0) for n in (2, 512))
     assert len(large.rows) == len(small.rows)
@@ -152,7 +152,7 @@ def edited(runner, tmp_path, request, monkeypatch):
     ],
     indirect=["edited"],
 )
-def test_stages_that_do_not_fit_each_other_are_named(edited, micro_batches, begins, holds):
+def test_mismatched_pipeline_stages_are_reported(edited, micro_batches, begins, holds):
     wrong = matched(accounts(edited, Step(CONFIG, {"pipe": 2}, micro_batches=micro_batches)))
     assert wrong.startswith(begins)
     assert holds in wrong
@@ -162,7 +162,7 @@ def neighbours(runner: Runner, step: Step) -> list[Account]:
     return [account(runner, step, rank) for rank in step.neighbours().values()]
 
 
-def test_stages_that_fit_each_other_are_found_to_and_neighbours_along_the_other_axes(runner):
+def test_matching_stages_and_neighbours_are_accepted(runner):
     mesh, options = MESHES["all four"]
     step = Step(CONFIG, mesh, **options)
     stages = accounts(runner, step)
@@ -171,7 +171,7 @@ def test_stages_that_fit_each_other_are_found_to_and_neighbours_along_the_other_
 
 
 @pytest.mark.parametrize("edited", ["disagrees-along-tensor"], indirect=True)
-def test_a_neighbour_that_does_something_else_is_named(edited):
+def test_mismatched_neighbour_rank_is_reported(edited):
     step = Step(CONFIG, {"data": 2, "pipe": 2, "tensor": 2}, micro_batches=2)
     assert step.neighbours() == {"data": 4, "tensor": 1}
     assert step.neighbours(7) == {"data": 3, "tensor": 6}
@@ -189,20 +189,20 @@ def test_a_neighbour_that_does_something_else_is_named(edited):
     ],
     indirect=["edited"],
 )
-def test_who_asks_for_numbers_is_told_of_the_door_and_what_is_not_written_says_so(edited, reason, words):
+def test_dry_run_error_points_to_host_or_unwritten_exercise(edited, reason, words):
     with pytest.raises(ProbeFailed, match=words) as failed:
         account(edited, Step(CONFIG, {"data": 2}), 0)
     assert failed.value.reason == reason
 
 
-def test_the_door_reads_what_is_there_and_else_what_is_fair():
+def test_host_returns_real_values_or_balanced_ones():
     assert host(torch.tensor([[1, 2]]), [[0, 0]]) == [[1, 2]]
     assert host(torch.tensor(2.5), 0.0) == 2.5
     assert host(torch.empty(1, 2, device="meta"), [[0, 0]]) == [[0, 0]]
     assert even(7, 3) == [3, 2, 2]
 
 
-def test_a_device_is_as_large_for_a_dry_run_as_for_the_planner():
+def test_dry_run_reserves_memory_like_the_planner():
     h100 = cluster("dgx-h100", 8)
     for share in (0.94, 0.96):
         rank = Account(0, [], 0, 0, {}, {"activations": int(share * h100.device.hbm_bytes)}, [])
@@ -223,7 +223,7 @@ def test_a_device_is_as_large_for_a_dry_run_as_for_the_planner():
         ({"expert": 2}, {"experts": 4, "k": 8}, "k: expected 1 to 4, the number of experts, got 8"),
     ],
 )
-def test_a_mesh_that_does_not_divide_says_what_would(mesh, options, told):
+def test_invalid_mesh_or_option_is_refused_with_valid_values(mesh, options, told):
     with pytest.raises(ValueError, match=told):
         Step(CONFIG, mesh, **options)
 
@@ -237,12 +237,12 @@ def test_a_mesh_that_does_not_divide_says_what_would(mesh, options, told):
         (["--mesh", "data=2", "--schedule", "foo"], "schedule: expected gpipe, 1f1b or interleaved"),
     ],
 )
-def test_what_cannot_be_run_is_told_in_one_line(asked, told, tmp_path):
+def test_dryrun_command_refuses_impossible_requests(asked, told, tmp_path):
     with refused(AssignmentError, told):
         CliRunner().invoke(app, ["dryrun", "--picture", str(tmp_path / "step.png"), *asked], catch_exceptions=False)
 
 
-def test_what_a_mesh_lacks_is_a_stand_ins_where_one_can_do_without_numbers(runner, tmp_path, monkeypatch):
+def test_dry_run_uses_stand_ins_for_unwritten_mesh_parts(runner, tmp_path, monkeypatch):
     shutil.copytree(IMPL, tmp_path / "impl")
     for stub in ("conjugates", "route"):
         shutil.copy(ROOT / "student" / "mesh" / f"{stub}.py", tmp_path / "impl" / "mesh")

@@ -44,14 +44,14 @@ PROVOKED = (  # in the order of REMEDIES
 
 
 @pytest.mark.parametrize(("part", "provoke"), list(zip(error_hints.REMEDIES, PROVOKED, strict=True)))
-def test_torch_says_it_in_these_words(runner, part, provoke):
+def test_provoked_error_gets_its_remedy(runner, part, provoke):
     with pytest.raises(Exception, match=part) as error:
         provoke(runner.run)
     assert error_hints.remedy_for(str(error.value)) == error_hints.REMEDIES[part]
     assert "object at 0x" not in str(error.value)
 
 
-def test_what_has_no_remedy_has_none():
+def test_unknown_error_gets_no_remedy():
     assert error_hints.remedy_for("division by zero") == ""
     assert error_hints.with_remedy("division by zero\nhere") == "division by zero\nhere"
     assert error_hints.with_remedy("must not: view size is not compatible\nhere").endswith(".view never does\nhere")

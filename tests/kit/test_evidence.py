@@ -28,7 +28,7 @@ HONEST = {
 
 
 @pytest.mark.parametrize("name", [*NAMED, *HONEST])
-def test_a_forbidden_name_is_found_in_the_source_and_what_only_looks_like_it_is_let_be(tmp_path, name):
+def test_forbidden_names_are_found_and_lookalikes_allowed(tmp_path, name):
     (tmp_path / "solution.py").write_text((NAMED | HONEST)[name])
     assert bool(forbidden.find(tmp_path, "solution.py", [SDPA])) == (name in NAMED)
 
@@ -42,7 +42,7 @@ def test_a_forbidden_name_is_found_in_the_source_and_what_only_looks_like_it_is_
         ("", "ddp/__init__.py"),  # which is run on the way
     ],
 )
-def test_what_a_solution_imports_of_its_own_is_read(tmp_path, code, hidden):
+def test_forbidden_names_are_found_in_imported_solution_files(tmp_path, code, hidden):
     for file, text in {"ddp/naive.py": code, hidden: NAMED["imported"]}.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
@@ -53,7 +53,7 @@ UNREADABLE = {"minus signs": "x = " + "-" * 20_000 + "1", "many MB": "#" * (5 <<
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_cannot_be_read_is_refused_by_itself(tmp_path, name):
+def test_solution_too_large_to_parse_is_refused(tmp_path, name):
     """Python may run it, so nothing found in it is no answer; and no parser's error ends whoever asks."""
     file = tmp_path / "solution.py"
     file.write_text(UNREADABLE[name])
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_is_refused_by_itself(tmp_path, name):
 # ---- turns ----
 
 
-def test_two_who_time_something_wait_for_each_other():
+def test_timing_lock_excludes_a_second_holder():
     lock = timing_lock.FOLDER / f"shardlings-{timing_lock._devices()[0]}.lock"
     with timing_lock.alone(), lock.open() as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,7 +75,7 @@ def test_two_who_time_something_wait_for_each_other():
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_who_holds_a_core_for_ever_is_waited_for_once(monkeypatch, tmp_path):
+def test_core_lock_that_timed_out_is_not_waited_for_again(monkeypatch, tmp_path):
     monkeypatch.setattr(timing_lock, "FOLDER", tmp_path)
     monkeypatch.setattr(timing_lock, "WAIT_S", 0.2)
     monkeypatch.setattr(timing_lock, "_unavailable", set())

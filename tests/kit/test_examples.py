@@ -38,7 +38,7 @@ def graded(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", GRADED)
-def test_an_example_earns_what_its_honest_code_earns(graded, name):
+def test_example_submission_earns_expected_points(graded, name):
     assert sorted(graded[0]) == sorted(GRADED)
     got, want = graded[0][name], EXPECTED[name]
     assert got["status"] == want["status"]
@@ -56,7 +56,7 @@ def test_nothing_secret_reaches_a_report(graded):
         assert secret not in report, f"{secret} was read from inside the sandbox"
 
 
-def test_what_each_must_earn_follows_from_the_points_of_today():
+def test_expected_points_of_examples_are_current():
     assert expected() == EXPECTED, "run python -m examples.build"
     assert set(EXPECTED["complete"]["points"]) == set(default().profiles[PROFILE])
 
@@ -64,7 +64,7 @@ def test_what_each_must_earn_follows_from_the_points_of_today():
 IMPORT = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)"
 
 
-def test_probes_find_in_the_sandbox_what_they_import():
+def test_probe_modules_import_in_the_sandbox():
     if why := available()["bubblewrap"]:
         pytest.skip(f"no sandbox: {why}")
     files = [p.relative_to(ROOT) for s in default().stages for p in (ROOT / "tests" / s.name).glob("probes*.py")]

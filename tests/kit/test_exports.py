@@ -32,7 +32,7 @@ def test_gradescope_adds_up_and_hides_evidence() -> None:
     assert exports.evidence(small_class()["bob"]) == "FLAG forged results: found results.json"
 
 
-def test_gradescope_never_passes_what_was_not_run_or_did_not_count() -> None:
+def test_gradescope_never_passes_tests_not_run_or_not_counted() -> None:
     results = [result("ddp.naive", "failed"), result("ddp.naive", kind="property"), result("benchmarking.benchmark")]
     g = Graded("ada", results=[*results, result(ROW, "not_run", reason="needs a GPU")])
     tests = {t["name"]: t for t in exports.gradescope(g, A, IDS)["tests"]}
@@ -50,7 +50,7 @@ def test_gradescope_never_passes_what_was_not_run_or_did_not_count() -> None:
     assert "needs a GPU" in tests[f"{ROW}: numerics (not run)"]["output"]
 
 
-def test_what_is_inconclusive_is_said_so_everywhere_and_never_passes() -> None:
+def test_inconclusive_is_shown_in_every_report_and_never_passes() -> None:
     why = "a beside b: 1.02 times (0.90 to 1.20, 192 pairs), asked for 1.10 times"
     g = Graded("ada", results=[
         *passed(["ddp.naive", "benchmarking.benchmark"]),
@@ -133,7 +133,7 @@ def canvas(graded: dict[str, Graded], roster: str = ROSTER, column: str = "Shard
     return column_of(roster, column, graded, A, IDS)[:2]
 
 
-def test_canvas_gets_final_points_by_who_is_who() -> None:
+def test_canvas_export_matches_students_to_final_points() -> None:
     graded = decided()
     graded["byronbob_LATE_102_98765_shardlings"] = graded.pop("bob")
     graded["byronbob_102_9876_shardlings"] = replace(graded["ada"], name="byronbob_102_9876_shardlings")
@@ -173,12 +173,12 @@ def test_canvas_gets_final_points_by_who_is_who() -> None:
         (ROSTER, "Final Score", "expected the points of 'Final Score' in the row Points Possible, got "),
     ],
 )
-def test_what_is_no_roster_gets_one_line(roster: str, column: str, says: str) -> None:
+def test_invalid_canvas_roster_or_column_is_refused(roster: str, column: str, says: str) -> None:
     with refused(ValueError, says):
         canvas({}, roster, column)
 
 
-def test_nothing_that_does_not_count_is_lost_in_an_export() -> None:
+def test_canvas_cell_stays_empty_when_no_result_counts() -> None:
     partial = Graded("ada", results=[*passed(IDS[:2]), result(IDS[2], "not_run", reason="needs a GPU")])
     nothing = Graded("f00", results=[result(id, "not_run", reason="needs a GPU") for id in IDS])
     refused = replace(small_class()["dan"], name="cyd")
@@ -203,7 +203,7 @@ def timed(name: str, ratio: str = "", outcome: str = "passed") -> Graded:
 CLASS = {g.name: g for g in (timed("ada", "1.83"), timed("bob", "2.5", "failed"), timed("cyd"))}
 
 
-def test_gradescope_gets_points_and_ratios():
+def test_gradescope_leaderboard_has_points_and_ratios():
     points = sum(A.exercise(id).points for id in TIMED)
     assert leaderboard.entries(CLASS["ada"], A, TIMED) == [
         {"name": "points", "value": points, "order": "desc"},
@@ -211,7 +211,7 @@ def test_gradescope_gets_points_and_ratios():
     ]
 
 
-def test_only_those_who_asked_are_on_the_page_and_by_their_own_name(tmp_path):
+def test_leaderboard_page_shows_only_volunteers_by_chosen_name(tmp_path):
     names = {"ada": "<script>alert(1)</script>", "cyd": "Lovelace\u202e"}
     page = leaderboard.write(tmp_path / "page.html", CLASS, names, A, A_RUN, TIMED).read_text(encoding="utf-8")
     assert "&lt;script&gt;alert(1)" in page
@@ -230,7 +230,7 @@ def test_only_those_who_asked_are_on_the_page_and_by_their_own_name(tmp_path):
         ("submission,name\nzed,Zed\n", "no submission 'zed' in run 1; there are: ada, bob, cyd"),
     ],
 )
-def test_a_file_of_names_that_is_none_gets_one_line(tmp_path, text, words):
+def test_invalid_leaderboard_names_file_is_refused(tmp_path, text, words):
     (tmp_path / "names.csv").write_text(text)
     with refused(leaderboard.InputError, words):
         names = leaderboard.read_names(tmp_path / "names.csv")

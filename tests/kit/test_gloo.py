@@ -47,7 +47,7 @@ def test_zero(runner):
             assert got["losses"] == pytest.approx(want["losses"], rel=1e-5)
 
 
-def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner):
+def test_pipeline_peak_memory_does_not_scale_with_micro_batches(runner):
     """Gloo's sends look incomplete until the code waits for them."""
     world, elements, peaks = 4, 500_000, {}
     for micro_batches in (4, 16):

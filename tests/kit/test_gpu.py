@@ -13,7 +13,7 @@ from benchmarks import gpu
 from lab.course.assignment import ROOT
 
 
-def test_a_fault_in_a_part_does_not_end_the_others_and_a_second_run_goes_on(tmp_path, monkeypatch, capsys):
+def test_gpu_run_continues_past_failures_and_skips_passed_parts(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "STATE", tmp_path / "gpu.json")
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
     (tmp_path / "ran").mkdir()
@@ -51,7 +51,7 @@ sys.exit(pytest.main(["--collect-only", "-q", *tests]))
 """
 
 
-def test_no_part_needs_a_package_of_an_extra():
+def test_gpu_parts_import_without_optional_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {Requirement(text).name for extra in project["optional-dependencies"].values() for text in extra}
     blocked = {name for name, dists in metadata.packages_distributions().items() if {d.lower() for d in dists} & extras}

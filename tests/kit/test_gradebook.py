@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "gradebook.sqlite"
 
 
-def test_what_was_recorded_comes_back(path: Path) -> None:
+def test_gradebook_returns_records_as_written(path: Path) -> None:
     failed = result(outcome="failed", test="b", message="off by one", seconds=0.25, output="hi", public="passed",
                     instrumented=True)  # fmt: skip
     graded = Graded(
@@ -41,7 +41,7 @@ def test_what_was_recorded_comes_back(path: Path) -> None:
     assert latest == replace(A_RUN, id=run, started=latest.started)
 
 
-def test_recording_again_replaces_and_other_runs_stay(path: Path) -> None:
+def test_record_replaces_earlier_one_of_same_run_only(path: Path) -> None:
     with Gradebook(path) as book:
         assert book.latest_run() is None
         first, second = book.start_run(**RUN), book.start_run(**RUN)
@@ -62,7 +62,9 @@ HOSTILE = st.text(st.characters(), max_size=60) | st.sampled_from(
 
 @settings(max_examples=30, deadline=None)
 @given(names=st.lists(HOSTILE, min_size=1, max_size=4, unique=True), text=HOSTILE)
-def test_nothing_from_a_submission_breaks_it(tmp_path_factory: pytest.TempPathFactory, names: list, text: str) -> None:
+def test_gradebook_keeps_hostile_names_and_cleans_hostile_text(
+    tmp_path_factory: pytest.TempPathFactory, names: list, text: str
+) -> None:
     path = tmp_path_factory.mktemp("book") / "gradebook.sqlite"
     with Gradebook(path) as book:
         run = book.start_run(**RUN)
@@ -92,7 +94,7 @@ def test_an_exception_in_record_leaves_nothing_behind(path: Path) -> None:
         assert book.graded(run) == {"ada": before, "bob": Graded("bob")}
 
 
-def test_it_is_durable(path: Path) -> None:
+def test_gradebook_uses_wal_and_full_sync(path: Path) -> None:
     with Gradebook(path) as book:
         assert [book._db.ask(f"PRAGMA {p}") for p in ("journal_mode", "synchronous")] == [[("wal",)], [(2,)]]
 
@@ -131,7 +133,7 @@ OWN_ID = f"PRAGMA application_id = {APPLICATION}"
         (lambda path: path.mkdir(), "expected a file"),
     ],
 )
-def test_what_is_no_gradebook_is_refused_in_one_line_and_left_alone(path: Path, make, says: str) -> None:
+def test_invalid_gradebook_is_refused_in_one_line_and_unchanged(path: Path, make, says: str) -> None:
     make(path)
     before = path.read_bytes() if path.is_file() else b""
     for write in (True, False):
@@ -140,7 +142,7 @@ def test_what_is_no_gradebook_is_refused_in_one_line_and_left_alone(path: Path, 
     assert before == (path.read_bytes() if path.is_file() else b"")
 
 
-def test_a_missing_file_or_folder_says_what_to_do(path: Path) -> None:
+def test_missing_gradebook_error_suggests_a_remedy(path: Path) -> None:
     with pytest.raises(GradebookError, match="grader grade"):
         Gradebook(path, write=False)
     assert not path.exists()

@@ -85,7 +85,7 @@ def test_the_strongest_isolation_that_works_is_chosen(monkeypatch):
     assert harness.strongest() == "uid"
 
 
-def test_an_example_is_graded_as_anywhere_else(autograder):
+def test_gradescope_gives_example_its_expected_points_and_no_secrets(autograder):
     """In the weaker isolation where both work."""
     isolation = "bubblewrap" if available()["uid"] else "uid"
     if why := available()[isolation]:
@@ -109,7 +109,7 @@ def test_an_example_is_graded_as_anywhere_else(autograder):
 
 
 @pytest.mark.parametrize("how", ["settings", "killed", "no isolation"])
-def test_a_crash_of_the_grader_is_told_as_one(autograder, tmp_path, how):
+def test_grader_crash_is_reported_with_zero_score(autograder, tmp_path, how):
     environment, why = {}, ""
     if how == "settings":
         (autograder / "source" / "settings.json").write_text("{")
@@ -128,7 +128,7 @@ def test_a_crash_of_the_grader_is_told_as_one(autograder, tmp_path, how):
     assert why in output, "the instructor is not told why"
 
 
-def test_the_archive_holds_no_solution_and_a_seed_of_its_own():
+def test_archive_has_no_solutions_and_its_own_seed():
     one, other = archive.files(PROFILE), archive.files(PROFILE)
     folders = {name.partition("/")[0] for name in one}
     assert folders.isdisjoint({"reference", "student", "notebooks", "examples", "benchmarks"})
@@ -139,7 +139,7 @@ def test_the_archive_holds_no_solution_and_a_seed_of_its_own():
 
 
 @pytest.mark.parametrize(("profile", "layout"), [("full", "stages"), ("tour", "stages"), ("cs336-2026", "cs336")])
-def test_written_questions_are_asked_and_the_archives_profile_tells_the_layout(tmp_path, monkeypatch, profile, layout):
+def test_archive_profile_selects_layout_and_written_questions(tmp_path, monkeypatch, profile, layout):
     """A stray tests/adapters.py gets nobody fewer tests."""
     calls = []
 

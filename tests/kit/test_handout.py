@@ -39,7 +39,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
-def test_links_resolve_to_headings_and_the_exercises_and_questions_that_are_named_exist(chapter):
+def test_chapter_links_exercises_and_questions_exist(chapter):
     for target in (target for target in links(chapter) if not target.startswith("http")):
         path, hash, heading = target.partition("#")
         assert not target.startswith("#exercise-"), f"{chapter.name}: {target}: name the page; editions leave some out"
@@ -51,7 +51,7 @@ def test_links_resolve_to_headings_and_the_exercises_and_questions_that_are_name
         assert id in known, f"{chapter.name} names {id}"
 
 
-def test_the_glossary_is_what_terms_tsv_says_and_has_each_term_once_in_sentences():
+def test_glossary_page_is_current_and_its_terms_well_formed():
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m handout.make_glossary"
     names = [t.term.casefold() for t in terms()]
     assert len(set(names)) == len(names) >= 139
@@ -60,7 +60,7 @@ def test_the_glossary_is_what_terms_tsv_says_and_has_each_term_once_in_sentences
         assert term.depth != "told" or re.fullmatch(r"https://arxiv\.org/abs/\d{4}\.\d{5}", term.link), term.term
 
 
-def test_the_shorter_ways_are_the_profiles():
+def test_readmes_match_profiles_in_exercises_and_hours():
     page, known = HANDOUT["README"], default()
     rows = dict(re.findall(r"(?m)^\| \[[^\]]+\]\((\w+)\.md\) \| (.*\w\**) \|$", page.partition("`short` in bold |")[2]))
     names = [(f"{stage}.{name.strip('*')}", "**" in name) for stage, row in rows.items() for name in row.split(", ")]
@@ -91,7 +91,7 @@ PARTS = ["Goal", "Write", "Steps", "What is measured"]
 
 
 @pytest.mark.parametrize("chapter", [c for c, text in HANDOUT.items() if "**Goal.**" in text])
-def test_the_exercises_of_a_chapter_have_one_form(chapter):
+def test_exercise_sections_have_all_parts_in_order(chapter):
     for section in HANDOUT[chapter].split("\n## Exercise ")[1:]:
         heads = re.findall(r"(?m)^\*\*([A-Z][\w ]+?)\.?\*\*", section.partition("\n## ")[0])
         assert [h for h in heads if h in PARTS] == PARTS, section.partition("\n")[0]
@@ -120,7 +120,7 @@ def test_sessions_print_what_the_chapter_says(chapter):
     assert not output, "".join(output)
 
 
-def test_the_pictures_are_those_that_draw_py_draws(tmp_path):
+def test_pictures_match_output_of_draw_py(tmp_path):
     script = ROOT / "handout" / "images" / "draw.py"
     folders = ["--out", str(tmp_path), "--numbers", str(tmp_path)]
     subprocess.run([sys.executable, str(script), *folders], check=True, cwd=ROOT)
@@ -132,7 +132,7 @@ def test_the_pictures_are_those_that_draw_py_draws(tmp_path):
 
 
 @pytest.mark.parametrize("stage", [s.name for s in default().stages])
-def test_every_name_that_a_probe_asks_for_is_in_its_stub(stage):
+def test_stubs_contain_every_name_that_probes_use(stage):
     names = set()
     for probes in (ROOT / "tests" / stage).glob("*.py"):
         names |= set(re.findall(r"\bimpl\.(\w+)\.(\w+)\.(\w+)", probes.read_text(encoding="utf-8")))
@@ -148,14 +148,14 @@ WEEKS = {"Two": 2, "Four": 4, "Ten": 10}
 
 
 @pytest.mark.parametrize("stage", default().stages, ids=lambda s: s.name)
-def test_the_table_of_stages_is_the_assignment(stage):
+def test_stage_table_matches_assignment(stage):
     exercises = default().of_stage(stage.name)
     row = [stage.name, len(exercises), sum(e.points for e in exercises), sum(e.hours for e in exercises)]
     assert "| `{}` | {} | {:g} | {:g} | ".format(*row) in HANDOUT["instructors"]
     assert {q.stage for q in questions().questions.values()} >= {stage.name}
 
 
-def test_its_picture_of_a_failing_check_is_what_the_kit_says():
+def test_readme_example_failure_matches_kit_messages():
     picture = re.search(r"```text\n(.*?)```", README, re.DOTALL)[1]
     naive = default().exercise("ddp.naive")
     condition = mistakes.read("ddp")["when"]["sum-for-mean"]
@@ -169,7 +169,7 @@ def test_its_picture_of_a_failing_check_is_what_the_kit_says():
         assert line in picture
 
 
-def test_every_file_of_versions_has_the_same():
+def test_version_license_and_title_agree_across_files():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= set(cited), "what the format asks for"
     assert cited["version"] == PROJECT["version"] == default().version
@@ -178,7 +178,7 @@ def test_every_file_of_versions_has_the_same():
     assert cited["title"].lower() == PROJECT["name"]
 
 
-def test_the_devcontainer_says_make_env_on_a_python_that_is_supported():
+def test_devcontainer_has_supported_python_and_valid_make_command():
     config = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
     python = re.search(r"python:(\d+)\.(\d+)", config["image"]).groups()
     assert [*map(int, python)] >= [*map(int, PROJECT["requires-python"].removeprefix(">=").split("."))]
@@ -198,7 +198,7 @@ def weeks(table: str) -> list[tuple[list[str], float]]:
 
 
 @pytest.mark.parametrize(("count", "profile", "table"), SYLLABI, ids=[s[1] for s in SYLLABI])
-def test_a_syllabus_is_its_profile_its_hours_add_up_and_nothing_comes_before_what_it_needs(count, profile, table):
+def test_syllabus_covers_profile_with_right_hours_and_order(count, profile, table):
     assert [s[1] for s in SYLLABI] == ["short", "core", "full"]
     known, planned = default(), weeks(table)
     assert len(planned) == WEEKS[count]

@@ -26,7 +26,7 @@ CORPUS = hostile.read()
 TESTS = [*(ROOT / "tests").glob("*/test_*.py")]
 
 
-def test_there_are_many_attacks_in_many_techniques_and_each_says_what_must_become_of_it():
+def test_attack_corpus_covers_all_techniques_and_is_well_formed():
     assert len(CORPUS) >= 60
     used = {attack.technique for attack in CORPUS}
     assert used == set(hostile.techniques()), "a technique without an attack is a promise that is not kept"
@@ -42,11 +42,11 @@ def test_there_are_many_attacks_in_many_techniques_and_each_says_what_must_becom
 
 
 @pytest.mark.parametrize("attack", [a for a in CORPUS if a.edits], ids=lambda a: a.name)
-def test_every_edit_matches_the_reference_of_today(attack):
+def test_attack_edits_apply_to_current_reference(attack):
     assert mutants.texts(mutants.Edited(attack.name, attack.exercise, attack.why, "assertion", attack.edits))
 
 
-def test_an_honest_submission_must_earn_everything_and_has_no_neighbour(tmp_path):
+def test_honest_submissions_must_earn_full_points_without_neighbour(tmp_path):
     if why := available()["bubblewrap"]:
         pytest.skip(f"no sandbox: {why}")
     good = next(a for a in hostile.honest() if a.exercise == hostility.NEIGHBOUR and a.edits)
@@ -60,7 +60,7 @@ def test_an_honest_submission_must_earn_everything_and_has_no_neighbour(tmp_path
     assert hostility.summary([*got.values()]).startswith("2 honest submissions: 1 not as they must be")
 
 
-def test_the_honest_are_every_exercise_and_every_variant():
+def test_honest_submissions_cover_every_exercise_and_variant():
     honest = hostile.honest()
     names = [a.name for a in honest]
     assert len({*names}) == len(names)
@@ -84,11 +84,11 @@ def outcome(**fields) -> Outcome:
      ({"broken": "the attack could not be judged"}, 1)],
     ids=str,
 )  # fmt: skip
-def test_whatever_is_not_as_it_must_be_is_told(fields, wrong):
+def test_unexpected_attack_outcomes_are_reported(fields, wrong):
     assert len(outcome(**fields).wrong) == wrong
 
 
-def test_an_open_attack_may_earn_and_a_closed_one_may_not_be_called_open():
+def test_open_mark_excuses_only_earned_points_and_must_be_current():
     known = replace(outcome().attack, open="nobody sees it")
     assert outcome(attack=known, earned=1.0).wrong == []
     assert "remove" in outcome(attack=known).wrong[0]
@@ -107,7 +107,7 @@ def test_a_neighbour_that_loses_points_or_is_flagged_is_harmed():
         assert bool(got.neighbour) == bool(word)
 
 
-def test_what_passes_raises_no_flag_and_so_no_variant_does():
+def test_flags_are_raised_for_suspicious_failures_only():
     """Variants and the reference pass every test, as `grader mutants` sees to."""
     assert not [*batch._flags([result(), result(outcome="not_run", reason="no GPU")])]
     for reason, message in (("forbidden", "x"), ("crashed", "x"), ("refused", FORGED)):
@@ -163,7 +163,7 @@ def step():
 """
 
 
-def test_what_an_honest_solution_may_use_is_not_refused(solution):
+def test_common_library_calls_in_a_solution_are_allowed(solution):
     assert solution(HONEST).run(probes.call) == 12
 
 
@@ -180,7 +180,7 @@ OPERATORS = {
 }
 
 
-def test_an_operator_that_would_be_the_answer_is_refused_below_every_name(solution):
+def test_forbidden_operator_is_refused_on_every_call_path(solution):
     forbidden = default().exercise("flash_attention.tiled_forward").forbidden
     for how, call in OPERATORS.items():
         code = f"import torch, lab.dryrun.rank\ndef step():\n    q = torch.ones(1, 2, 4, 8)\n    {call}\n    return 1\n"
@@ -226,14 +226,14 @@ def test_a_forbidden_object_must_not_be_held_even_if_it_is_never_called(solution
     assert refused.value.reason == "forbidden"
 
 
-def test_what_is_no_operator_forbids_none():
+def test_forbidden_names_match_only_intended_operators():
     """`torch.distributed._tensor` is a package; taken for an operator it refused scalar_tensor, which `where` needs."""
     matches = {e: operators.matching(e.forbidden) for e in default().exercises.values()}
     assert {e.stage for e, found in matches.items() if found} == {"mixed_precision", "flash_attention"}
     assert "aten::_fused_rms_norm" in matches[default().exercise("mixed_precision.rms_norm")]
 
 
-def test_what_races_the_library_may_call_it(runner):
+def test_speed_probe_may_call_forbidden_functions_itself(runner):
     """The probe's own calls are none of the solution's."""
     runner.executor = Executor(ROOT / "reference")
     runner.forget()
@@ -242,7 +242,7 @@ def test_what_races_the_library_may_call_it(runner):
     assert worst < 4
 
 
-def test_no_probe_is_run_when_all_of_them_have_taken_their_time(solution):
+def test_runner_refuses_probes_after_total_time_limit(solution):
     runner = solution("def step():\n    return 1\n")
     assert runner.run(probes.call) == 1
     runner.limit_s = runner.spent_s / 2

@@ -60,13 +60,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_pytest_refuses_what_it_does_not_know_in_one_line(capsys, arguments):
+def test_pytest_refuses_invalid_option_values_in_one_line(capsys, arguments):
     assert pytest.main([str(ROOT / "tests" / "ddp"), *arguments.split(), "-c", str(ROOT / "pyproject.toml")]) == 4
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert REFUSED[arguments] in line
 
 
-def test_untouched_stubs_score_nothing_and_say_what_is_next(runner, tmp_path, monkeypatch):
+def test_stubs_are_reported_as_not_attempted_with_next_exercise(runner, tmp_path, monkeypatch):
     """The size of what is printed is part of it: a student reads all of it or nothing."""
     xml, stages = tmp_path / "junit.xml", ("benchmarking", "ddp")
     exercises = [e for e in default().of_profile("short").exercises.values() if e.stage in stages]

@@ -7,7 +7,7 @@ import torch
 from lab.harness import diagnose, judge, layouts, mistakes
 
 
-def test_of_bounds_the_one_that_came_nearest_is_kept():
+def test_keep_prefers_measurement_nearest_its_upper_bound():
     kept: dict[str, judge.Measurement] = {}
     for value, expected in ((3, 4), (2, 4), (6, 12)):
         judge.keep(kept, [judge.Measurement("bytes", value, expected, at_most=True)])
@@ -15,7 +15,7 @@ def test_of_bounds_the_one_that_came_nearest_is_kept():
     assert (kept["bytes"].value, kept["messages"].value) == (3, 6)
 
 
-def test_a_comparison_that_holds_keeps_how_near_it_came(monkeypatch):
+def test_only_passed_comparisons_are_recorded_as_measurements(monkeypatch):
     monkeypatch.setattr(judge, "MEASURED", kept := [])
     judge.close(torch.ones(3), torch.ones(3, dtype=torch.float64), torch.ones(3), "y")
     judge.close(torch.zeros(3), torch.zeros(3, dtype=torch.float64), torch.zeros(3), "y")
@@ -60,7 +60,7 @@ def changed(index: tuple, delta: float) -> torch.Tensor:
         (torch.tensor(36 * 1.37), torch.tensor(1.37), "that is 36 times what is expected"),
     ],
 )
-def test_a_message_says_what_all_values_together_show_and_where_they_lie(got, want, words):
+def test_message_describes_pattern_and_place_of_wrong_values(got, want, words):
     assert words in off(got, want, cause="the mean", dims="batch, query, dim")
 
 
@@ -73,7 +73,7 @@ def test_a_message_says_what_all_values_together_show_and_where_they_lie(got, wa
         (WANT.flatten()[torch.arange(90) * 7 % 90].view(WANT.shape), "the expected numbers, in another order"),
     ],
 )
-def test_what_wrong_values_look_like_is_a_line_that_known_mistakes_do_not_depend_on(got, words):
+def test_looks_like_line_is_added_outside_the_fingerprint(got, words):
     with pytest.raises(judge.Judged) as error:
         judge.close(got, WANT.double(), WANT, "y", dims="batch, query, dim", cause="the mean")
     message, looks = str(error.value), f"{diagnose.LOOKS}{words}"
@@ -107,7 +107,7 @@ def test_a_count_that_is_off_by_a_part_names_the_part(got, words):
         (DENSE[torch.arange(4001) * 7 % 4001], DENSE, "another order"),  # closer to each other than what is allowed
     ],
 )
-def test_a_message_says_no_more_than_the_values_show(got, want, words):
+def test_message_claims_no_pattern_that_the_values_lack(got, want, words):
     assert words not in off(got, want, dims="batch, query, dim" if got.ndim == 3 else "")
 
 

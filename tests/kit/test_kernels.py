@@ -37,7 +37,7 @@ def double(x, BLOCK: tl.constexpr):
 """
 
 
-def test_what_happens_in_a_kernel_is_told_with_its_line_there(solution):
+def test_out_of_bounds_access_is_reported_with_its_kernel_line(solution):
     with pytest.raises(ProbeFailed) as error:
         solution(UNMASKED, FILE).run(probes.solved)
     assert error.value.text.startswith("OutOfBounds: program (1, 0, 0) of double: a load"), "not Triton's words for it"
@@ -59,12 +59,12 @@ def test_a_race_is_seen_though_the_interpreter_runs_programs_in_turn(runner):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_overlap_spills_nothing_on_the_generation_before_hopper(runner, is_causal):
+def test_overlap_kernel_spills_no_registers_on_ampere(runner, is_causal):
     runner.executor = Executor(ROOT / "reference")
     assert runner.run(probes.spilled, 80, is_causal, triton="native", timeout=120) == 0
 
 
-def test_the_stand_in_for_key_ranges_is_right_and_not_the_answer(runner):
+def test_key_range_stand_in_is_correct_but_not_tight(runner):
     """Kernels that stand on it walk with and without a mask; whoever copies it earns no points for the ends."""
     runner.executor, causal = Executor(ROOT / "reference"), "flash_attention.causal"
     cases = [

@@ -57,7 +57,7 @@ def test_the_first_mismatch_is_named_on_both_ranks(case):
     assert matched(ranks) == matched(ranks[::-1]) == want
 
 
-def test_a_message_that_nobody_receives_is_named_also_if_nobody_waits_for_it():
+def test_unreceived_message_is_reported_even_without_a_wait():
     sender = account(0, [("send", 8, ROOT_1)])
     sender.trace = [["issue", 0, 0]]
     assert matched([sender, account(1, [])]) == "deadlock: rank 0 waits in send #0 (8 B) to rank 1 with tag 0"

@@ -38,7 +38,7 @@ CLOCK_S = 1e-6  # what adding floats of this size may lose
         ("barrier", 0, 2, 0),
     ],
 )
-def test_costs_are_those_of_the_formulas(op, bytes, cost_ms, sent):
+def test_operation_costs_and_bytes_match_formulas(op, bytes, cost_ms, sent):
     assert ring_cost(op, bytes, 4, 1e-3, 1 / 100e6) == pytest.approx(cost_ms / 1e3)
     assert Link(1e-3, 100e6).cost_s(op, bytes, 4) == pytest.approx(cost_ms / 1e3)
     assert sent_bytes(op, bytes, 4) == sent
@@ -57,20 +57,20 @@ def test_costs_are_those_of_the_formulas(op, bytes, cost_ms, sent):
         (lambda: sent_bytes("all_reduce", -8, 2), "bytes >= 0"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(call, words):
+def test_invalid_inputs_are_refused_in_one_line(call, words):
     with pytest.raises(ValueError, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("options", [{"link": SLOW}, {"link": (1e-3, 1e6), "world": 2}, {"link": 1e-3, "world": 2}])
-def test_a_link_is_a_link_and_joins_ranks(runner, options):
+def test_runner_refuses_invalid_link_option(runner, options):
     with pytest.raises(ValueError, match="link: expected"):
         runner.run(probes.rank_and_world, **options)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_operation_moves_its_data_and_none_is_sooner_than_it_costs(runner, name):
+def test_link_delivers_right_data_no_sooner_than_its_cost(runner, name):
     traces = runner.trace(cases, [name], ["float32"], world=WORLD, link=SLOW)
     for rank, got in enumerate(traces):
         want = wire_value(CASES[name][1](inputs("float32"), rank))
@@ -99,9 +99,9 @@ def cost_s(row: Row, link: Link) -> float:
     return link.cost_s(row.op, row.bytes, len(row.group))
 
 
-def test_a_rank_sends_one_message_after_the_other_and_a_collective_begins_on_all_its_ranks_at_once(runner):
+def test_link_serializes_sends_and_starts_collectives_together(runner):
     nothing_is_sooner(runner.trace(probes_link.burst, 6, 250, world=4, link=SLOW), SLOW)
 
 
-def test_what_gets_through_on_gloo_gets_through_on_a_link(runner):
+def test_operations_in_crossed_order_complete_on_a_link(runner):
     assert runner.run(probes_link.crossed, world=2, link=SLOW) == [[2.0, 2.0, 1.0]] * 2

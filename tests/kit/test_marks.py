@@ -33,13 +33,13 @@ def marks(points: float = 1.0, comment: str = "fine", text: str = "Because it is
     ]
 
 
-def test_prose_counts_once_it_is_marked_and_what_was_not_written_at_once():
+def test_prose_counts_when_marked_and_missing_answers_at_once():
     assert written.totals(written.score(graded())) == (1 + 1, 1 + 2 + 3, 3)
     assert written.totals(written.score(graded(marks=marks(0.5)[:2]))) == (3, 8, 1)
     assert written.totals(written.score(graded(marks=marks(9)))) == (5, 9, 0)  # no more than is possible
 
 
-def test_what_could_not_be_measured_is_neither_earned_nor_lost(tmp_path, monkeypatch):
+def test_unjudged_answer_neither_earns_nor_loses_points(tmp_path, monkeypatch):
     def fail(id):
         raise ExecutorLost("the zygote did not start\nand more")
 
@@ -50,7 +50,7 @@ def test_what_could_not_be_measured_is_neither_earned_nor_lost(tmp_path, monkeyp
     assert written.totals(written.score(Graded("ada", answers=[a]))) == (0, 0, 1)
 
 
-def test_every_export_says_the_same_points_and_what_is_written_changes_none_of_the_code():
+def test_exports_agree_and_keep_written_and_code_points_apart():
     ids = list(default().profiles["tour"])
     g, plain = graded(marks=marks()[:2]), replace(graded(), answers=[])
     assert g.scores(default(), ids) == plain.scores(default(), ids)
@@ -98,7 +98,7 @@ def take(out: Path, rows: list[dict[str, str]], marker: str = "eve", delimiter: 
     return len(new)
 
 
-def test_half_a_sheet_is_taken_and_kept_when_graded_again(out):
+def test_partly_filled_sheet_is_imported_and_survives_regrade(out):
     rows = sheet(out)
     assert [(r["name"], r["criterion"]) for r in rows] == [
         (name, c.name) for name in ("'=cmd|bob", "ada") for c in KNOWN["ddp.timeline"].criteria
@@ -120,7 +120,7 @@ def test_half_a_sheet_is_taken_and_kept_when_graded_again(out):
     assert not any(v.startswith(("=", "+", "-", "@")) for row in exported for v in row.values())
 
 
-def test_the_latest_mark_counts_earlier_ones_stay_in_the_book_and_one_of_an_earlier_text_says_so(out):
+def test_marks_keep_history_count_latest_and_note_changed_text(out):
     rows = sheet(out)
     for points, marker in (("0", "eve"), ("1", "fay")):
         rows[3]["points"] = points
@@ -136,7 +136,7 @@ def test_the_latest_mark_counts_earlier_ones_stay_in_the_book_and_one_of_an_earl
     assert "An earlier text was marked." in submission_page(g, default(), A_RUN, list(default().profiles["tour"]))
 
 
-def test_what_spreadsheets_do_to_a_sheet_does_no_harm(out):
+def test_sheet_import_tolerates_spreadsheet_changes(out):
     rows = sheet(out)
     rows[0] |= {"name": "=cmd|bob", "points": "0,5"}  # the apostrophe swallowed, a comma for the point
     rows[4]["points"] = " 1 "
@@ -155,7 +155,7 @@ def test_what_spreadsheets_do_to_a_sheet_does_no_harm(out):
         ({"name": "ada", "criterion": "hidden", "points": "1"}, "row 6: the same as row 2; leave one"),
     ],
 )
-def test_one_bad_row_and_nothing_is_taken(out, row, words):
+def test_sheet_with_one_bad_row_imports_nothing(out, row, words):
     rows = sheet(out)
     for other in rows[1:]:
         other["points"] = "1"
@@ -173,14 +173,14 @@ def test_one_bad_row_and_nothing_is_taken(out, row, words):
         (None, "expected a CSV of `grader rubric export`"),
     ],
 )
-def test_a_file_that_is_no_sheet_is_one_line(out, content, words):
+def test_invalid_sheet_file_gets_one_line_error(out, content, words):
     if content is not None:
         (out / "bad.csv").write_bytes(content)
     with refused(rubric.InputError, words):
         rubric.read(out / "bad.csv", latest(out), "eve")
 
 
-def test_the_command_line_takes_a_sheet_and_writes_the_pages_again(out, said):
+def test_rubric_commands_export_import_and_update_pages(out, said):
     marks, dest = out / "marks.csv", ("--out", out)
     assert said(grader_main, "rubric", "export", marks, *dest) == (0, f"wrote {marks}: 6 criteria to mark\n")
     assert said(grader_main, "rubric", "export", marks, *dest)[0] == 2, "a sheet that somebody fills in was overwritten"
@@ -196,7 +196,7 @@ def test_the_command_line_takes_a_sheet_and_writes_the_pages_again(out, said):
     assert not (out / "nowhere").exists()
 
 
-def test_lab_answers_tells_the_form_and_never_whether_it_is_right(tmp_path, said):
+def test_lab_answers_checks_form_but_not_correctness(tmp_path, said):
     table = '[{}]\nvalue = {}\nunit = "{}"\n'
     right = table.format("ddp.ring_bytes", 868, "MB")
 

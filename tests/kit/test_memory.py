@@ -26,7 +26,7 @@ def test_live_and_peak_bytes():
     del b, c
 
 
-def test_inputs_are_not_charged_and_what_came_from_elsewhere_is():
+def test_meter_charges_foreign_memory_but_not_inputs():
     x = kib(8)
     array = numpy.zeros(KIB, dtype=numpy.float32)
     with meter(inputs=(x,)) as memory:
@@ -37,7 +37,7 @@ def test_inputs_are_not_charged_and_what_came_from_elsewhere_is():
     assert memory.peak_bytes == 4 * KIB
 
 
-def test_what_takes_the_place_of_an_input_is_charged():
+def test_meter_charges_tensors_made_after_inputs_are_freed():
     inputs = [kib(4) for _ in range(20)]
     with meter(inputs) as memory:
         inputs.clear()
@@ -46,7 +46,7 @@ def test_what_takes_the_place_of_an_input_is_charged():
     del kept
 
 
-def test_what_autograd_saves_counts_once_and_whole():
+def test_saved_tensor_counts_its_whole_storage_once():
     x = torch.zeros(KIB, requires_grad=True)
     with meter(inputs=(x,)) as memory:
         y = x.exp()  # keeps its result
@@ -55,7 +55,7 @@ def test_what_autograd_saves_counts_once_and_whole():
     del y, z
 
 
-def test_what_backward_frees_is_freed():
+def test_meter_releases_memory_that_backward_frees():
     x = torch.zeros(KIB, requires_grad=True)
     with meter(inputs=(x,)) as memory:
         for _ in range(3):

@@ -46,14 +46,14 @@ GREW = "2 ranks: the process grew by 124 MB, expected at most 55: outputs take 4
         (GREW, GREW.replace("2 ranks", "3 ranks"), False),
     ],
 )
-def test_the_same_words_and_nearly_the_same_numbers_are_one_mistake(known, recorded, message, is_told):
+def test_mistake_matches_same_words_and_similar_numbers(known, recorded, message, is_told):
     known(sum=recorded)
     text = mistakes.explain(TEST, message)
     assert text.endswith("when sum is wrong.") == bool(text) == is_told
     assert mistakes.explain(TEST.replace("[2]", "[3]"), message) == ""
 
 
-def test_several_causes_are_all_told_in_the_first_line(known):
+def test_first_line_lists_all_possible_causes(known):
     known(sum="got 1.23\nthe inputs", mean="got 1.23\nthe inputs")
     added = mistakes.added(TEST, "got 1.23\nthe inputs")
     assert added == "The same comes out when sum is wrong; or when mean is wrong.\ngot 1.23\nthe inputs"
@@ -61,7 +61,7 @@ def test_several_causes_are_all_told_in_the_first_line(known):
 
 
 @pytest.mark.parametrize("message", ["got 0, expected 17", "got nan, expected 0.5", "eval() was called"])
-def test_what_many_bugs_give_comes_first_and_the_mistake_is_an_example(known, message):
+def test_common_message_comes_before_an_example_mistake(known, message):
     known(sum=f"{message}: divide\nthe inputs")
     added = mistakes.added(TEST, f"{message}: divide\nthe inputs")
     example = "The same comes out, for example, when sum is wrong."
@@ -71,12 +71,12 @@ def test_what_many_bugs_give_comes_first_and_the_mistake_is_an_example(known, me
     assert checked == f"Check: divide\nthe inputs\n{message}\n{example}"
 
 
-def test_a_number_of_the_test_itself_does_not_tell_mistakes_apart(known):
+def test_constant_number_in_messages_does_not_identify_a_mistake(known):
     known(sum="got 1, expected 52,288", mean="got 2, expected 52,288")
     assert mistakes.explain(TEST, "got 1, expected 52,288").startswith(mistakes.EXAMPLE)
 
 
-def test_a_mistake_that_fails_a_test_that_passed_is_not_the_cause(known):
+def test_cause_is_withdrawn_when_a_test_it_would_fail_passes(known):
     known(sum="got 1.23")
     stage, other = mistakes.read("ddp"), TEST.replace("[2]", "[3]")
     mistakes.write("ddp", stage["when"], {**stage["tests"], other: [["words", [], ["sum"]]]})
@@ -100,7 +100,7 @@ def test_a_failure_on_the_secret_seed_has_the_cause_of_the_public_one(known):
 
 
 @pytest.mark.parametrize("stage", RECORDED)
-def test_what_is_recorded_is_of_the_mutants_there_are(stage):
+def test_recorded_mistakes_match_existing_mutants(stage):
     reasons = {m.name: m.why for m in read("mutant", stage)}
     recorded = mistakes.read(stage)["when"]
     assert recorded.items() <= reasons.items(), f"grader mutants --record --stage {stage}"
@@ -127,7 +127,7 @@ def judged(monkeypatch, seed: str, first: list[Result], public: list[Result] = (
     return judge.judge(None, ["ddp.naive"], seed, Path("cache")), runs
 
 
-def test_only_what_failed_is_run_again_and_only_where_the_seed_matters(monkeypatch):
+def test_judge_reruns_only_failures_that_depend_on_the_seed(monkeypatch):
     secret = [
         result("right", "passed"), result("fits", "failed", "assertion"), result("wrong", "failed", "raised"),
         result("missing", "failed", "unwritten"),
@@ -140,6 +140,6 @@ def test_only_what_failed_is_run_again_and_only_where_the_seed_matters(monkeypat
 
 
 @pytest.mark.parametrize(("seed", "kind"), [("s3cret", "timing"), ("public", "numerics")])
-def test_what_was_slow_is_not_timed_again_and_the_public_seed_not_run_twice(monkeypatch, seed, kind):
+def test_timing_and_public_seed_failures_are_not_rerun(monkeypatch, seed, kind):
     failed = Result("ddp.naive", kind, "slow", "", "failed", "assertion")
     assert judged(monkeypatch, seed, [failed]) == ([failed], [(seed, None)])

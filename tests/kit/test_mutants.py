@@ -10,7 +10,7 @@ from lab.course.assignment import default
 
 @pytest.mark.parametrize("kind", ["mutant", "variant"])
 @pytest.mark.parametrize("stage", [stage.name for stage in default().stages])
-def test_every_edit_matches_once_and_leaves_python(stage, kind):
+def test_edits_match_once_and_yield_valid_python(stage, kind):
     wrong = []
     for edited in read(kind, stage):
         try:
@@ -21,7 +21,7 @@ def test_every_edit_matches_once_and_leaves_python(stage, kind):
     assert not wrong
 
 
-def test_every_exercise_that_a_laptop_runs_has_mutants_and_every_stage_variants():
+def test_cpu_exercises_have_mutants_and_stages_have_variants():
     for stage in default().stages:
         exercises = {e.id for e in default().of_stage(stage.name) if e.track == "cpu"}
         missing = exercises - {m.exercise for m in read("mutant", stage.name)}
@@ -29,7 +29,7 @@ def test_every_exercise_that_a_laptop_runs_has_mutants_and_every_stage_variants(
         assert len(read("variant", stage.name)) >= 5
 
 
-def test_a_local_of_the_reference_may_be_renamed(tmp_path):
+def test_edit_matches_reference_with_renamed_locals(tmp_path):
     (tmp_path / "a.py").write_text("def f(grads):\n    for grad in grads:\n        grad.div_(2)\n    return grad\n")
     old = "for g in gs:\n        g.div_(2)\n    return g\n"
     edit = ("a.py", old, old.replace("div", "mul"))
@@ -77,7 +77,7 @@ CHANGES = [
 ]
 
 
-def test_each_rule_changes_its_place_and_nothing_that_is_provided_or_said(tmp_path):
+def test_mutation_rules_change_one_line_and_skip_provided_code(tmp_path):
     (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
     found = operators.changes("ddp.naive", "toy.py", tmp_path)
     assert [c.why for c in found] == [f"toy.py:{line}: Toy.step: {what}" for line, what in CHANGES]

@@ -80,7 +80,7 @@ def test_a_blank_exercise_costs_only_its_own_points(runner, tmp_path, blank, ask
     assert all(s.earned == pytest.approx(s.possible) for s in score(default(), results, asked))
 
 
-def test_what_builds_on_an_exercise_says_so():
+def test_exercises_list_the_exercises_they_import_as_needs():
     known = default().exercises
     for id in known:
         for other in dependents(id):

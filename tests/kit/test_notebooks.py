@@ -25,7 +25,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_committed_notebook_is_whole_and_holds_nothing_of_a_machine(name):
+def test_committed_notebook_is_valid_current_and_free_of_local_paths(name):
     path = ROOT / "notebooks" / f"{name}.ipynb"
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
@@ -48,7 +48,7 @@ def test_a_notebook_has_800_to_1500_words(name):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_what_a_reader_writes_is_judged(name, capsys):
+def test_notebook_check_judges_the_readers_solution(name, capsys):
     matplotlib.use("agg")
     cells = make(name).cells
     (solution,) = re.findall(r"```python\n(.*?)```\n</details>", "\n".join(c.source for c in cells), re.DOTALL)

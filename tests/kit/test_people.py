@@ -52,7 +52,7 @@ Points Possible,,,,100
 """
 
 
-def test_the_archive_of_a_class_is_opened(tmp_path: Path) -> None:
+def test_class_archives_open_and_skip_unsafe_paths(tmp_path: Path) -> None:
     def open_class(name: str, members: dict[str, bytes], report=print) -> list[Submission]:
         return find([a_zip(tmp_path / name, members)], report, tmp_path / "out")
 
@@ -91,7 +91,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
+def test_group_members_share_points_and_submission_time(out: Path) -> None:
     assert "read 3 students of 2 submissions; " in invoke(out, "people", "{out}/submission_metadata.yml")
     late = invoke(out, "late", "--policy", "{out}/policy.toml", "--import", "{out}/people.csv")
     assert "submission_11: 1 day late: costs 10 % of the points of benchmarking" in late
@@ -112,7 +112,7 @@ def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
         invoke(out, "report")
 
 
-def test_classrooms_list_is_taken(tmp_path: Path) -> None:
+def test_github_classroom_list_yields_ids_and_times(tmp_path: Path) -> None:
     (tmp_path / "grades.csv").write_text(CLASSROOM)
     row, missing = people.from_list(tmp_path / "grades.csv")
     assert list(row.values()) == ["kit-ada", "2026-02-15 09:30:00+00:00", "101", "ada", "101"]
@@ -124,7 +124,7 @@ def test_classrooms_list_is_taken(tmp_path: Path) -> None:
     assert datetime.fromisoformat(policy.read_times(raw, A, rules)[0][2]) == datetime.fromisoformat(times[0][2])
 
 
-def test_a_student_whom_the_roster_does_not_know_is_named_and_an_id_by_hand_stays(out: Path) -> None:
+def test_students_not_on_roster_are_reported_and_manual_ids_kept(out: Path) -> None:
     bare = GRADESCOPE.replace("'102'", "''")
     (out / "bare.yml").write_text(bare)
     invoke(out, "people", "{out}/bare.yml")
@@ -139,7 +139,7 @@ def test_a_student_whom_the_roster_does_not_know_is_named_and_an_id_by_hand_stay
         invoke(out, "people", "{out}/bare.yml")
 
 
-def test_what_canvas_named_late_and_has_no_time_is_named(tmp_path: Path) -> None:
+def test_canvas_late_submissions_without_time_are_reported(tmp_path: Path) -> None:
     late, first = "ada_LATE_101_9200_kit", "ada_101_9100_kit"
     recorded(tmp_path, Graded(first, results=passed(IDS)), Graded(late, results=passed(IDS)))
     (tmp_path / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\n")
@@ -156,7 +156,7 @@ def test_what_canvas_named_late_and_has_no_time_is_named(tmp_path: Path) -> None
         assert (tmp_path / "back" / row["folder"] / "comment.md").is_file(), row["submission"]
 
 
-def test_a_second_list_is_added_to_the_first(out: Path) -> None:
+def test_second_people_list_is_merged_into_the_first(out: Path) -> None:
     invoke(out, "people", "{out}/submission_metadata.yml")
     later = GRADESCOPE.partition("submission_12")[0].replace("submission_11", "submission_15").replace("Ada", "Dee")
     (out / "later.yml").write_text(later.replace("ada@", "dee@").replace("101", "109"))
@@ -180,14 +180,14 @@ def test_a_second_list_is_added_to_the_first(out: Path) -> None:
         ("x.csv", "a,b\n1,2\n", "GitHub Classroom's grades.csv: expected columns student_repository_name, "),
     ],
 )
-def test_a_list_that_is_none_gets_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
+def test_invalid_people_list_gives_one_line_error(tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).write_text(text)
     with refused(people.InputError, says):
         people.from_list(tmp_path / name)
 
 
 @pytest.mark.parametrize("hints", [0, 1, 3])
-def test_feedback_shows_the_allowed_hints_alone(out: Path, hints: int) -> None:
+def test_feedback_shows_only_allowed_hints(out: Path, hints: int) -> None:
     invoke(out, "feedback", "{out}/back", "--hints", str(hints))
     texts = A.exercises[IDS[2]].hints
     (folder,) = [p for p in (out / "back").iterdir() if p.name.startswith("submission_12")]
@@ -198,7 +198,7 @@ def test_feedback_shows_the_allowed_hints_alone(out: Path, hints: int) -> None:
     assert "\n    ~~~\n    | wrong |" in comment, "a message stays a block of code"
 
 
-def test_a_comment_has_the_written_part_and_what_was_not_attempted(out: Path) -> None:
+def test_comment_lists_written_marks_and_unattempted_exercises(out: Path) -> None:
     first, total = CRITERIA[0], sum(c.points for c in CRITERIA)
     with Gradebook(out / "gradebook.sqlite") as book:
         book.mark([("submission_13", Mark("ddp.timeline", first.name, 0.5, "say | why", "tess", "2026-02-20", ""))])

@@ -13,7 +13,7 @@ from lab.cluster.jobs import MEGATRON_2021, Job, Plan, gpt, unfit
 from lab.course.assignment import ROOT
 
 
-def test_a_plan_that_is_none_says_why():
+def test_invalid_plans_give_the_reason():
     job = Job(gpt(16, 2048, 16), 64, 1024, cluster("dgx-a100", 64))
     with pytest.raises(ValueError, match="3 x 1 x 1 is not 64 devices"):
         steps.programs(job, Plan(3))
@@ -28,7 +28,7 @@ def test_a_plan_that_is_none_says_why():
     assert unfit(job, Plan(-64, -1, 1)) == "data is -64, and at least 1"
 
 
-def test_table_1_is_predicted_as_the_chapter_says():
+def test_table_1_predictions_match_saved_benchmark_errors():
     """Three of the ten runs, with the micro-batch and chunks that the benchmark found."""
     saved = json.loads((ROOT / "benchmarks" / "results" / "planner.json").read_text(encoding="utf-8"))["rows"]
     rows = [row for row in saved if row["source"].endswith("table 1")]
@@ -43,7 +43,7 @@ def test_table_1_is_predicted_as_the_chapter_says():
     assert max(map(abs, errors)) < 14.7
 
 
-def test_the_chapter_shows_what_the_benchmark_wrote():
+def test_chapters_contain_saved_benchmark_rows():
     results = ROOT / "benchmarks" / "results"
     names = ("planner", "planner_zero3", "planner_zero1", "single")
     tables = "".join((results / f"{name}.md").read_text(encoding="utf-8") for name in names)

@@ -52,7 +52,7 @@ def graded(*decisions: Decision, rules: policy.Policy | None = None) -> Graded:
         ([("submitted", "", f"2026-02-{day}T12:00-08:00") for day in (28, 17)], 35, 0, 2.5, 32.5),
     ],
 )
-def test_what_counts_is_what_was_earned_and_decided(decisions, possible, adjusted, late, final) -> None:
+def test_grade_combines_earned_points_and_decisions(decisions, possible, adjusted, late, final) -> None:
     grade = graded(*(decided(*d, n) for n, d in enumerate(decisions)), rules=RULES).grade(A, IDS)
     got = (grade.possible, grade.adjusted, grade.late, grade.final)
     assert got == (possible, adjusted, pytest.approx(late), pytest.approx(final))
@@ -77,7 +77,7 @@ def test_late_days_cost_what_the_policy_says(submitted: str, granted: int, days:
     assert [(x.days, x.free) for x in grade.lates[:1]] == ([(days, free)] if days else [])
 
 
-def test_free_days_are_spent_once_the_earliest_due_date_first_and_on_what_counts() -> None:
+def test_free_days_go_to_earliest_due_stage_that_counts() -> None:
     times = [decided("submitted", "", "2026-02-16T12:00-08:00"), decided("submitted", "ddp", "2026-02-22T12:00-08:00")]
     lates = graded(*times, rules=RULES).grade(A, IDS).lates
     assert [(x.stages[-1], x.free, x.percent) for x in lates] == [("flash_attention", 2, 0), ("ddp", 0, 20)]
@@ -91,7 +91,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "gradebook.sqlite"
 
 
-def test_decisions_survive_a_regrade_and_nothing_is_changed_behind_them(path: Path) -> None:
+def test_decisions_survive_regrade_and_entries_are_append_only(path: Path) -> None:
     first = recorded(path.parent, ADA)
     with Gradebook(path) as book:
         results = book._db.ask("SELECT * FROM submission")
@@ -134,7 +134,7 @@ TIMES = "submission,submitted\n"
         (TIMES + '"' + "x" * 200_000, "line 2: expected CSV"),
     ],
 )
-def test_a_bad_policy_or_time_gets_one_clear_line(text: str, says: str) -> None:
+def test_invalid_policy_or_time_gives_one_line_error(text: str, says: str) -> None:
     with refused((InputError, AssignmentError), says):
         if "," in text:
             policy.read_times(text, A, RULES)
@@ -152,7 +152,7 @@ def test_times_are_read_as_spreadsheets_write_them() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["", *IDS]), st.floats(-50, 50)), max_size=6), st.sets(st.sampled_from(IDS)))
-def test_the_parts_add_up_to_what_counts(adjustments: list, excluded: set) -> None:
+def test_final_grade_is_earned_plus_adjusted_minus_late(adjustments: list, excluded: set) -> None:
     decisions = [decided("adjust", id, value, n) for n, (id, value) in enumerate(adjustments)]
     decisions += [decided("exclude", id, "", 100 + n) for n, id in enumerate(sorted(excluded))]
     decisions.append(decided("submitted", "", "2026-02-19T00:00:00-08:00", 200))
@@ -173,7 +173,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_every_export(out: Path) -> None:
+def test_cli_decisions_are_listed_and_reach_every_export(out: Path) -> None:
     roster = 'Student,ID,SIS Login ID,Kit (1)\nPoints Possible,,,70\n"Lovelace, Ada",101,ada,\n'
     (out / "roster.csv").write_text(roster)
     invoke(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
@@ -213,7 +213,7 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_e
     )
 
 
-def test_what_is_excluded_for_everyone_counts_for_nobody_nor_for_who_comes_later(out: Path) -> None:
+def test_exclusion_for_everyone_covers_later_submissions(out: Path) -> None:
     first = invoke(out, "exclude", "--everyone", "--exercise", "ddp.naive", "--why", "our mistake")
     assert "decision 1: ddp.naive does not count for anyone" in first
     assert "tess · exclude · everyone · ddp.naive" in invoke(out, "decisions").replace(getpass.getuser(), "tess")
@@ -266,7 +266,7 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
         ("regrade ada", "ada: expected it at nowhere/ada.zip, it is gone"),
     ],
 )
-def test_bad_input_gets_one_line_and_decides_nothing(out: Path, command: str, says: str) -> None:
+def test_invalid_input_gives_one_line_error_and_no_decision(out: Path, command: str, says: str) -> None:
     (out / "grades.csv").mkdir()
     with refused((InputError, AssignmentError), says.format(out=out)):
         invoke(out, *command.split(" "))

@@ -16,15 +16,15 @@ from grader.postgres import psycopg
 
 from .test_gradebook import (  # noqa: F401
     test_a_second_grader_is_refused_and_a_reader_is_not,
-    test_what_was_recorded_comes_back,
+    test_gradebook_returns_records_as_written,
 )
-from .test_policy import test_decisions_survive_a_regrade_and_nothing_is_changed_behind_them  # noqa: F401
+from .test_policy import test_decisions_survive_regrade_and_entries_are_append_only  # noqa: F401
 from .test_serve import (  # noqa: F401
     app,
     filled,
-    test_of_ten_who_save_at_the_same_moment_one_does,
-    test_the_second_of_two_who_mark_is_shown_what_the_first_gave,
-    test_while_a_grader_is_at_work_nothing_is_lost_and_the_page_says_so,
+    test_concurrent_decisions_save_exactly_one,
+    test_decision_during_grading_gets_503_and_keeps_form_input,
+    test_second_marker_gets_conflict_page_with_first_mark,
 )
 
 SCHEMAS = itertools.count(1)
@@ -69,7 +69,7 @@ def out(path: Path) -> Path:
     return filled(path.parent)
 
 
-def test_an_address_that_is_wrong_is_one_line(path: Path):
+def test_wrong_postgres_address_gives_one_line_error(path: Path):
     path.with_suffix(".address").write_text("postgresql://127.0.0.1:1/nowhere")
     with pytest.raises(GradebookError, match=r"gradebook\.address: connection") as error:
         Gradebook(path)

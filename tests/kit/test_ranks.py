@@ -32,7 +32,7 @@ def test_every_probe_gets_a_fresh_process(runner):
     assert runner.run(probes.rank_and_world, world=3) == [[0, 3], [1, 3], [2, 3]]
 
 
-def test_what_ranks_print_is_told_once_or_with_their_numbers_and_a_warning_in_one_line(runner):
+def test_rank_output_is_merged_when_equal_and_labelled_otherwise(runner):
     runner.printed = ""
     runner.run(probes.print_text, "fine", world=2)
     runner.run(probes.print_text, "", world=2)
@@ -47,9 +47,7 @@ def test_what_ranks_print_is_told_once_or_with_their_numbers_and_a_warning_in_on
     [("kit", True, "crashed"), ("assertion", True, "crashed"), ("nonsense", True, "crashed"),
      ("assertion", False, "refused")],
 )  # fmt: skip
-def test_a_room_cannot_give_a_reason_that_is_not_its_to_give_nor_answer_without_its_secret(
-    runner, claimed, knowing, reason
-):
+def test_forged_replies_are_refused_or_reported_as_crashed(runner, claimed, knowing, reason):
     error = failure(runner, probes.forge_reply, claimed, knowing)
     assert error.reason == reason
     assert knowing or FORGED in error.text
@@ -65,7 +63,7 @@ def test_a_room_cannot_give_a_reason_that_is_not_its_to_give_nor_answer_without_
         ("garbage", "refused", "answer"),
     ],
 )
-def test_every_way_to_end_has_a_name_and_hurts_nobody_else(runner, how, reason, words):
+def test_misbehaving_probe_gets_a_reason_and_next_probe_runs(runner, how, reason, words):
     error = failure(runner, probes.misbehave, how)
     assert error.reason == reason
     assert words in error.text
@@ -74,7 +72,7 @@ def test_every_way_to_end_has_a_name_and_hurts_nobody_else(runner, how, reason, 
 
 
 @pytest.mark.parametrize("how", ["spin", "sleep"])
-def test_what_never_ends_is_stopped_and_its_stack_shown(runner, how):
+def test_hanging_probe_is_stopped_and_its_stack_reported(runner, how):
     start = time.monotonic()
     error = failure(runner, probes.misbehave, how, timeout=1.0)
     assert time.monotonic() - start < 10
@@ -110,7 +108,7 @@ def test_time_spent_waiting_for_a_core_is_no_part_of_the_limit(runner, crowded):
     assert failure(runner, probes.work, core, 9.0, timeout=0.5).reason == "hung"
 
 
-def test_a_probe_that_gets_no_core_is_undecided_and_costs_its_exercise_no_patience(runner, crowded):
+def test_probe_without_a_core_is_busy_and_wastes_little_time(runner, crowded):
     core = crowded(16)
     error = failure(runner, probes.work, core, 0.35, timeout=0.4, exercise="ddp.naive")
     assert (error.reason, error.text[:20]) == ("busy", "the machine was busy")
@@ -133,12 +131,12 @@ def spinning(runner):
         runner.close()  # before the switch: ranks that lose it end by themselves
 
 
-def test_who_ends_the_process_that_forks_ends_what_it_forked(runner, spinning):
+def test_closing_the_runner_ends_forked_ranks(runner, spinning):
     runner.close()  # as at Ctrl-C
     assert not any(rank.is_running() for rank in spinning[1])
 
 
-def test_a_probe_does_not_see_that_pytest_asks(runner, monkeypatch):
+def test_probe_environment_does_not_mention_pytest(runner, monkeypatch):
     for name, value in {"_": "/bin/pytest", "ASKED_BY": "PyTest 9", "PYTEST_VERSION": "9", "OTHER": "kept"}.items():
         monkeypatch.setenv(name, value)
     runner.close()  # the next probe starts a process in this environment
@@ -148,7 +146,7 @@ def test_a_probe_does_not_see_that_pytest_asks(runner, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends a process with its parent on Linux alone")
-def test_ranks_end_with_a_process_that_could_not_end_them(runner, spinning):
+def test_ranks_end_when_the_zygote_is_killed(runner, spinning):
     parent, ranks = spinning
     while any(os.getpgid(rank.pid) != rank.pid for rank in ranks):
         time.sleep(0.01)  # until they are on their way
@@ -175,7 +173,7 @@ FORM = "the test could not use the value that your code returned"
         ("def other():\n    pass\n", "raised", (f"has no attribute 'step': {FORM}",)),
     ],
 )
-def test_failures_say_what_and_where(solution, source, reason, words):
+def test_probe_failures_report_cause_and_location(solution, source, reason, words):
     error = failure(solution(source), probes.items_of, exercise="ddp.naive")
     assert error.reason == reason
     for word in words:
@@ -183,7 +181,7 @@ def test_failures_say_what_and_where(solution, source, reason, words):
     assert (FORM in error.text) == (FORM in words[0])
 
 
-def test_a_file_that_does_not_load_is_told_once_and_not_run_again(solution):
+def test_file_with_failed_import_is_not_run_again(solution):
     runner = solution("import time\ntime.sleep(0.3)\nimport not_there\n")
     failure(runner, probes.call, exercise="ddp.naive")
     start = time.monotonic()
@@ -200,7 +198,7 @@ def test_mismatched_collectives_are_named_long_before_the_timeout(runner, link):
     assert "rank 0 issued broadcast #1 (4 KiB, float32); rank 1 issued all_reduce #1 (4 KiB, float32)" in error.text
 
 
-def test_a_group_that_its_members_make_locally_is_no_mismatch(runner):
+def test_locally_synchronized_groups_are_not_a_mismatch(runner):
     assert runner.run(probes.local_groups, world=4) == [2.0] * 4
 
 
@@ -223,7 +221,7 @@ def test_nothing_that_the_zygote_imports_starts_a_thread():
 
 
 @pytest.mark.parametrize("link", [None, Link(1e-4)])
-def test_a_wait_for_a_future_is_a_wait(runner, link):
+def test_waits_for_futures_are_recorded_in_the_ledger(runner, link):
     for results in runner.run(probes.futures, world=2, link=link):
         assert all(got == [[2.0] * 3, -1.0, True] for got in results.values()), results
 
@@ -237,13 +235,13 @@ def test_a_wait_for_a_future_is_a_wait(runner, link):
         ("wait_twice", (), r"from rank 0 with tag 0 a second time: on Gloo, wait\(\) of a message"),
     ],
 )
-def test_what_gloo_would_hang_on_or_refuse_is_named_at_once(runner, probe, arguments, words):
+def test_invalid_communication_calls_are_reported(runner, probe, arguments, words):
     with pytest.raises(ProbeFailed, match=words):
         runner.run(getattr(probes, probe), *arguments, world=2, timeout=60)
 
 
 @pytest.mark.parametrize("link", [None, Link(0.002)])
-def test_two_ranks_that_both_receive_first_do_not_wait_until_time_is_up(runner, link):
+def test_deadlock_of_two_receiving_ranks_is_reported_as_hung(runner, link):
     with pytest.raises(ProbeFailed, match=r"rank 1 waits in recv #0 \(16 B\) from rank 0 with tag 0: each") as caught:
         runner.run(probes.receive_first, world=2, timeout=60, link=link)
     assert caught.value.reason == "hung"
@@ -251,7 +249,7 @@ def test_two_ranks_that_both_receive_first_do_not_wait_until_time_is_up(runner, 
 
 
 @pytest.mark.parametrize("reach", ["import_module('lab.cluster.costs')", "sys.modules['lab.cluster.' + 'costs']"])
-def test_a_forbidden_module_of_ours_answers_nobody(solution, reach):
+def test_calls_into_forbidden_lab_modules_fail_as_forbidden(solution, reach):
     code = f"import sys\nfrom importlib import import_module\ndef step():\n    c = {reach}\n"
     for call in ("c.ring_cost('send', 8, 2, 0, 0)", "c.Link(1.0).cost_s('send', 8, 2)"):
         runner = solution(f"{code}    return {call}\n")

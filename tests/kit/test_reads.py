@@ -35,7 +35,7 @@ NO_READS = {
 
 
 @pytest.mark.parametrize("how", [*READS, *NO_READS])
-def test_a_read_is_seen_and_what_stays_on_the_device_is_none(how):
+def test_host_reads_are_detected_and_device_operators_are_not(how):
     with reads() as found:
         (READS | NO_READS)[how](torch.ones(2))
     assert bool(found) == (how in READS)

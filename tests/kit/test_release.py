@@ -61,7 +61,7 @@ def test_no_solution_is_in_a_release(files, solutions):
     assert {(leak.file, leak.text) for leak in solutions.search(files)} == release.GIVEN
 
 
-def test_only_what_is_for_students_is_in_it(files):
+def test_release_contains_only_student_files(files):
     folders = {name.partition("/")[0] for name in files}
     assert folders.isdisjoint(PRIVATE - {"examples"} | {".ci", "CHANGELOG.md"})
     assert {name.split("/")[1] for name in files if name.startswith("examples/")} == {"cluster"}
@@ -71,7 +71,7 @@ def test_only_what_is_for_students_is_in_it(files):
         assert f"student/{exercise.file}" in files
 
 
-def test_nothing_in_it_imports_what_is_not(files):
+def test_release_does_not_import_private_packages(files):
     for name, data in files.items():
         if name.endswith(".py"):
             nodes = [n for n in ast.walk(ast.parse(data)) if isinstance(n, ast.Import | ast.ImportFrom)]
@@ -81,7 +81,7 @@ def test_nothing_in_it_imports_what_is_not(files):
             assert not strangers, f"{name} imports {strangers}"
 
 
-def test_every_link_of_its_pages_resolves(unpacked):
+def test_links_in_release_pages_resolve(unpacked):
     for page in unpacked.rglob("*.md"):
         text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)]+)\)", text):
@@ -89,7 +89,7 @@ def test_every_link_of_its_pages_resolves(unpacked):
                 assert (page.parent / target.partition("#")[0]).exists(), f"{page.name}: {target} is not there"
 
 
-def test_what_its_readme_says_works(unpacked):
+def test_release_readme_commands_work(unpacked):
     readme = (unpacked / "README.md").read_text(encoding="utf-8")
     points = sum(default().exercise(id).points for id in default().profiles["core"])
     first = next(iter(default().exercises.values()))
@@ -111,7 +111,7 @@ def test_what_its_readme_says_works(unpacked):
     assert str(unpacked) in text, "another kit's lab was tried"
 
 
-def test_the_workflow_for_github_classroom_works_in_it(unpacked):
+def test_github_classroom_workflow_works_in_a_release(unpacked):
     """Its last step is run; the others are those of the README."""
     text = (ROOT / "examples" / "classroom" / ".github" / "workflows" / "classroom.yml").read_text(encoding="utf-8")
     workflow = yaml.safe_load(text)
@@ -183,7 +183,7 @@ def test_a_planted_solution_is_found(solutions, write):
     assert not list(solutions.find("before\n" + write(short))), "one short statement is no leak"
 
 
-def test_a_file_of_a_release_that_holds_one_stops_it(files, monkeypatch, tmp_path):
+def test_release_stops_when_a_file_contains_a_solution(files, monkeypatch, tmp_path):
     planted = {"lab/harness/rng.py": files["lab/harness/rng.py"] + b"\n\n'''\n" + body().encode() + b"'''\n"}
     monkeypatch.setattr(release, "files", lambda *_: planted)
     with pytest.raises(InputError, match=r"lab/harness/rng.py holds ddp/flat.py:\d+"):
@@ -191,7 +191,7 @@ def test_a_file_of_a_release_that_holds_one_stops_it(files, monkeypatch, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_every_exercise_that_is_more_than_a_line_would_be_found(solutions):
+def test_leak_search_finds_every_solution_longer_than_a_line(solutions):
     """Searched in the reference itself; what is left is one short statement."""
     missed = []
     for e in default().exercises.values():

@@ -13,7 +13,7 @@ from grader.release import plan as plans
 from lab.course.assignment import AssignmentError, default, needed
 
 from .classroom import refused
-from .test_release import check_run, test_every_link_of_its_pages_resolves, unpacked  # noqa: F401
+from .test_release import check_run, test_links_in_release_pages_resolve, unpacked  # noqa: F401
 
 PLAN = """
 profile = "core"
@@ -42,7 +42,7 @@ def judged_in(found) -> set[str]:
 
 
 @pytest.mark.parametrize("profile", ["tour", "short", "cs336-2025"])
-def test_a_profile_has_its_exercises_and_what_they_build_on(profile):
+def test_profile_release_has_its_exercises_and_prerequisites(profile):
     found, ids = release.files(profile), set(default().profiles[profile])
     assert judged_in(found) == ids
     assert exercises_in(found) == ids | {need for id in ids for need in needed(id)}
@@ -50,7 +50,7 @@ def test_a_profile_has_its_exercises_and_what_they_build_on(profile):
     assert all(release._imported(name, data) <= set(found) for name, data in found.items())
 
 
-def test_it_works_by_itself_and_knows_no_other_profile(unpacked):  # noqa: F811
+def test_profile_release_runs_alone_and_omits_other_profiles(unpacked):  # noqa: F811
     points = sum(default().exercise(id).points for id in first_stages())
     for command, code, *words in (
         ("lab", 0, f"0 of {points:g} points"),
@@ -64,7 +64,7 @@ def test_it_works_by_itself_and_knows_no_other_profile(unpacked):  # noqa: F811
     assert "## mesh." not in (unpacked / "student" / "writeup.md").read_text()
 
 
-def test_a_stage_is_what_is_left_of_it(tmp_path):
+def test_release_plan_lists_released_exercises_by_date(tmp_path):
     (tmp_path / "p.toml").write_text(PLAN)
     plan = plans.read(tmp_path / "p.toml")
     assert plan.out(datetime.date(2026, 11, 8)) == ("benchmarking.benchmark",)
@@ -78,7 +78,7 @@ def test_a_stage_is_what_is_left_of_it(tmp_path):
         plan.out(datetime.date(2026, 11, 1))
 
 
-def test_what_never_comes_out_or_too_early_is_remarked(tmp_path):
+def test_release_plan_warns_of_missing_and_too_early_exercises(tmp_path):
     (tmp_path / "p.toml").write_text(
         'profile = "tour"\n[out]\n2026-11-02 = ["ddp.naive"]\n2026-11-03 = ["benchmarking"]'
     )
@@ -103,14 +103,14 @@ def test_what_never_comes_out_or_too_early_is_remarked(tmp_path):
         ("[out]", "[out", "not TOML"),
     ],
 )
-def test_a_bad_plan_is_refused_in_one_line(tmp_path, old, new, words):
+def test_invalid_release_plan_gives_one_line_error(tmp_path, old, new, words):
     assert old in PLAN
     (tmp_path / "p.toml").write_text(PLAN.replace(old, new))
     with refused(AssignmentError, words):
         plans.read(tmp_path / "p.toml")
 
 
-def test_the_command_takes_the_plan_that_is_here(tmp_path, monkeypatch, said):
+def test_release_command_uses_plan_in_current_folder(tmp_path, monkeypatch, said):
     monkeypatch.chdir(tmp_path)
     command = functools.partial(said, main, "release", "--out", "a.zip")
     assert command("--on", "2026-11-09") == (

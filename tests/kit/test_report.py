@@ -96,7 +96,7 @@ def test_hostile_text_is_shown_as_text(text: str, status: str) -> None:
             assert "<script>alert(1)</script>" in visible(page)
 
 
-def test_pages_load_nothing_and_run_nothing() -> None:
+def test_report_pages_load_nothing_and_allow_only_hashed_code() -> None:
     for page in both_pages(hostile("x")):
         parsed = Page(page)
         assert set(parsed.tags) & {"img", "link", "iframe", "object", "form", "input", "base"} == set()
@@ -120,7 +120,7 @@ def test_many_failures_with_megabytes_fit_the_page() -> None:
     assert "0 of 502 points" in visible(page)
 
 
-def test_the_students_page_says_what_to_do() -> None:
+def test_student_report_shows_failures_and_hints_but_no_secrets() -> None:
     fields = {"message": "worst at (3,): expected 1.0,\n got 2.0", "public": "failed", "case": "world=2"}
     results = [
         result("ddp.naive", "failed", test="means", **fields),
@@ -169,7 +169,7 @@ def small_class() -> dict[str, Graded]:
     return {g.name: g for g in members}
 
 
-def test_a_refused_submission_gets_a_page_that_says_why_and_zero_of_all(tmp_path: Path) -> None:
+def test_refused_submission_gets_reason_and_zero_points(tmp_path: Path) -> None:
     graded = small_class()
     dan = graded["dan"]
     text = visible(submission_page(dan, A, A_RUN, IDS))
@@ -186,7 +186,7 @@ def test_a_refused_submission_gets_a_page_that_says_why_and_zero_of_all(tmp_path
     assert results["tests"][0]["max_score"] == 28
 
 
-def test_the_class_page_counts_right_and_leads_to_every_page(tmp_path: Path) -> None:
+def test_class_page_counts_results_and_links_every_submission(tmp_path: Path) -> None:
     index = write_reports(tmp_path / "report", small_class(), A, A_RUN, IDS)
     page = index.read_text()
     text = visible(page)
@@ -226,7 +226,7 @@ def decided() -> dict[str, Graded]:
     return graded
 
 
-def test_what_people_decided_is_shown_beside_what_tests_said() -> None:
+def test_reports_show_decisions_beside_test_results() -> None:
     """35 by tests, +2.5 and −1 by hand, two of three late days at 10 % of 37.5: 29 in all."""
     graded = decided()
     page = class_page(graded, A, A_RUN, IDS)
@@ -265,7 +265,7 @@ def table(graded: dict[str, Graded]) -> dict[str, dict]:
     return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
 
 
-def test_what_people_decided_is_exported() -> None:
+def test_exports_include_decisions() -> None:
     graded = decided()
     data, rows = exports.as_json(A_RUN, graded, A, IDS), table(graded)
     ada, bob = data["submissions"]["ada"], data["submissions"]["bob"]

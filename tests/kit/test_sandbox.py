@@ -68,7 +68,7 @@ def test_gpus_are_seen_inside_and_other_devices_are_not(boxed, monkeypatch) -> N
     assert boxed(code) == [True, "1"]
 
 
-def test_the_kit_inside_is_lab_probes_and_the_submission(boxed) -> None:
+def test_sandboxed_kit_holds_only_lab_probes_and_submission(boxed) -> None:
     seen = boxed("print(json.dumps(sorted(os.path.join(d, f) for d, _, fs in os.walk('/kit') for f in fs)))")
     assert seen == ["/kit/impl/ddp/naive.py", "/kit/lab/__init__.py", "/kit/tests/__init__.py",
                     "/kit/tests/ddp/__init__.py", "/kit/tests/ddp/probes.py",
@@ -128,7 +128,7 @@ def test_homes_shadow_and_other_processes_are_out_of_reach(kit: Path, isolation:
     assert (homes, shadow) == (None, None)
 
 
-def test_the_environment_holds_only_what_was_given(boxed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_environment_drops_inherited_variables(boxed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADER_SECRET", SECRET)
     minimum = {"PATH", "LANG", "HOME", "TMPDIR", "PWD", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE"}
     environment = boxed("print(json.dumps(dict(os.environ)))")
@@ -213,7 +213,7 @@ def test_standard_error_is_kept_and_bounded(kit: Path) -> None:
         assert len(opened.error_output(process)) == 1 << 16
 
 
-def test_it_fails_closed(monkeypatch: pytest.MonkeyPatch, kit: Path) -> None:
+def test_sandbox_fails_closed_when_isolation_is_unavailable(monkeypatch: pytest.MonkeyPatch, kit: Path) -> None:
     monkeypatch.setattr(sandbox, "available", lambda: {"bubblewrap": "not installed", "uid": "no", "process": ""})
     for wanted in (None, "bubblewrap", "uid", "nonsense"):
         with pytest.raises(SandboxError, match="expected an isolation" if wanted == "nonsense" else "isolation: no"):

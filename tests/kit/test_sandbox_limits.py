@@ -49,7 +49,7 @@ def ended(marker: str, within_s: float = 5.0) -> bool:
 
 
 @pytest.mark.parametrize("wrapped", ["fork bomb", "setsid"])
-def test_kill_ends_everything(kit: Path, wrapped: str) -> None:
+def test_kill_ends_descendants_and_removes_control_groups(kit: Path, wrapped: str) -> None:
     marker, bomb = f"marker-{time.monotonic_ns()}", wrapped == "fork bomb"
     with box(kit, processes=100) as sandbox:
         process, line = started(sandbox, BOMB if bomb else DAEMON, marker)
@@ -107,7 +107,7 @@ def test_a_disk_bomb_meets_the_bound_of_its_tmpfs(boxed) -> None:
     assert max(boxed(FILL, tmp_bytes=32 << 20)) <= 32
 
 
-def test_one_file_and_the_open_files_are_bounded(boxed) -> None:
+def test_sandboxed_processes_get_the_configured_rlimits(boxed) -> None:
     names = ["RLIMIT_DATA", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_CPU", "RLIMIT_CORE"]
     got = boxed(f"import resource\nprint(json.dumps([resource.getrlimit(getattr(resource, n)) for n in {names}]))")
     limits = Limits()
@@ -124,7 +124,7 @@ def test_boxes_at_the_same_time_have_different_users(kit: Path) -> None:
         assert min(uids) >= 50_000
 
 
-def test_a_grader_that_is_killed_leaves_nothing(kit: Path) -> None:
+def test_killed_grader_leaves_no_processes_groups_or_folders(kit: Path) -> None:
     if reason := available()["bubblewrap"]:
         pytest.skip(reason)
     marker = f"marker-{time.monotonic_ns()}"
@@ -158,7 +158,7 @@ def python_for_uid() -> str:
 
 
 @pytest.mark.parametrize("isolation", ["uid", "process"])
-def test_the_weaker_boxes_run_and_end(kit: Path, isolation: str) -> None:
+def test_uid_and_process_isolation_run_and_clean_up(kit: Path, isolation: str) -> None:
     python = python_for_uid() if isolation == "uid" else sys.executable
     marker = f"marker-{time.monotonic_ns()}"
     code = "import lab; os.fork(); print(os.getuid(), os.getcwd(), flush=True); time.sleep(100)"

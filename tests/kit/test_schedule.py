@@ -11,7 +11,7 @@ def line(text: str) -> list[Action]:
     return [Action(kinds[w[0]], *map(int, w[1:].split("."))) for w in text.split()]
 
 
-def test_a_schedule_played_by_hand_and_drawn_in_text():
+def test_schedule_times_and_drawing_match_a_hand_example():
     schedule = [line("F0 F1 B0 B1"), line("F0 B0 F1 B1")]
     outcome = check(schedule, 2)
     assert outcome.starts == [[0, 1, 4, 7], [1, 2, 4, 5]]
@@ -44,7 +44,7 @@ def test_a_schedule_played_by_hand_and_drawn_in_text():
         ([], 1, "expected a list of actions for each rank, got none"),
     ],
 )  # fmt: skip
-def test_what_is_no_schedule_is_told_in_one_line(ranks, chunks, says):
+def test_invalid_schedule_error_names_the_fault(ranks, chunks, says):
     with pytest.raises(ScheduleError) as error:
         check([line(text) for text in ranks], 2, chunks)
     assert str(error.value) == says

@@ -114,7 +114,7 @@ def addresses(app) -> list[tuple[str, str]]:
 # ---- who may see what ----
 
 
-def test_nobody_sees_anything_but_the_log_in(app):
+def test_anonymous_requests_redirect_to_login(app):
     app.config["WTF_CSRF_ENABLED"] = False  # so that the gate alone answers
     for method, path in addresses(app):
         response = app.test_client().open(path, method=method)
@@ -123,7 +123,7 @@ def test_nobody_sees_anything_but_the_log_in(app):
         assert (response.status_code, response.location[:6]) == (302, "/login"), f"{method} {path}: {response.status}"
 
 
-def test_a_student_sees_no_page_but_their_own(app):
+def test_students_can_open_only_their_own_pages(app):
     app.config["WTF_CSRF_ENABLED"] = False
     ada = app.test_client()
     ada.post("/login", data={"login": "ada", "password": WORD})
@@ -150,14 +150,14 @@ def test_staff_open_every_page(app):
     assert "ünal" in tess.page(f"/student/{page_name('ünal')}")
 
 
-def test_a_wrong_password_opens_nothing_and_ten_close_the_door(app):
+def test_login_rejects_wrong_passwords_and_locks_after_ten(app):
     for _, password in zip(range(serve.TRIES), itertools.cycle(["", "a long wore", "A long word"]), strict=False):
         assert Client(app, "tess", password).login.status_code == 401
     assert Client(app, "tess").login.status_code == 429
     assert Client(app, "nobody").login.status_code == 401
 
 
-def test_a_new_password_ends_the_sessions_of_before_and_none_is_in_the_book_or_a_script(app, out):
+def test_password_change_ends_sessions_and_stores_no_plaintext(app, out):
     tess = Client(app, "tess")
     assert tess.get("/").status_code == 200
     admit(out, serve.account("tess", "staff", "", "another word"))
@@ -170,7 +170,7 @@ def test_a_new_password_ends_the_sessions_of_before_and_none_is_in_the_book_or_a
     assert "SameSite=Lax" in cookie
 
 
-def test_nothing_is_taken_without_the_token(app, out):
+def test_posts_without_csrf_token_are_rejected(app, out):
     tess = Client(app, "tess")
     for method, path in addresses(app):
         if method == "POST":
@@ -179,7 +179,7 @@ def test_nothing_is_taken_without_the_token(app, out):
         assert (book.decisions(), book.threads()) == ([], {})
 
 
-def test_what_submissions_say_is_text(app):
+def test_serve_pages_escape_text_from_submissions(app):
     tess = Client(app, "tess")
     tess.post("/student/ada", "/student/ada/ask", text=EVIL)
     paths = ["/", "/requests", "/student/ada", f"/mark/{QUESTION}/ada", f"/student/{page_name(EVIL)}"]
@@ -194,7 +194,7 @@ def test_what_submissions_say_is_text(app):
 # ---- what is done here is what the commands do ----
 
 
-def test_a_decision_counts_and_says_who(app, out):
+def test_decision_is_recorded_with_author_and_can_be_withdrawn(app, out):
     tess = Client(app, "tess")
     assert decide(tess, tess.page("/student/ada"), kind="adjust", value=2, exercise="ddp.naive").status_code == 303
     assert '"by": "tess"' in invoke(out, "decisions", "--json")
@@ -224,7 +224,7 @@ def test_a_decision_counts_and_says_who(app, out):
         ({"kind": "extend", "value": "-1"}, "expected a number of 0 to 365"),
     ],
 )
-def test_what_a_command_would_refuse_is_refused(app, out, form, words):
+def test_invalid_decision_form_is_rejected_with_reason(app, out, form, words):
     tess = Client(app, "tess")
     done = decide(tess, tess.page("/student/ada"), **form)
     assert done.status_code == 400
@@ -233,7 +233,7 @@ def test_what_a_command_would_refuse_is_refused(app, out, form, words):
         assert book.decisions() == []
 
 
-def test_marks_are_those_of_a_sheet(app, out):
+def test_marking_form_saves_marks_and_checks_their_range(app, out):
     tess = Client(app, "tess")
     done = tess.mark("ada", "0.5", **{f"comment {CRITERIA[0]}": "say why"})
     assert done.location == f"/mark/{QUESTION}/bob", "the next one to mark"
@@ -243,7 +243,7 @@ def test_marks_are_those_of_a_sheet(app, out):
     assert (mark.points, mark.comment, mark.by) == (0.5, "say why", "tess")
 
 
-def test_what_nobody_marked_keeps_its_points_and_its_marker(app, out):
+def test_unchanged_mark_keeps_exact_points_and_marker(app, out):
     """The form shows two decimals, and comments in one line."""
     origin = ("A. Lovelace", "2026-01-31 23:59:59", written.text_id(EVIL))
     with Gradebook(out / "gradebook.sqlite") as book:
@@ -254,7 +254,7 @@ def test_what_nobody_marked_keeps_its_points_and_its_marker(app, out):
     assert (mark.points, mark.by) == (1 / 3, "A. Lovelace")
 
 
-def test_a_request_has_a_thread_here_and_on_the_command_line(app, out):
+def test_request_thread_is_shared_by_page_and_command_line(app, out):
     ada, tess = Client(app, "ada"), Client(app, "tess")
     assert invoke(out, "requests") == "no requests yet"
     ada.post("/student/ada", "/student/ada/ask", exercise="ddp.naive", text="The message is wrong.", state="closed")
@@ -268,7 +268,7 @@ def test_a_request_has_a_thread_here_and_on_the_command_line(app, out):
     assert "bob had no request about the whole submission: this starts one" in output
 
 
-def test_while_a_grader_is_at_work_nothing_is_lost_and_the_page_says_so(app, out):
+def test_decision_during_grading_gets_503_and_keeps_form_input(app, out):
     tess = Client(app, "tess")
     page = tess.page("/student/ada")
     with Gradebook(out / "gradebook.sqlite"):
@@ -281,7 +281,7 @@ def test_while_a_grader_is_at_work_nothing_is_lost_and_the_page_says_so(app, out
     assert decide(tess, page, kind="extend", value=1).status_code == 303
 
 
-def test_a_change_is_in_the_exports_soon_after(out, monkeypatch):
+def test_export_loop_writes_decisions_to_grades_csv(out, monkeypatch):
     monkeypatch.setattr(shelves, "EXPORT_AFTER", 0.0)
     shelf = shelves.Shelf(out)
     tess = Client(serve.create_app(out, 1, shelf), "tess")
@@ -297,7 +297,7 @@ def test_a_change_is_in_the_exports_soon_after(out, monkeypatch):
 # ---- two at once ----
 
 
-def test_the_second_of_two_who_mark_is_shown_what_the_first_gave(app, out):
+def test_second_marker_gets_conflict_page_with_first_mark(app, out):
     tess, zoe = Client(app, "tess"), Client(app, "zoë")
     path = f"/mark/{QUESTION}/ada"
     first, second = tess.page(path), zoe.page(path)
@@ -311,7 +311,7 @@ def test_the_second_of_two_who_mark_is_shown_what_the_first_gave(app, out):
     assert zoe.mark("ada", "0", response.text).status_code == 303
 
 
-def test_of_ten_who_save_at_the_same_moment_one_does(app, out):
+def test_concurrent_decisions_save_exactly_one(app, out):
     people = [Client(app, "tess") for _ in range(10)]
     pages = [person.page("/student/ada") for person in people]
     gate, codes = threading.Barrier(10), []

@@ -65,7 +65,7 @@ def compared(classroom):
     return {(p.one.name, p.other.name): p for p in similarity.pairs(parties)}
 
 
-def test_a_renamed_copy_is_at_the_top_and_what_was_written_apart_is_not(compared):
+def test_renamed_copy_ranks_first_and_independent_code_scores_low(compared):
     in_class = {names: p for names, p in compared.items() if p.other.kind == "class"}
     assert next(iter(in_class)) == ("ada", "bob")
     assert in_class["ada", "bob"].share > 0.9
@@ -74,7 +74,7 @@ def test_a_renamed_copy_is_at_the_top_and_what_was_written_apart_is_not(compared
     assert not [names for names in compared if "dan" in names], "stubs alone are like nothing"
 
 
-def test_forks_are_compared_by_what_they_wrote_and_not_by_the_bridge(classroom, tmp_path):
+def test_fork_similarity_ignores_shared_model_and_adapters(classroom, tmp_path):
     """bob has ada's under another name; cyd wrote his apart; each has the course's model, and the same adapters."""
     for name, file in (("ada", "flash.py"), ("bob", "attention.py"), ("cyd", "flash.py")):
         write(tmp_path / name / "tests" / "adapters.py", "from cs336_systems import *\n")
@@ -90,18 +90,18 @@ def test_forks_are_compared_by_what_they_wrote_and_not_by_the_bridge(classroom, 
     assert max(shares["ada", "cyd"], shares["bob", "cyd"]) < 0.5
 
 
-def test_the_kits_solutions_are_known_in_every_version(compared):
+def test_copies_of_kit_solutions_and_variants_are_recognized(compared):
     kit_pairs = {one: p.files[0] for (one, other), p in compared.items() if other == similarity.KIT and p.files}
     assert (kit_pairs["ada"].share, kit_pairs["ada"].other.label) == (1.0, "reference")
     assert (kit_pairs["cyd"].share, kit_pairs["cyd"].other.label) == (1.0, APART)
 
 
-def test_earlier_years_are_beside_the_class_and_not_beside_each_other(compared):
+def test_earlier_years_are_compared_only_with_the_class(compared):
     assert compared["eve", "2025/fay"].share > 0.9
     assert not [names for names in compared if set(names) == {"2025/fay", "2025/gus"}]
 
 
-def test_what_comes_from_submissions_is_escaped_everywhere(compared, tmp_path):
+def test_similarity_pages_and_csv_escape_submission_text(compared, tmp_path):
     ada, bob = compared["ada", "bob"].one, compared["ada", "bob"].other
     names = ("=HYPERLINK(1)", "<script>alert(1)</script>\u202e")
     one, other = (similarity.Party(name, "class", p.files) for name, p in zip(names, (ada, bob), strict=True))
@@ -117,7 +117,7 @@ def test_what_comes_from_submissions_is_escaped_everywhere(compared, tmp_path):
     assert float(rows[0]["share"]) > 0.9
 
 
-def test_pairs_are_flagged_when_asked_and_no_grade_changes(classroom, tmp_path):
+def test_flag_option_flags_pairs_once_and_changes_no_grade(classroom, tmp_path):
     folder, found = tmp_path / "class", Flag("forbidden call", "torch")
     for name in ("ada", "bob"):
         shutil.copytree(classroom / "class" / name, folder / name)

@@ -27,7 +27,7 @@ def test_a_chapter_has_its_parts_in_order_and_a_picture(chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
-def test_equations_are_numbered_as_they_appear_and_docstrings_cite_those_of_their_section(chapter):
+def test_equation_numbers_are_sequential_and_docstring_citations_exist(chapter):
     text = chapter.read_text(encoding="utf-8")
     numbers = [int(a or b) for a, b in re.findall(r"\\tag\{(\d+)\}|\((\d+)\)\s+`", text)]
     assert numbers == [*range(1, 1 + len(numbers))]
@@ -40,7 +40,7 @@ def test_equations_are_numbered_as_they_appear_and_docstrings_cite_those_of_thei
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
-def test_each_exercise_has_a_card_below_its_heading_that_says_what_assignment_toml_says(chapter):
+def test_exercise_headings_have_cards_matching_assignment_toml(chapter):
     text = chapter.read_text(encoding="utf-8")
     assert cards.refreshed(text) == text, "run python -m handout.site --cards"
     headed = re.findall(r"(?m)^## Exercise `(\S+)`\n```\{exercise\} (\S+)$", text)
@@ -74,7 +74,7 @@ def test_an_interface_keeps_what_is_provided_and_no_body():
     ("held", "says"),
     [(b"def f(:\n", "line 1: not Python as it stands"), (b"\xff\xfe", "cannot be read"), (None, "cannot be read")],
 )
-def test_a_file_in_the_middle_of_an_edit_gets_one_line(tmp_path, monkeypatch, held, says):
+def test_broken_or_missing_student_file_becomes_one_line_note(tmp_path, monkeypatch, held, says):
     (tmp_path / "student" / "ddp").mkdir(parents=True)
     if held is not None:
         (tmp_path / "student" / "ddp" / "naive.py").write_bytes(held)

@@ -175,7 +175,7 @@ def test_jobs_of_a_lost_node_are_requeued(light, slurm):
     wait_for(lambda: not run("squeue", "--noheader"), "nothing to be left in the queue")
 
 
-def test_a_head_that_was_killed_goes_on_with_its_jobs(light):
+def test_killed_head_resumes_without_judging_jobs_again(light):
     head = grade(light, "--cluster", "slurm", "--jobs", "6")
     wait_for(lambda: len(toy.judged(light)) >= 2, "jobs")
     head.send_signal(signal.SIGKILL)
@@ -184,7 +184,7 @@ def test_a_head_that_was_killed_goes_on_with_its_jobs(light):
     assert len(toy.judged(light)) == 6, "what was being judged was judged again"
 
 
-def test_what_sbatch_refuses_is_told_before_a_run_begins(light):
+def test_sbatch_refusal_is_reported_before_a_run_begins(light):
     head = grade(light, "--cluster", "slurm", "--slurm", "partition=nope")
     _, errors = head.communicate(timeout=PATIENCE_S)
     assert head.returncode == 2
@@ -193,7 +193,7 @@ def test_what_sbatch_refuses_is_told_before_a_run_begins(light):
     assert not (light / "out").exists()
 
 
-def test_a_class_is_graded_as_it_is_without_slurm(slurm, tmp_path):
+def test_slurm_grades_match_local_grades(slurm, tmp_path):
     kit = toy.kit(tmp_path)
     hand_in(kit, "right")
     hand_in(kit, "wrong", add="def add(x):\n    return x\n", apart="def (")
@@ -207,7 +207,7 @@ def test_a_class_is_graded_as_it_is_without_slurm(slurm, tmp_path):
     assert (points["right"], points["wrong"]) == ([10, 10], [0, 0])
 
 
-def test_a_run_that_lost_its_node_is_queued_again_and_goes_on_behind_its_checkpoint(slurm, tmp_path, monkeypatch):
+def test_training_job_resumes_from_checkpoint_after_node_loss(slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PER_NODE", "2")
     folder, log, steps = tmp_path / "run", tmp_path / "log", 120

@@ -110,7 +110,7 @@ STUB_LINES = """
 """  # lines of its stub: what raises, and a secret that is a text
 
 
-def test_a_stub_is_the_house_without_what_is_in_it(tmp_path):
+def test_stub_keeps_signatures_and_drops_bodies(tmp_path):
     text, solution = stub(tmp_path, SOLUTION), textwrap.dedent(SOLUTION).splitlines()
     stub_lines = [line[4:] for line in STUB_LINES.splitlines()[1:]]
     lines = [line for line in text.splitlines() if line]
@@ -137,7 +137,7 @@ REFUSED = {  # source, and the line that the message names
 
 
 @pytest.mark.parametrize("says", REFUSED)
-def test_what_cannot_be_cut_is_refused_in_a_line_that_names_its_own(tmp_path, says):
+def test_unsupported_solution_code_is_refused_with_its_location(tmp_path, says):
     source, line = REFUSED[says]
     with refused(InputError, f"ddp/naive.py:{line or ''}", says):
         stub(tmp_path, source)
@@ -155,7 +155,7 @@ CORNERS = {  # source, what stays, what does not
 
 
 @pytest.mark.parametrize("case", CORNERS)
-def test_corners(tmp_path, case):
+def test_stub_generation_handles_edge_cases(tmp_path, case):
     source, present, absent = CORNERS[case]
     text = stub(tmp_path, source)
     assert present in text, text
@@ -167,7 +167,7 @@ def test_code_of_no_exercise_must_be_provided(tmp_path):
         stub(tmp_path, "def f(): pass\n", "zero/common.py")
 
 
-def test_stubs_are_written_where_they_differ_and_what_is_no_stub_goes(tmp_path):
+def test_stubs_command_checks_and_repairs_student_folder(tmp_path):
     reference, student = tmp_path / "reference", tmp_path / "student"
     stub(reference, SOLUTION)
     stub(reference, "x = 1\n", "benchmarking/benchmark.py")
@@ -191,7 +191,7 @@ def test_stubs_are_written_where_they_differ_and_what_is_no_stub_goes(tmp_path):
         stubs.out_of_step(tmp_path / "none", student)
 
 
-def test_the_stubs_of_the_reference_are_clean_and_import(tmp_path):
+def test_student_stubs_pass_ruff_and_import(tmp_path):
     """student/ is what they are, as `grader stubs --check` sees to."""
     shutil.copytree(ROOT / "student", tmp_path / "student", ignore=shutil.ignore_patterns("__pycache__"))
     assert_clean(tmp_path / "student")
@@ -199,7 +199,7 @@ def test_the_stubs_of_the_reference_are_clean_and_import(tmp_path):
         importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
 
 
-def test_a_file_that_is_as_it_was_given_is_known_from_its_source(tmp_path):
+def test_untouched_stub_is_recognized_from_its_source(tmp_path):
     for exercise in default().exercises.values():
         assert untouched(ROOT / "student" / exercise.file).startswith(f"{exercise.id}: ")
         assert not untouched(REFERENCE / exercise.file)

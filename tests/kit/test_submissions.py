@@ -73,14 +73,14 @@ def unpacked(path: Path, tmp_path: Path, **limits: int) -> tuple[dict[str, bytes
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("prefix", ["", "hw/", "alice/hw/student/"])
-def test_code_arrives_from_any_wrapping_and_depth(tmp_path: Path, kind: str, prefix: str) -> None:
+def test_unpack_finds_code_in_any_format_and_folder_depth(tmp_path: Path, kind: str, prefix: str) -> None:
     sent = packed(kind, tmp_path, CODE | ({} if prefix else {"__MACOSX/x/._naive.py": b"junk"}), prefix)
     assert unpacked(sent, tmp_path)[0] == CODE
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("prefix", ["", "alice-repository/"])
-def test_of_a_whole_repository_student_is_handed_in(tmp_path: Path, kind: str, prefix: str) -> None:
+def test_repository_submission_uses_its_student_folder(tmp_path: Path, kind: str, prefix: str) -> None:
     rest = {"tests/ddp/test_naive.py": b"", "lab/commands/cli.py": b"", "README.md": b"", "assignment.toml": b""}
     sent = packed(kind, tmp_path, {f"student/{n}": data for n, data in CODE.items()} | rest, prefix)
     assert unpacked(sent, tmp_path)[0] == CODE
@@ -88,7 +88,7 @@ def test_of_a_whole_repository_student_is_handed_in(tmp_path: Path, kind: str, p
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_what_is_no_part_of_a_submission_is_left_out_and_counted(tmp_path: Path, kind: str) -> None:
+def test_unrelated_files_are_left_out_and_counted(tmp_path: Path, kind: str) -> None:
     junk = "conftest.py setup.py .git/config ddp/__pycache__/naive.cpython-311.pyc ddp/.hidden.py notes.ipynb "
     junk += "report.pdf ddp/data.bin ddp/conftest.py results.json grader/cli.py"
     got, notes = unpacked(packed(kind, tmp_path, CODE | dict.fromkeys(junk.split(), b"junk"), "hw/"), tmp_path)
@@ -102,7 +102,7 @@ def test_what_is_no_part_of_a_submission_is_left_out_and_counted(tmp_path: Path,
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_modes_are_plain_whatever_was_sent(tmp_path: Path, kind: str) -> None:
+def test_unpacked_files_get_fixed_modes(tmp_path: Path, kind: str) -> None:
     sent = packed(kind, tmp_path, CODE)
     umask = os.umask(0o077)
     try:
@@ -151,7 +151,7 @@ def test_a_hostile_archive_is_refused_or_its_honest_code_is_taken(tmp_path: Path
     assert "left out" in notes or "link" in notes, notes
 
 
-def test_a_link_is_named(tmp_path: Path) -> None:
+def test_symbolic_link_is_left_out_with_note(tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "in", {"ddp/naive.py": b"x"})
     (folder / "ddp" / "link.py").symlink_to(tmp_path / "secret.py")
     got, notes = unpacked(folder, tmp_path)
@@ -186,7 +186,7 @@ def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [{}, {"essay.pdf": b""}, {"a/b/c/d/e/ddp/x.py": b""}, {"one/x.py": b"", "two/y.py": b""}]
 )
-def test_no_stage_folder_says_what_was_expected_and_found(tmp_path: Path, kind: str, content: dict) -> None:
+def test_missing_stage_folder_error_lists_expected_and_found(tmp_path: Path, kind: str, content: dict) -> None:
     refused(packed(kind, tmp_path, content), tmp_path, "benchmarking", "ddp", "found: ")
 
 
@@ -205,7 +205,7 @@ def test_find_takes_folders_archives_and_folders_of_those(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("newcomers", [["_bob"], ["bob!", "bob "], ["-bob", "bob~0", "BOB?"]])
-def test_no_newcomer_takes_a_name_or_shifts_one(tmp_path: Path, newcomers: list[str]) -> None:
+def test_new_submissions_never_change_existing_names(tmp_path: Path, newcomers: list[str]) -> None:
     def names() -> dict[str, str]:
         return {s.path.name: s.name for s in find([tmp_path], messages.append)}
 
@@ -239,7 +239,7 @@ FORK = {"tests/adapters.py": b"", "cs336_systems/ddp.py": b"", "cs336-basics/tes
         ({"ddp": {"mine.py": b""}}, "", ["in"]),
     ],
 )
-def test_no_folders_name_makes_one_submission_of_a_class(tmp_path, folders: dict, doubt: str, names: list) -> None:
+def test_find_separates_class_folders_from_single_submissions(tmp_path, folders: dict, doubt: str, names: list) -> None:
     (tmp_path / "in").mkdir()
     for name, content in folders.items():
         a_folder(tmp_path / "in" / name, content)
@@ -249,7 +249,7 @@ def test_no_folders_name_makes_one_submission_of_a_class(tmp_path, folders: dict
     assert all(doubt in line and "taken as" in line for line in messages)
 
 
-def test_find_refuses_what_holds_no_submission_and_a_linked_one_is_not_followed(tmp_path: Path) -> None:
+def test_paths_without_code_and_linked_submissions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("")
     for path in (tmp_path, tmp_path / "x.csv", tmp_path / "missing"):
         with pytest.raises(SubmissionError, match="expected"):
@@ -281,7 +281,7 @@ NAMES = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(NAMES, st.binary(max_size=20), max_size=8), st.sampled_from(["zip", "tar"]))
-def test_whatever_the_names_only_stage_code_lands_and_only_inside(tmp_path_factory, members: dict, kind: str) -> None:
+def test_unpack_writes_only_stage_code_for_any_member_names(tmp_path_factory, members: dict, kind: str) -> None:
     tmp_path = tmp_path_factory.mktemp("any")
     try:
         sent = packed(kind, tmp_path, members)
@@ -308,7 +308,7 @@ STAGES = ("benchmarking", "mixed_precision", "flash_attention", "ddp", "zero", "
 
 @settings(max_examples=50, deadline=None)
 @given(st.data(), st.sampled_from(["zip", "tar"]))
-def test_a_damaged_archive_never_raises_anything_else(tmp_path_factory, data, kind: str) -> None:
+def test_damaged_archive_raises_only_submission_error(tmp_path_factory, data, kind: str) -> None:
     tmp_path = tmp_path_factory.mktemp("damaged")
     sent = packed(kind, tmp_path, CODE)
     content = bytearray(sent.read_bytes())

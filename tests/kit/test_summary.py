@@ -35,7 +35,7 @@ def fake_terminal() -> tuple[list[str], SimpleNamespace]:
     return lines, SimpleNamespace(write_line=lambda line, **colour: lines.append(line), verbosity=-1)
 
 
-def test_the_cases_in_which_a_test_passes_stand_beside_those_in_which_it_fails():
+def test_summary_lists_passing_cases_beside_failing_ones():
     lines, terminal = fake_terminal()
     cases = [dataclasses.replace(result(FIRST, "failed", message="off"), case=case) for case in ("half", "single")]
     summary._failures(terminal, cases)
@@ -44,7 +44,7 @@ def test_the_cases_in_which_a_test_passes_stand_beside_those_in_which_it_fails()
     assert "  this test fails in [half, single] and passes in [double]" in lines
 
 
-def test_an_untouched_stub_is_not_attempted_and_next_follows_what_was_tried():
+def test_untouched_stub_is_not_attempted_and_next_follows_last_attempt():
     stub = result(FIRST, "failed", reason="unwritten", message="not written")
     lines, terminal = fake_terminal()
     summary.write(terminal, [stub, result("flash_attention.speed", "not_run", reason="no GPU")], CONFIG)
@@ -61,7 +61,7 @@ def test_an_untouched_stub_is_not_attempted_and_next_follows_what_was_tried():
     assert (points.attempted, points.earned, points.possible) == (False, 0, points.exercise.points)
 
 
-def test_a_message_has_its_cause_and_six_lines_and_whole_it_is_with_v():
+def test_failure_message_is_cut_after_seven_lines_unless_verbose():
     lines, terminal = fake_terminal()
     failure = result(FIRST, "failed", reason="assertion", message="\n".join(f"line {i}" for i in range(9)))
     summary._failures(terminal, [failure])
@@ -75,7 +75,7 @@ def test_a_message_has_its_cause_and_six_lines_and_whole_it_is_with_v():
     assert "  line 8" in lines
 
 
-def test_a_hint_at_the_method_is_not_given_where_only_a_refusal_is_missed():
+def test_method_hint_is_left_out_when_only_refusal_tests_fail():
     """By the summary, by lab and in Gradescope; with another failure it is given again."""
     id = next(iter(default().exercises))  # what lab says is next on a fresh tree
     hint = default().exercise(id).hints[0]
@@ -90,7 +90,7 @@ def test_a_hint_at_the_method_is_not_given_where_only_a_refusal_is_missed():
         assert [hint in folded, f"hint: {hint}" in out.file.getvalue(), hint in entry["output"]] == [expected] * 3
 
 
-def test_what_was_stopped_half_run_has_no_points():
+def test_interrupted_exercise_gets_no_verdict():
     lines, terminal = fake_terminal()
     summary.write(terminal, [result(FIRST), result("ddp.flat")], CONFIG, {"ddp.flat": (1, 9)})
     assert "ddp.flat: stopped after 1 of 9 tests: no verdict yet" in lines
@@ -98,7 +98,7 @@ def test_what_was_stopped_half_run_has_no_points():
     assert not any(line.startswith("next: ") for line in lines)
 
 
-def test_what_was_given_ends_a_message_in_a_line_of_its_own_and_can_be_read_back():
+def test_failure_inputs_are_one_line_of_rounded_python_literals():
     """As Python has it, with six digits of what is no whole number; whole numbers keep theirs."""
     case = {"bytes": 781468467, "options": {"backward_s": 0.0032831605701630576, "sizes": [1.0, 2]}, "overlap": True}
     head, line = f"expected 1, got 2{inputs(case)}".split("\n")
@@ -126,7 +126,7 @@ def session(folder, outcomes, judging) -> Verdicts:
         (["passed", "inconclusive"], 2, None),
     ],
 )
-def test_the_next_session_knows_a_verdict(tmp_path, outcomes, judging, kept):
+def test_conclusive_verdict_is_kept_for_the_next_session(tmp_path, outcomes, judging, kept):
     session(tmp_path, outcomes, judging).keep()
     later = session(tmp_path, [], None)
     calls = []

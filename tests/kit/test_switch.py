@@ -92,7 +92,7 @@ def test_sums_are_taken_in_rank_order():
             assert all(w.answer(rank)[1] == [want.item()] for rank in range(4))
 
 
-def test_a_rank_that_runs_may_still_send():
+def test_no_deadlock_is_reported_while_a_rank_runs():
     with Wired(3) as w:
         w.issue(0, "recv", elements=1, peer=1, wait=True)
         w.issue(2, "recv", elements=1, peer=0, wait=True)
@@ -124,7 +124,7 @@ def a_collective_of_some(w: Wired) -> None:
          "collectives: without group=, a collective is one of all ranks, and all of them issue it"),
     ],
 )  # fmt: skip
-def test_a_deadlock_is_seen_and_says_who_waits_for_what(act, told):
+def test_deadlock_is_detected_and_explained(act, told):
     with Wired(3) as w:
         act(w)
         assert w.hang().endswith(told)
@@ -144,7 +144,7 @@ def test_a_deadlock_is_seen_and_says_who_waits_for_what(act, told):
          "rank 0 made a group of ranks 0; rank 1 made a group of ranks 1: every rank makes every group"),
     ],
 )  # fmt: skip
-def test_the_first_mismatch_is_the_answer_of_both(first, second, told):
+def test_first_mismatch_error_describes_both_ranks(first, second, told):
     with Wired(2) as w:
         first(w)
         second(w)
@@ -154,7 +154,7 @@ def test_the_first_mismatch_is_the_answer_of_both(first, second, told):
     assert told in w.switch.mismatch
 
 
-def test_a_gate_gives_its_numbers_when_it_is_asked():
+def test_gate_returns_its_numbers_and_is_recorded():
     with Wired(2, gates={"a": [2.0, 3.0]}) as w:
         w.all_reduce(0, 1.0)
         w.send(0, do="gate", name="a", number=-1)
@@ -164,7 +164,7 @@ def test_a_gate_gives_its_numbers_when_it_is_asked():
     assert [(gate.name, gate.issued) for gate in w.switch.ranks[0].gates] == [("a", 1), ("unknown", 1)]
 
 
-def test_answers_are_kept_back_between_two_gates():
+def test_answers_between_held_gates_are_delayed():
     with Wired(2, hold=[("first", "last")]) as w:
         for rank in range(2):
             w.send(rank, do="gate", name="first", number=-1)
@@ -181,7 +181,7 @@ def test_answers_are_kept_back_between_two_gates():
     assert [(rank, row.number) for rank, row in w.switch.stalls] == [(1, 0)]
 
 
-def test_by_rounds_all_wait_before_anybody_has_an_answer():
+def test_round_is_answered_only_after_all_ranks_wait():
     with Wired(2, by_rounds=True) as w:
         for turn in range(2):
             for rank in range(2):
@@ -194,7 +194,7 @@ def test_by_rounds_all_wait_before_anybody_has_an_answer():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says whether a process sleeps")
-def test_a_process_that_sleeps_is_told_from_one_that_runs():
+def test_asleep_distinguishes_sleeping_from_running_process():
     for code, sleeps in (("input()", True), ("while True: pass", False)):
         with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
             time.sleep(0.5)
@@ -204,7 +204,7 @@ def test_a_process_that_sleeps_is_told_from_one_that_runs():
     assert asleep(0) == []
 
 
-def test_polling_again_for_an_answer_that_is_kept_back_is_noted():
+def test_repeated_polling_for_delayed_answer_is_recorded_as_stall():
     with Wired(1, hold=[("first", "last")]) as w:
         w.send(0, do="gate", name="first", number=-1)
         w.answer(0)
@@ -236,7 +236,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("send", GARBAGE)
-def test_what_no_rank_of_ours_sends_ends_its_part_and_no_other(send):
+def test_unexpected_frame_affects_only_its_sender(send):
     with Wired(3) as w:
         send(w)
         for rank in (1, 2):

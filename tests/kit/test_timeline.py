@@ -15,7 +15,7 @@ def pyplot():
     pyplot.close("all")
 
 
-def test_the_picture_has_a_row_a_rank_and_a_look_a_kind(pyplot):
+def test_timeline_has_row_per_rank_and_style_per_kind(pyplot):
     kinds = ["forward", "backward", "step", "message"]
     rank = [Span(kind, kind, 0.003 * i, 0.003 * (i + 1)) for i, kind in enumerate(kinds)]
     figure = timelines({"bucketed": [rank, rank[1:]]})

@@ -64,7 +64,7 @@ def alone(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_run_that_is_finished_says_so_in_a_line(alone, here):
+def test_finished_run_prints_one_line_and_keeps_its_record(alone, here):
     before = (alone / "run.json").read_text()
     for steps in (STEPS, STEPS - 10):
         code, output = here("--folder", alone, "--steps", steps)
@@ -74,7 +74,7 @@ def test_a_run_that_is_finished_says_so_in_a_line(alone, here):
     assert (alone / "run.json").read_text() == before, "what the run was like stays"
 
 
-def test_a_killed_rank_costs_no_more_than_the_last_interval_and_another_mesh_goes_on(alone, tmp_path, here):
+def test_run_resumes_after_killed_rank_and_on_another_mesh(alone, tmp_path, here):
     log, mesh = tmp_path / "log", ["--mesh", "pipe=2", "--micro-batches", "2"]
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
     command = [sys.executable, "-m", *torchrun, "-m", "lab.train", *SMALL, *mesh, "--folder", str(tmp_path)]
@@ -156,7 +156,7 @@ def test_train_refuses_in_one_line_before_any_rank_starts(nothing_passes, monkey
     assert len(err.strip().splitlines()) == 1, err
 
 
-def test_what_is_unsolved_has_a_stand_in_and_is_told(nothing_passes):
+def test_unsolved_exercises_use_reported_stand_ins(nothing_passes):
     cpu = torch.device("cpu")
     options = capstone.parse([])
     assert (options.stack, options.mesh) == ("data", {"data": 2})
@@ -179,7 +179,7 @@ def test_without_a_reference_stand_ins_are_compared(nothing_passes, monkeypatch)
     assert train.parse(capstone.as_arguments(other, []), train.make_parser()).mesh == {"data": 4}
 
 
-def test_who_goes_on_sees_the_batches_that_would_have_come():
+def test_resumed_run_requires_unchanged_batch_options():
     run = SimpleNamespace(options=SimpleNamespace(seed=1, sequences=16, context=128))
     train.Run._same_data(run, {"losses": []})  # of an earlier kit, which did not keep it
     train.Run._same_data(run, {"data": {"seed": 1, "sequences": 16, "context": 128}})
@@ -188,7 +188,7 @@ def test_who_goes_on_sees_the_batches_that_would_have_come():
             train.Run._same_data(run, {"data": {"seed": 1, "sequences": 16, "context": 128, name: other}})
 
 
-def test_the_flops_of_a_step_are_those_of_its_products():
+def test_step_flops_match_hand_computed_formula():
     tiny = SIZES["tiny"]
     assert step_flops(tiny, 16, 128) == 6 * 2048 * (108_544 + 128 * 64 * 2)
     assert step_flops(tiny, 16, 128, k=2) - step_flops(tiny, 16, 128) == 6 * 2048 * 2 * 3 * 64 * 176

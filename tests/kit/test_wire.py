@@ -70,12 +70,12 @@ class Liar(int):
     ],
     ids=lambda v: type(v).__name__,
 )  # fmt: skip
-def test_what_may_not_cross_is_refused_by_name(value):
+def test_wire_refuses_unsupported_types(value):
     with pytest.raises(WireError, match=r"cannot be sent|keys are"):
         wire.pack([value])
 
 
-def test_limits_hold_before_anything_is_built(monkeypatch):
+def test_wire_limits_apply_before_values_are_built(monkeypatch):
     nested = []
     for _ in range(40):
         nested = [nested]
@@ -99,7 +99,7 @@ def test_limits_hold_before_anything_is_built(monkeypatch):
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
 @settings(max_examples=200, deadline=None)
-def test_a_flipped_byte_is_another_value_or_a_refusal(position, flip):
+def test_flipped_byte_raises_only_wire_error(position, flip):
     message = bytearray(wire.pack({"a": [1, "x"], "t": torch.arange(5)}))
     message[position % len(message)] ^= flip
     with contextlib.suppress(WireError):

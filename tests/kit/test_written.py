@@ -41,12 +41,12 @@ def answer(found: list[Answer], id: str) -> Answer:
 # ---- the questions ----
 
 
-def test_what_is_handed_out_and_every_chapter_say_what_questions_toml_says():
+def test_generated_question_files_match_questions_toml():
     wrong = [str(path.relative_to(ROOT)) for path in written.out_of_step(ROOT / "student")]
     assert not wrong, f"{wrong}: run python -m grader stubs"
 
 
-def test_every_stage_asks_two_to_four_one_in_prose_and_a_profile_of_stages_that_it_teaches():
+def test_question_counts_and_profiles_fit_their_stages():
     profiles = questions.default().profiles
     assert questions.default().of_profile("tour") == ()
     assert set(profiles["full"]) == set(KNOWN)
@@ -95,12 +95,12 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("id", BY_HAND)
-def test_what_is_worked_out_is_what_the_formula_says(id):
+def test_answer_key_matches_hand_computed_values(id):
     tolerance = KNOWN[id].bands[0] / 2
     assert answer_key.truth(id) == pytest.approx(BY_HAND[id], rel=tolerance)
 
 
-def test_the_models_flops_are_those_that_it_spends():
+def test_answer_key_flops_match_the_flop_counter():
     config, batch, context = SIZES["tiny"], 1, 16
     with FlopCounterMode(display=False) as counter:
         Transformer(config)(torch.randint(256, (batch, context)))
@@ -108,7 +108,7 @@ def test_the_models_flops_are_those_that_it_spends():
     assert answer_key._forward_flops(config, batch, context) == counter.get_total_flops() - hidden_half
 
 
-def test_every_question_that_is_no_prose_has_a_plausible_truth():
+def test_answer_key_values_lie_in_plausible_ranges():
     for q in (q for q in COMPUTED if q.kind != "choice"):
         low, high = (in_base(x, q.unit, q.unit) for x in q.range)
         assert low <= answer_key.truth(q.id) <= high
@@ -117,7 +117,7 @@ def test_every_question_that_is_no_prose_has_a_plausible_truth():
 @pytest.mark.parametrize(
     ("factor", "share"), [(1, {"number": 1, "prediction": 1, "choice": 1}), (1.4, {}), (1.1, {"prediction": 0.5})]
 )
-def test_the_truth_earns_all_points_and_what_is_beside_it_none_or_half(tmp_path, factor, share):
+def test_exact_answers_earn_full_points_and_near_ones_half_or_none(tmp_path, factor, share):
     def table(q):
         value = answer_key.truth(q.id)
         if q.kind == "choice":
@@ -130,7 +130,7 @@ def test_the_truth_earns_all_points_and_what_is_beside_it_none_or_half(tmp_path,
     assert sum(s.possible for s in scores) == sum(q.points for q in COMPUTED)
 
 
-def test_a_likely_slip_is_named_and_the_truth_is_not_told(tmp_path):
+def test_likely_mistake_is_named_without_revealing_the_answer(tmp_path):
     a = answer(handed_in(tmp_path, '[ddp.ring_bytes]\nvalue = 868\nunit = "GB"\n'), "ddp.ring_bytes")
     assert (a.outcome, a.share) == ("wrong", 0)
     assert "the wrong prefix?" in a.message
@@ -178,7 +178,7 @@ def test_a_unit_of_another_kind_is_refused(unit, asked):
         (b"a = " + b"9" * 990, ""),
     ],
 )
-def test_a_bad_file_is_one_line_and_costs_its_answers_alone(tmp_path, content, words):
+def test_malformed_answers_file_gets_note_and_prose_still_counts(tmp_path, content, words):
     (tmp_path / "answers.toml").write_bytes(content)
     (tmp_path / "writeup.md").write_text(f"## {PROSE[0].id}\nBecause.\n")
     found, notes = written.judge(tmp_path, KNOWN)
@@ -200,14 +200,14 @@ def test_a_bad_file_is_one_line_and_costs_its_answers_alone(tmp_path, content, w
         ('value = 868\nunit = "Mb"', "got 'Mb'"),
     ],
 )
-def test_an_answer_that_cannot_be_read_says_why_in_a_line(tmp_path, table, words):
+def test_unreadable_answer_gets_one_line_reason(tmp_path, table, words):
     a = answer(handed_in(tmp_path, f"[ddp.ring_bytes]\n{table}\n"), "ddp.ring_bytes")
     assert (a.outcome, a.share) == ("unreadable", 0)
     assert words in a.message
     assert "\n" not in a.message
 
 
-def test_quoted_numbers_are_read_empty_ones_are_not_answered_and_a_misspelt_question_is_named(tmp_path):
+def test_answers_accept_quoted_numbers_and_note_unknown_questions(tmp_path):
     found = handed_in(tmp_path, '[ddp.ring_bytes]\nvalue = "868"\nunit = "MB"\n[zero.devices]\nvalue = " "\n')
     assert (answer(found, "ddp.ring_bytes").outcome, answer(found, "zero.devices").outcome) == ("right", "missing")
     (tmp_path / "answers.toml").write_text("[ddp.ring_byte]\nvalue = 1\n")
@@ -217,7 +217,7 @@ def test_quoted_numbers_are_read_empty_ones_are_not_answered_and_a_misspelt_ques
 
 @settings(max_examples=60, deadline=None)
 @given(toml=st.binary(max_size=200), prose=st.binary(max_size=200))
-def test_no_bytes_raise(tmp_path_factory, toml, prose):
+def test_judging_accepts_arbitrary_bytes_without_raising(tmp_path_factory, toml, prose):
     folder = tmp_path_factory.mktemp("any")
     (folder / "answers.toml").write_bytes(b"[ddp.ring_bytes]\nvalue = " + toml)
     (folder / "writeup.md").write_bytes(b"## ddp.timeline\n" + prose)
