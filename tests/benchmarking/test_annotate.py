@@ -43,7 +43,7 @@ def broken_off(tree: list) -> int:
 
 @exercise(ANNOTATE, kind="numerics")
 @pytest.mark.parametrize("backend", DEVICE)
-def test_ranges_nest_and_close_also_when_they_are_broken_off(run, rng, backend):
+def test_ranges_nest_and_close_after_exceptions(run, rng, backend):
     tree = draw(rng, 3)
     tree[0][2] = tree[1][1][0][2] = True
     got = run(probes.pushes_and_pops, tree, backend, device=DEVICE[backend])

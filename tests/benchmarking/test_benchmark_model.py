@@ -52,7 +52,7 @@ def test_tokens_are_where_the_model_is(run, rng):
 
 @exercise(MODEL, kind="numerics")
 @pytest.mark.parametrize("mode", MODES)
-def test_the_model_is_asked_warmup_plus_steps_times(run, rng, mode):
+def test_model_runs_warmup_plus_steps_times_on_random_tokens(run, rng, mode):
     sizes, batch, context = draw(rng)
     warmup, steps = rng.integers(1, 3), rng.integers(2, 4)
     for training in (False, True):

@@ -28,7 +28,7 @@ def test_one_seed_gives_one_run(run, rng):
 
 
 @exercise(DETERMINISM, kind="numerics")
-def test_any_seed_is_taken(run, rng):
+def test_smallest_and_largest_seeds_are_accepted(run, rng):
     for seed in (0, 2**64 - 1 - rng.integers(0, 99)):
         got = run(probes.runs, seed, 7, 5)
         assert same(got["first"]["numpy"], got["second"]["numpy"]), f"two runs of the seed {seed} differ"
@@ -36,7 +36,7 @@ def test_any_seed_is_taken(run, rng):
 
 @exercise(DETERMINISM, kind="numerics")
 @pytest.mark.parametrize("broken", [False, True], ids=["left", "left by an exception"])
-def test_what_is_drawn_afterwards_is_as_if_nothing_had_happened(run, rng, broken):
+def test_block_restores_random_states_and_settings(run, rng, broken):
     seed = rng.integers(1, 999)
     got, want = (run(probes.block_effects, seed, enter, broken) for enter in (True, False))
     other = [source for source in probes.SOURCES if not same(got["drawn"][source], want["drawn"][source])]

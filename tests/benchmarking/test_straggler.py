@@ -65,7 +65,7 @@ def test_every_rank_names_the_rank_with_the_longest_typical_step(run, rng, world
 
 
 @exercise(STRAGGLER, kind="numerics")
-def test_a_group_is_asked_about_itself(run, rng):
+def test_straggler_is_chosen_from_group_members(run, rng):
     samples, members = draw(rng, 4), [1, 3]
     samples[0] = [50.0] * 5  # the slowest of all, and no member
     values = run(probes.straggler, samples, members, world=4)

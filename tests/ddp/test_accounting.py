@@ -86,7 +86,7 @@ def check(run, cases: list[dict], cause: str = "") -> None:
 
 
 @exercise(ACCOUNTING, kind="numerics")
-def test_a_ring_is_its_messages(run, rng):
+def test_all_reduce_time_sums_its_ring_messages(run, rng):
     cases = [
         {"bytes": rng.integers(0, 10**9), "world": w, "alpha_s": rng.uniform(0, 1e-3),
          "bytes_per_s": 10 ** rng.uniform(6, 11)}
@@ -102,7 +102,7 @@ def test_a_ring_is_its_messages(run, rng):
 
 @exercise(ACCOUNTING, kind="numerics")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_step_is_as_long_as_one_that_is_played(run, rng, variant):
+def test_step_costs_match_a_simulated_step(run, rng, variant):
     cases = []
     for _ in range(40):
         case = draw(rng, variant, forward_s=rng.uniform(0, 1), optimizer_s=rng.uniform(0, 0.1))

@@ -76,7 +76,7 @@ def test_one_message_to_each_other_rank(run, rng, world):
 
 
 @exercise(ALL_TO_ALL, kind="property")
-def test_in_each_step_everyone_sends_to_another(run, rng):
+def test_each_rank_receives_from_one_sender_in_each_step(run, rng):
     members = draw_members(rng, size=4, world=6)
     ranks, directions = run_cases(run, OP, draw(rng, 6, members, ["uneven"]), members), set()
     for group_rank, rank in enumerate(members):
@@ -93,5 +93,5 @@ def test_in_each_step_everyone_sends_to_another(run, rng):
 
 
 @exercise(ALL_TO_ALL, kind="property")
-def test_parts_are_sent_from_where_they_lie(run, rng):
+def test_all_to_all_never_copies_all_parts(run, rng):
     collectives.limits_memory(run, rng, OP, 3_000_000, 9, 3, "a copy of all parts")

@@ -103,7 +103,7 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 
 @exercise(BUCKETED, kind="numerics")
 @pytest.mark.parametrize("set_to_none", [True, False, "resting"])
-def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
+def test_layers_skipped_in_some_steps(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2)
     layers = list(range(len(chain[1])))
     resting = [rng.shuffled(layers)[: rng.integers(1, len(layers) - 2)] for _ in range(2)]
@@ -269,7 +269,7 @@ def test_a_second_backward_is_refused(run, rng, bucket):
 
 
 @exercise(BUCKETED, kind="property")
-def test_nobody_waits_during_backward(run, rng):
+def test_backward_does_not_wait_for_messages(run, rng):
     oracles.nobody_waits(run, rng, "bucketed", {"bucket_bytes": rng.integers(20, 60)})
 
 

@@ -197,7 +197,7 @@ def test_replicated_gradients_send_nothing_and_pieces_one_number(run, rng):
 
 
 @exercise(CLIP, kind="property")
-def test_gradients_are_scaled_where_they_lie_and_nothing_is_read_back(run, rng):
+def test_clipping_scales_in_place_without_host_reads(run, rng):
     """First whole gradients alone, then some beside pieces of others."""
     cases = [{"gradients": [*draw(rng), None], "sharded": s, "max_norm": 0.1} for s in (None, draw(rng))]
     for got in run(probes.clip_sharded, [cases], [], world=1)[0]:

@@ -41,7 +41,7 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 
 @exercise(FLAT, kind="numerics")
 @pytest.mark.parametrize("set_to_none", [True, False, "resting"])
-def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
+def test_layers_skipped_in_some_steps(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2, dtypes=MIXED)
     layers = list(range(len(chain[1])))  # of one dtype and the other, in turn
     other = rng.shuffled(layers)[: rng.integers(1, len(layers) - 1)]
@@ -61,7 +61,7 @@ def test_only_the_ranks_of_its_group_are_averaged(run, rng):
 
 
 @exercise(FLAT, kind="numerics")
-def test_gradients_that_lie_in_a_buffer_in_another_order(run, rng):
+def test_transposed_gradient_views_are_averaged(run, rng):
     shapes = [(rng.integers(2, 5), rng.integers(6, 9)) for _ in range(3)]
     values = [[rng.normal(*shape) for shape in shapes] for _ in range(2)]
     for rank, got in enumerate(run(probes.transposed_views, "flat", values, world=2)):

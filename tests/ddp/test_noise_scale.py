@@ -111,7 +111,7 @@ def test_noise_that_hides_the_gradient_is_infinite(run, rng):
 
 @exercise(NOISE, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2])
-def test_what_tells_nothing_is_refused(run, world):
+def test_invalid_options_and_early_estimates_are_refused(run, world):
     cases = [{"samples": 0}, {"samples": 4, "decay": 0.0}, {"samples": 4, "decay": 1.5}, {"samples": 4}]
     want = ["ValueError"] * 3 + (["ValueError"] * 2 if world == 1 else ["nothing", "RuntimeError"])
     for rank, errors in enumerate(run(probes.refused_noise, cases, world=world)):

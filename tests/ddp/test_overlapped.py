@@ -31,7 +31,7 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 
 @exercise(OVERLAPPED, kind="numerics")
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
+def test_layers_skipped_in_some_steps(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
     layers = list(range(len(chain[1])))  # of one dtype and the other, in turn: in the third step one has no gradient
     part = rng.shuffled(layers)[: rng.integers(1, len(layers) - 1)]
@@ -88,7 +88,7 @@ def test_a_gradient_leaves_before_backward_goes_on(run, rng):
 
 
 @exercise(OVERLAPPED, kind="property")
-def test_nobody_waits_during_backward(run, rng):
+def test_backward_does_not_wait_for_messages(run, rng):
     oracles.nobody_waits(run, rng, "overlapped")
 
 

@@ -82,5 +82,5 @@ def test_all_ranks_send_at_once(run, rng):
 
 
 @exercise(RING, kind="property")
-def test_there_is_room_for_one_chunk(run, rng):
+def test_ring_all_reduce_never_holds_a_second_tensor(run, rng):
     collectives.limits_memory(run, rng, OP, 15_000_000, 1.25, 1, "a second tensor")

@@ -44,5 +44,5 @@ def test_all_ranks_send_at_once(run, rng):
 
 
 @exercise(RING, kind="property")
-def test_there_is_room_for_two_parts(run, rng):
+def test_reduce_scatter_never_copies_the_whole_tensor(run, rng):
     collectives.limits_memory(run, rng, OP, 3_000_000, 7, 3, "a copy of the tensor, beside two parts,")

@@ -59,7 +59,7 @@ def test_a_causal_mask_halves_products_and_what_is_read_again(run, rng, algorith
 
 @exercise(ACCOUNTING, kind="numerics")
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_tiles_are_counted_upwards(run, rng, direction):
+def test_tile_counts_are_rounded_up(run, rng, direction):
     """Lengths one below, at and one above a multiple of a tile, and shorter than one."""
     cases = []
     for is_causal in (False, True):

@@ -67,7 +67,7 @@ def test_every_key_that_a_row_sees_is_visited(run, rng, kind):
 
 
 @exercise(CAUSAL, kind="numerics")
-def test_tiles_without_a_mask_are_seen_whole(run, rng, kind):
+def test_unmasked_tiles_are_full_and_seen_by_all_rows(run, rng, kind):
     def wrong(full, end, limit, stop, block_n) -> str:
         if full % block_n:
             return f"full is {full}, expected a multiple of {block_n}: the walk without a mask is of whole tiles"

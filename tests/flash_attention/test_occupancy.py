@@ -142,7 +142,7 @@ def test_the_first_of_several_limits_is_named(run, rng):
 
 
 @exercise(OCCUPANCY, kind="numerics")
-def test_what_no_kernel_has_is_refused(run, rng):
+def test_impossible_kernel_resources_are_refused(run, rng):
     good = {"registers": rng.integers(1, 255), "shared_bytes": rng.integers(0, 9000), "warps": rng.integers(1, 8)}
     bad = {
         "registers": [0, -rng.integers(1, 9), 256, 999],

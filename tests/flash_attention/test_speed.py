@@ -47,10 +47,10 @@ def test_three_quarters_as_fast(run, rng, direction, is_causal):
 
 
 @exercise(SPEED, kind="timing", triton="native")
-def test_as_fast(run, rng, direction, is_causal):
+def test_as_fast_as_flash_attention_2(run, rng, direction, is_causal):
     race(run, rng, direction, is_causal, 0.95)
 
 
 @exercise(SPEED, kind="timing", triton="native")
-def test_faster(run, rng, direction, is_causal):
+def test_faster_than_flash_attention_2(run, rng, direction, is_causal):
     race(run, rng, direction, is_causal, 1.1)

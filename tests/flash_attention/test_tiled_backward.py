@@ -117,7 +117,7 @@ def test_long_sequences(run, rng, expect):
 
 @exercise(BACKWARD, kind="property")
 @pytest.mark.parametrize("shape", LONG)
-def test_scores_exist_tile_by_tile_alone(run, rng, expect, shape):
+def test_full_score_matrix_is_never_held(run, rng, expect, shape):
     """Memory does not grow with queries × keys, nor, for a few queries, with keys, nor for a few keys with queries."""
     *tensors, is_causal = draw_long(rng, shape)
     trace = check(run, rng, expect, *tensors, is_causal, {}, factor=LONG_FACTOR)

@@ -174,7 +174,7 @@ def test_what_backward_needs_is_saved(run, rng):
 
 @exercise(TILED, kind="property")
 @pytest.mark.parametrize("shape", LONG)
-def test_scores_exist_tile_by_tile_alone(run, rng, expect, shape):
+def test_full_score_matrix_is_never_held(run, rng, expect, shape):
     """Memory does not grow with queries × keys, nor, for a few queries, with keys, nor for a few keys with queries."""
     q, k, v, do, is_causal = draw_long(rng, shape)
     trace = check(run, rng, expect, q, k, v, do, is_causal, {}, factor=LONG_FACTOR)

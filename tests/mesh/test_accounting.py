@@ -165,7 +165,7 @@ def test_limits_are_where_communication_just_takes_as_long(run, rng, overlap):
 
 
 @exercise(ACCOUNTING, kind="property")
-def test_nothing_is_lost_between_ranks(run, rng):
+def test_flops_and_parameters_of_all_ranks_add_up(run, rng):
     """FLOPs of all ranks add up to those of one process, and parameters of all stages to those of the model."""
     case = draw(rng, False, False)
     degrees = case["degrees"]

@@ -24,7 +24,7 @@ def attached(run, rng, dtype: str, times: int = 1) -> tuple:
 
 @exercise(ATTACH, kind="numerics")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_both_get_their_gradients(run, rng, dtype):
+def test_x_and_loss_get_their_gradients(run, rng, dtype):
     times = rng.integers(2, 3)
     x, w, c, got = attached(run, rng, dtype, times)
     torch_dtype = getattr(torch, dtype)
@@ -40,7 +40,7 @@ def test_both_get_their_gradients(run, rng, dtype):
 
 
 @exercise(ATTACH, kind="numerics")
-def test_where_nobody_asks_for_gradients(run, rng):
+def test_result_requires_grad_only_when_an_input_does(run, rng):
     no_grad, neither, loss_only, dw, same = run(probes.attached_without_gradients, rng.normal(3, 2))
     assert not no_grad, "under no_grad the result asks for gradients"
     assert not neither, "of an x and a loss that ask for no gradient, the result does"

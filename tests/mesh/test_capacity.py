@@ -29,7 +29,7 @@ def draw(rng, tokens: int, n: int, k: int, factor: float) -> dict:
 
 @exercise(CAPACITY, kind="numerics")
 @pytest.mark.parametrize("k", [1, 2])
-def test_each_expert_keeps_its_first(run, rng, k):
+def test_expert_keeps_first_tokens_up_to_its_limit(run, rng, k):
     cases = [draw(rng, rng.integers(3, 20), rng.integers(2, 6), k, f) for f in (0.25, 0.5, 1.0, 1.25, 2.0, 8.0)]
     n = rng.integers(2, 5)
     even = (torch.arange(3 * n * k) % n).view(-1, k)
@@ -58,7 +58,7 @@ def test_each_expert_keeps_its_first(run, rng, k):
 
 
 @exercise(CAPACITY, kind="numerics")
-def test_a_factor_of_nothing_is_refused(run):
+def test_invalid_capacity_factor_is_refused(run):
     experts = torch.zeros(2, 1, dtype=torch.int64)
     errors = run(probes.refused, "capacity", [[experts, 2, factor] for factor in (0.0, -1.0, float("nan"))])
     assert errors == ["ValueError"] * 3, f"factors 0, −1 and NaN: expected ValueError, got {errors}"

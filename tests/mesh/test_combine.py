@@ -58,12 +58,12 @@ def judged(run, cases: list, members: list = (), no_group: bool = False) -> list
 
 @exercise(COMBINE, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_results_come_home_weighted(run, rng, world):
+def test_weighted_results_return_to_their_tokens(run, rng, world):
     judged(run, draw(rng, world))
 
 
 @exercise(COMBINE, kind="numerics")
-def test_over_a_part_of_the_world_and_alone(run, rng):
+def test_combine_in_a_subgroup_and_without_a_group(run, rng):
     judged(run, draw(rng, 2), sorted(rng.shuffled(range(1, 4))[:2]))
     judged(run, draw(rng, 1), no_group=True)
 

@@ -114,7 +114,7 @@ def test_one_all_to_all_forward_and_one_backward(run, rng):
 
 
 @exercise(EXCHANGE, kind="property")
-def test_a_rank_alone_sends_nothing(run, rng):
+def test_group_of_one_sends_nothing(run, rng):
     cases = draw(rng, 1)
     for no_group in (False, True):
         for kind, (got,) in zip(KINDS, judged(run, cases, no_group=no_group, world=1), strict=True):

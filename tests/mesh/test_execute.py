@@ -125,7 +125,7 @@ def test_several_chunks_a_rank(run, rng, stages):
 
 @exercise(EXECUTE, kind="numerics")
 @pytest.mark.parametrize("stages", [2, 3])
-def test_any_schedule_that_is_one(run, rng, stages):
+def test_any_valid_schedule_trains_like_one_process(run, rng, stages):
     micro_batches, chunks = rng.integers(3, 5), rng.integers(1, 2)
     check_training(run, rng, draw_any(rng, stages, micro_batches, chunks))
 
@@ -240,7 +240,7 @@ def order(got: list, want: list) -> str:
 
 @exercise(EXECUTE, kind="property")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says whether a process sleeps")
-def test_nobody_waits_for_what_it_sends(run, rng):
+def test_ranks_do_not_wait_for_their_sends(run, rng):
     """The answer to a send comes when its rank begins the next action: who waits for it stands still."""
     _, traces, _ = gated(run, rng, "1f1b", sends_held=True)
     for rank, trace in enumerate(traces):

@@ -131,7 +131,7 @@ def test_one_number_is_sent_once(run, rng):
 
 
 @exercise(NORM, kind="property")
-def test_gradients_are_scaled_where_they_lie_and_none_is_read_back(run, rng):
+def test_global_norm_clips_in_place_without_host_reads(run, rng):
     layout = draw_layout(rng, {"data": 2})
     for rank, (got,) in enumerate(judged(run, layout, draw_values(rng, layout), [0.1], "data")):
         assert got["in_place"], f"rank {rank}: .grad is another tensor than before: scale it in place"

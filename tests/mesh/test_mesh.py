@@ -79,7 +79,7 @@ def test_a_rank_is_a_place_in_an_array_of_all_ranks(paper):
 
 
 @exercise(MESH, kind="numerics")
-def test_axes_that_are_not_named_are_where_this_rank_is(paper):
+def test_unnamed_axes_keep_this_ranks_coordinates(paper):
     for case, got in paper:
         degrees, rank = case["degrees"], case["here"]
         coord, edges = coord_of(degrees, rank), [(a, p) for a, n in zip(AXES, degrees, strict=True) for p in (0, n - 1)]
@@ -135,7 +135,7 @@ def test_what_is_not_there_is_refused(run, rng):
 
 
 @exercise(MESH, kind="numerics")
-def test_degrees_that_do_not_fit_are_told_what_would(run, rng):
+def test_error_for_wrong_degrees_suggests_fixes(run, rng):
     world = rng.choice([4, 6])
     degrees = [[1, 1, 1, 1], [world, 2, 1, 1], [1, 3, 1, 4], [2, 1, 1, 5], [1, 1, world + 1, 1]]
     degrees = [rng.shuffled(d) for d in degrees]

@@ -21,7 +21,7 @@ ATTENTION = "mesh.parallel_attention"
 
 @exercise(ATTENTION, kind="numerics")
 @pytest.mark.parametrize(("size", "grouped"), [(1, False), (2, False), (3, False), (2, True)])
-def test_the_ranks_heads_together_are_the_whole(run, rng, expect, size, grouped):
+def test_heads_of_all_ranks_match_the_unsplit_layer(run, rng, expect, size, grouped):
     drawn = draw_block(rng, "attention", size)
     for rank, got in enumerate(check_layer(run, rng, expect, "attention", drawn, size, grouped)):
         assert got["attended"], f"rank {rank}: the attention that was given has an `attend` of its own, never called"
@@ -29,7 +29,7 @@ def test_the_ranks_heads_together_are_the_whole(run, rng, expect, size, grouped)
 
 
 @exercise(ATTENTION, kind="numerics")
-def test_a_block_of_both_parallel_halves_is_as_the_whole(run, rng, expect):
+def test_block_of_two_parallel_halves_matches_the_unsplit_block(run, rng, expect):
     size = rng.integers(2, 3)
     check_layer(run, rng, expect, "block", draw_block(rng, "block", size), size)
 

@@ -153,7 +153,7 @@ def test_what_binds_is_what_saves_most_when_doubled(run, rng):
 
 
 @exercise(PLANNER, kind="numerics")
-def test_what_cannot_be_is_refused_in_one_line(run, rng):
+def test_invalid_inputs_are_refused_in_one_line(run, rng):
     small = draw(rng, max_gpus=16) | {"room": 1e8 / 8e10}
     idle = draw(rng) | {"gpus": 64, "sequences": 1}
     idle["model"] = idle["model"] | {"layers": 1, "heads": 4, "kv_heads": 4, "width": 256, "hidden": 256}
@@ -174,7 +174,7 @@ def test_what_cannot_be_is_refused_in_one_line(run, rng):
 
 
 @exercise(PLANNER, kind="property")
-def test_no_price_is_asked_for_that_could_not_matter(run, rng):
+def test_planner_prices_only_plans_it_could_return(run, rng):
     cases = draw_several(rng, 8)
     for case, (got, priced) in zip(cases, run(probes.planned, cases), strict=True):
         job = probes.job_of(case)

@@ -53,7 +53,7 @@ def judged(run, cases: list, expert: int) -> list:
 
 
 @exercise(REDUCE, kind="numerics")
-def test_whose_sum_over_whom(run, rng):
+def test_dense_and_expert_gradients_sum_over_their_own_ranks(run, rng):
     data, expert = rng.choice([(2, 3), (3, 2)])  # factors that tell which axis is forgotten
     judged(run, draw(rng, data, expert), expert)
 

@@ -114,7 +114,7 @@ def test_the_balance_is_that_of_the_whole_batch(run, rng, world):
 
 
 @exercise(ROUTE, kind="numerics")
-def test_ranks_that_are_summed_and_not_averaged(run, rng):
+def test_balance_gradients_when_averaged_over_half_the_ranks(run, rng):
     """As with sequence parallelism: statistics are of four ranks, and gradients are divided by two."""
     cases = [[draw(rng, 3, 5, 3, skew=2.0, averaged_over=2)] for _ in range(4)]
     judge(run, cases)

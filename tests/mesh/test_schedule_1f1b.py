@@ -14,17 +14,17 @@ ONE = "mesh.schedule_1f1b"
 
 
 @exercise(ONE, kind="numerics")
-def test_every_action_is_there_once_and_none_waits_for_ever(run, rng):
+def test_every_action_occurs_once_without_deadlock(run, rng):
     schedules.check_all(run, ONE, schedules.draw_cases(rng))
 
 
 @exercise(ONE, kind="numerics")
-def test_what_is_no_pipeline_is_refused(run):
+def test_invalid_pipeline_arguments_are_refused(run):
     schedules.check_refused(run, ONE)
 
 
 @exercise(ONE, kind="numerics")
-def test_who_goes_first_comes_back_first(run, rng):
+def test_micro_batches_run_in_order_in_both_directions(run, rng):
     for case, ranks in schedules.listed(run, ONE, schedules.draw_cases(rng)):
         for rank, actions in enumerate(ranks):
             for kind in ("forward", "backward"):
@@ -35,7 +35,7 @@ def test_who_goes_first_comes_back_first(run, rng):
 
 
 @exercise(ONE, kind="property")
-def test_idle_no_longer_than_gpipe_with_no_more_alive_than_stages_are_left(run, rng):
+def test_bubble_equals_gpipes_and_live_activations_are_bounded(run, rng):
     """One test for both: GPipe has the short idle time, a pipeline without warm-up the few activations, 1F1B both."""
     for case, ranks in schedules.listed(run, ONE, schedules.draw_cases(rng)):
         warm_up = "min(m, p − r) forwards come before rank r's first backward, then a backward and a forward alternate"

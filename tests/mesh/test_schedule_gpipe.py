@@ -14,12 +14,12 @@ GPIPE = "mesh.schedule_gpipe"
 
 
 @exercise(GPIPE, kind="numerics")
-def test_every_action_is_there_once_and_none_waits_for_ever(run, rng):
+def test_every_action_occurs_once_without_deadlock(run, rng):
     check_all(run, GPIPE, draw_cases(rng))
 
 
 @exercise(GPIPE, kind="numerics")
-def test_what_is_no_pipeline_is_refused(run):
+def test_invalid_pipeline_arguments_are_refused(run):
     check_refused(run, GPIPE)
 
 

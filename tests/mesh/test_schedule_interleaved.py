@@ -14,7 +14,7 @@ INTERLEAVED = "mesh.schedule_interleaved"
 
 
 @exercise(INTERLEAVED, kind="numerics")
-def test_every_action_is_there_once_and_none_waits_for_ever(run, rng):
+def test_every_action_occurs_once_without_deadlock(run, rng):
     schedules.check_all(run, INTERLEAVED, schedules.draw_cases(rng, chunks=2))
 
 
@@ -24,7 +24,7 @@ def test_with_one_chunk_any_number_of_micro_batches_will_do(run, rng):
 
 
 @exercise(INTERLEAVED, kind="numerics")
-def test_what_is_no_pipeline_is_refused(run, rng):
+def test_invalid_pipeline_arguments_are_refused(run, rng):
     invalid = ([0, 2, 4, 0], [1, 2, 2, -1], [0, 3, 4, 2], [2, 4, 6, rng.integers(2, 3)], [0, 2, 1, 2])
     schedules.check_refused(run, INTERLEAVED, (rng.integers(1, 3),), invalid)
 

@@ -90,7 +90,7 @@ def test_the_bound_is_that_of_the_formula(run, rng, values, accumulator):
 
 
 @exercise(ACCUMULATE, kind="property")
-def test_where_nothing_is_known_the_bound_is_infinite(run, rng):
+def test_error_bound_is_infinite_when_ku_is_at_least_1(run, rng):
     n = rng.integers(2, 40)
     for accumulator, length in (("bfloat16", 256), ("bfloat16", 256 + n), ("float16", 2048), ("float16", 2048 + n)):
         got = run(probes.added, "error_bound", torch.ones(length), accumulator)["found"]

@@ -44,7 +44,7 @@ def check(run, drawn, **options) -> dict:
 
 
 @exercise(CHECKPOINT, kind="property")
-def test_it_runs_once_without_autograd_and_once_with(run, rng):
+def test_function_runs_once_per_pass_with_autograd_only_in_backward(run, rng):
     got = run(probes.run_part, *draw(rng), {"how": "checkpointed"})
     calls = ["on" if enabled else "off" for enabled, _ in got["calls"]]
     forward, backward = calls[: got["in_forward"]], calls[got["in_forward"] :]
@@ -55,7 +55,7 @@ def test_it_runs_once_without_autograd_and_once_with(run, rng):
 
 
 @exercise(CHECKPOINT, kind="property")
-def test_only_what_goes_in_is_kept(run, rng):
+def test_checkpoint_keeps_inputs_and_recomputes_one_part_at_a_time(run, rng):
     rows, width, hidden, parts = rng.integers(20, 40), rng.integers(5, 9), 4 * rng.integers(30, 60), rng.integers(3, 5)
     weights = [rng.normal(width, hidden) / 3, rng.normal(hidden, width) / hidden**0.5]
     got = run(probes.part_memory, weights, rng.normal(rows, width), rng.normal(width), parts)

@@ -125,7 +125,7 @@ def test_numbers_that_make_no_sense_are_refused(run):
 
 
 @exercise(SCALER, kind="property")
-def test_a_scale_that_is_too_large_is_found_in_as_many_steps_as_it_has_halvings(run, rng):
+def test_each_overflow_halves_and_each_interval_doubles_the_scale(run, rng):
     halvings = rng.integers(6, 14)
     got = run(probes.scaler_scales, {"scale": 2.0**20, "interval": 5}, [False] * halvings + [True] * 10, -1)
     measured(f"scale after {halvings} overflows", got[halvings], 2.0 ** (20 - halvings))

@@ -118,7 +118,7 @@ def test_updates_too_small_for_float16_still_add_up(run, rng):
 
 
 @exercise(STEP, kind="numerics")
-def test_what_is_clipped_are_true_gradients(run, rng):
+def test_gradients_are_clipped_after_unscaling(run, rng):
     drawn, max_norm = draw(rng, 4), rng.uniform(0.05, 0.1)
     got = train_student(run, drawn, max_norm=max_norm)
     check(got, drawn, "float16", OPTIONS["scale"], max_norm=max_norm)
@@ -169,7 +169,7 @@ def test_a_step_with_an_infinity_or_nan_changes_nothing(run, rng, optimizer):
 
 
 @exercise(STEP, kind="numerics")
-def test_the_scaler_is_told_of_good_steps_too(run, rng):
+def test_scale_grows_after_good_steps(run, rng):
     got = train_student(run, draw(rng, 6), scale=64.0, interval=3)
     assert got["scales"] == [64.0, 64.0, 128.0, 128.0, 128.0, 256.0], (
         f"interval 3, six good steps: scales {got['scales']}"

@@ -74,7 +74,7 @@ def test_what_layers_saved_is_not_on_the_device(run, rng):
 
 
 @exercise(OFFLOAD, kind="property")
-def test_large_activations_travel_and_nothing_else_does(run, rng):
+def test_only_large_activations_are_offloaded(run, rng):
     states, sizes, x, minimum = draw(rng)
     activations = {x.shape[0] * size for size in sizes}
     for limit in (16, minimum):  # a weight has less than x and its like: only the first run would send it

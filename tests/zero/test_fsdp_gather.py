@@ -42,7 +42,7 @@ def test_tied_frozen_and_checkpointed_layers(run, rng, expect, case):
 
 @exercise(GATHER, kind="numerics")
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_layers_that_rest_or_are_used_twice(run, rng, expect, checkpoint):
+def test_layers_skipped_or_used_twice(run, rng, expect, checkpoint):
     plan = draw_plan(rng, checkpoint=checkpoint)
     blocks = list(range(3))
     orders = [[blocks], [rng.shuffled(blocks)[:2]], [[0, *rng.shuffled(blocks)]], [[2, 2, 1]]]

@@ -34,7 +34,7 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 
 @exercise(PREFETCH, kind="numerics")
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_layers_that_rest_change_places_or_are_used_twice(run, rng, expect, checkpoint):
+def test_layers_skipped_reordered_or_used_twice(run, rng, expect, checkpoint):
     plan = draw_plan(rng, checkpoint=checkpoint, tied=not checkpoint)
     blocks = list(range(3))
     orders = [
@@ -159,7 +159,7 @@ def test_a_reduce_scatter_is_not_waited_for_before_the_next(run, rng):
 
 
 @exercise(PREFETCH, kind="property")
-def test_one_layer_is_whole_and_one_on_its_way_never_more(run, rng):
+def test_at_most_one_layer_is_in_use_and_one_in_flight(run, rng):
     world, plan, tokens = rng.integers(2, 3), oracles.big_plan(5), rng.tokens(1, vocabulary=128)
     for rank, (got, base) in enumerate(oracles.held_and_baseline(run, "prefetch", {}, plan, tokens, world)):
         for moment, layers, why in [

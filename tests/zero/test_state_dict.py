@@ -158,7 +158,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late
 
 @exercise(STATE_DICT, kind="property")
 @pytest.mark.parametrize("gathered", [False, True])
-def test_a_full_disk_leaves_the_checkpoint_before(run, rng, gathered):
+def test_full_disk_keeps_the_previous_checkpoint(run, rng, gathered):
     width, state, batches = draw(rng, [1, 1])
     (got,) = run(probes.full_disk, width, state, batches, gathered, world=1, folder={})
     for limit, failed, loaded in got["told"]:

@@ -61,7 +61,7 @@ def test_frozen_tensors_stay_and_thaw(run, rng):
 
 
 @exercise(ZERO1, kind="numerics")
-def test_tensors_without_gradient_rest(run, rng):
+def test_tensors_without_gradient_are_skipped(run, rng):
     plan = draw_plan(rng, count=8, steps=1)
     for _ in range(3):
         plan["steps"].append({"gradients": draw_gradients(rng, plan["values"], rng.shuffled(range(8))[:3])})
@@ -230,12 +230,12 @@ def test_parameters_are_sent_once_and_gradients_not_at_all(run, rng, world):
 
 
 @exercise(ZERO1, kind="property")
-def test_nobody_waits_for_one_tensor_before_the_next_is_under_way(run, rng):
+def test_messages_of_many_tensors_do_not_wait_for_each_other(run, rng):
     starts_before_it_waits(run, draw_plan(rng, count=30, steps=2), 3)
 
 
 @exercise(ZERO1, kind="property")
-def test_nor_for_one_that_is_so_large_that_it_may_be_sent_alone(run, rng):
+def test_messages_of_large_tensors_do_not_wait_for_each_other(run, rng):
     large = [[130, rng.integers(127, 140)] for _ in range(12)]
     starts_before_it_waits(run, draw_plan(rng, count=2, steps=1, large=large), 3)
 

@@ -35,7 +35,7 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 
 
 @exercise(ZERO2, kind="numerics")
-def test_layers_that_rest_are_not_moved(run, rng, expect):
+def test_only_parameters_that_changed_are_all_gathered(run, rng, expect):
     plan = draw_plan(rng)
     blocks = list(range(3))
     orders = [[blocks], [rng.shuffled(blocks)[:2]], [[2, 2, 1], blocks], [rng.shuffled(blocks)[:1]]]
