@@ -1,11 +1,25 @@
 """Mutants and variants are edits of the reference, by hand or by rule; `grader parts` names all of an exercise."""
 
+import subprocess
+import sys
+
 import pytest
 
-from grader import mutants, operators
+from grader import hostile, mutants, operators
 from grader.errors import InputError
 from grader.mutants import Edited, read, texts
 from lab.course.assignment import default
+
+
+def test_edits_use_only_names_that_are_defined(tmp_path):
+    edited = [e for kind in ("mutant", "variant") for stage in default().stages for e in read(kind, stage.name)]
+    attacks = [Edited(a.name, a.exercise, a.why, "assertion", a.edits) for a in hostile.read() if a.edits]
+    for each in edited + attacks:
+        for file, text in texts(each).items():
+            (tmp_path / f"{each.name}-{file.replace('/', '-')}").write_text(text)
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select=F821", str(tmp_path)]
+    done = subprocess.run([*ruff, "--output-format=concise"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("kind", ["mutant", "variant"])

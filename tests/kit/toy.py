@@ -94,7 +94,7 @@ def build(kit: Path, submissions: int) -> Path:
 
 
 def write_test(kit: Path, name: str, want: str = "") -> None:
-    text = TEST.format(name=name, needs=NEEDS[name], want=want or WANT[name])
+    text = TEST.format(name=name, want=want or WANT[name])
     (kit / "tests" / "toys" / f"test_{name}.py").write_text(text)
 
 

@@ -13,9 +13,9 @@ CHECKPOINTED = (
 
 
 def parts(plan, world, small=0, blocks=False) -> tuple[list, int, int]:
-    """(layer, n) of each layer that is cut, in forward's order; elements of what stays whole; elements of all.
+    """Return ([(layer, n), …] in forward order, elements that are not sharded, all elements). n: elements of a shard.
 
-    blocks: they alone are layers.
+    small: layers with fewer elements are not sharded. blocks: only blocks are layers.
     """
     m = Net(plan)
     layers = [("embedding", m.embedding), *enumerate(m.blocks), ("norm", m.norm), ("head", m.head)]
@@ -26,7 +26,7 @@ def parts(plan, world, small=0, blocks=False) -> tuple[list, int, int]:
 
 
 def messages(plan, world, small=0, blocks=False, backward_dtype="float32", dtype="float32") -> Counter:
-    """The messages of a step: (op, phase, elements, dtype)."""
+    """Count the messages that a rank must send in a step, by (op, phase, elements, dtype)."""
     sharded, unsharded, _ = parts(plan, world, small, blocks)
     want = Counter({("all_reduce", "finish", 1, "float32"): unsharded})
     for _, n in sharded:
@@ -37,7 +37,7 @@ def messages(plan, world, small=0, blocks=False, backward_dtype="float32", dtype
 
 
 def sends(rows) -> Counter:
-    """The messages sent. All-reduces count by elements, since small parameters may share a message."""
+    """Count the messages sent. An all-reduce counts once per element, because small parameters may share one."""
     found: Counter = Counter()
     for r in rows:
         size, times = (1, r["elements"]) if r["op"] == "all_reduce" else (r["elements"], 1)
@@ -46,7 +46,7 @@ def sends(rows) -> Counter:
 
 
 def listing(counter, names=None) -> str:
-    """How often each was sent. names: of layers, by n."""
+    """Describe the counted messages. names[n]: the layer whose shards have n elements."""
     names = names or {}
     return ", ".join(
         f"all_reduce of {times} elements in all {' '.join(map(str, (phase, *dtype)))}"

@@ -1,4 +1,4 @@
-"""Draws inputs for sharded optimizers, and checks that they step exactly like the optimizer they shard."""
+"""Draws inputs for sharded optimizers, and checks that they step exactly like the unsharded optimizer."""
 
 import heapq
 import itertools
@@ -10,7 +10,7 @@ from lab.harness.trace import Trace
 
 from . import probes_optimizer as probes
 
-# Options with which each optimizer keeps as much state as possible.
+# With these options, each optimizer keeps as much state as it can.
 OPTIONS = {
     "AdamW": {"lr": 0.05, "weight_decay": 0.1, "amsgrad": True},
     "Adam": {"lr": 0.03, "betas": [0.8, 0.95]},
@@ -24,7 +24,7 @@ OPTIONS = {
 
 
 def draw_shapes(rng, count) -> list:
-    """Matrices, vectors and scalars."""
+    """Draw shapes of matrices, vectors and scalars; the last is a matrix."""
     return [
         rng.choice([(), (rng.integers(1, 9),), (rng.integers(1, 6), rng.integers(2, 6))]) for _ in range(count - 1)
     ] + [(rng.integers(6, 9), rng.integers(6, 9))]
@@ -35,7 +35,7 @@ def draw_gradients(rng, values, without=()) -> list:
 
 
 def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.float32,), large=(), **extra) -> dict:
-    """A few tensors and a few steps; frozen ones get no gradient. large: shapes of additional tensors."""
+    """Draw a plan for `probes.train`. Frozen tensors get no gradient. large: shapes of additional tensors."""
     count = count or rng.integers(5, 9)
     shapes = rng.shuffled([*draw_shapes(rng, count), *large])
     values = [rng.normal(*s).to(dtypes[i % len(dtypes)]) for i, s in enumerate(shapes)]
@@ -51,13 +51,13 @@ def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.f
 
 
 def plan_of(rng, values, frozen=(), name="AdamW") -> dict:
-    """A plan of one step on these tensors, some of them frozen."""
+    """Draw a plan with one step on these tensors. frozen: indices of the frozen ones."""
     plan = {**draw_plan(rng, name, count=3), "values": values, "frozen": [*frozen]}
     return {**plan, "steps": [{"gradients": draw_gradients(rng, values, frozen)}]}
 
 
 def draw_even(rng, count) -> dict:
-    """Many tensors of nearly equal size, and two much larger frozen ones, so that sent bytes are predictable."""
+    """Draw a plan with predictable bytes: tensors of nearly equal size, and two much larger frozen ones."""
     sizes = [rng.integers(60, 80) for _ in range(count)]
     frozen = sorted(rng.shuffled(range(count))[:2])
     values = [rng.normal(10 * size if i in frozen else size) for i, size in enumerate(sizes)]
@@ -66,7 +66,7 @@ def draw_even(rng, count) -> dict:
 
 
 def draw_groups(rng, plan, count=3) -> list:
-    """Groups with different hyperparameters; one group may use the defaults."""
+    """Draw groups with different hyperparameters. The first group uses the defaults."""
     order = rng.shuffled(range(len(plan["values"])))
     cuts = [0, *sorted(rng.shuffled(range(1, len(order)))[: count - 1]), len(order)]
     groups = [{"params": order[a:b]} for a, b in itertools.pairwise(cuts)]
@@ -76,9 +76,9 @@ def draw_groups(rng, plan, count=3) -> list:
 
 
 def steps_as_unsharded(run, plan, kind, world, hold=()) -> list[list[dict]]:
-    """Assert that after every step every rank's tensors equal those of the plain optimizer, bit for bit.
+    """Assert that after each step each rank's tensors equal those of the plain optimizer, bit for bit.
 
-    Returns the `step_records` of each rank, if all take part. hold: numbers of the steps in which the switch withholds
+    Returns the `step_records` of each rank, or [] if only some take part. hold: steps in which the switch withholds
     answers.
     """
     want = run(probes.train, "plain", {**plan, "only": []})
@@ -90,8 +90,8 @@ def steps_as_unsharded(run, plan, kind, world, hold=()) -> list[list[dict]]:
 
 
 def step_records(trace: Trace, steps: int) -> list[dict]:
-    """Of each step: "rows", its messages and those between it and the next; "stalls", how often the rank waited
-    for them while the switch withheld answers."""
+    """Return per step: "rows", the messages from its begin to the next step; "stalls", how often the rank waited for
+    one of them while the switch withheld answers."""
     parts = trace.cut([name for step in range(steps) for name in (f"step {step}", f"step {step} is done")])
     waited = [row.number for row in trace.stalls]
     rows = [within + after for within, after in zip(parts[::2], parts[1::2], strict=True)]
@@ -99,7 +99,7 @@ def step_records(trace: Trace, steps: int) -> list[dict]:
 
 
 def grows_by_a_share(run, rng, kind) -> None:
-    """Assert that a rank keeps only its share of AdamW's state: no old gradients, no copies of tensors."""
+    """Assert, by the memory peak, that a rank keeps only its share of AdamW's state: no old gradients, no copies."""
     world, sizes, seed = 4, [rng.integers(740_000, 780_000) for _ in range(12)], rng.integers(0, 10**6)
     want = run(probes.large, "plain", sizes, seed, 2)
     traces = run.trace(probes.large, kind, sizes, seed, 2, world=world)
@@ -119,7 +119,7 @@ def grows_by_a_share(run, rng, kind) -> None:
 
 
 def goes_on_from_its_own_state_dict(run, rng, kind, world) -> None:
-    """Assert that a new optimizer of this kind, in a group of the same size, continues from the first one's state."""
+    """Assert that a new optimizer of this kind, on equally many ranks, continues from the first one's state_dict()."""
     plan = draw_plan(rng, rng.choice(["AdamW", "SGD"]), count=7)
     plan["groups"] = draw_groups(rng, plan)
     want = run(probes.train, "plain", plan)
@@ -131,7 +131,7 @@ def goes_on_from_its_own_state_dict(run, rng, kind, world) -> None:
 
 
 def same_after_loading(what, got, want) -> None:
-    """Assert that tensors are those of an uninterrupted training."""
+    """Assert that tensors equal those of an uninterrupted training."""
     for i, tensor in enumerate(want["values"][-1]):
         assert torch.equal(got[i], tensor), (
             f"{what} tensor {i} goes another way: moments, counts and hyperparameters all come from the state_dict"
@@ -139,7 +139,7 @@ def same_after_loading(what, got, want) -> None:
 
 
 def same_steps(what, got, want, plan) -> None:
-    """Assert equal tensors after every step, and equal rates, groups, return values and cleared gradients."""
+    """Assert equal tensors after each step, and equal rates, groups, return values and cleared gradients."""
     assert got["calls"] == want["calls"], (
         f"{what}: in {len(want['values'])} steps the closure was called {got['calls']} times, expected {want['calls']}"
     )
@@ -174,7 +174,7 @@ def same_steps(what, got, want, plan) -> None:
 
 
 def _listed(wrong, plan) -> str:
-    """Lists these tensors by number, with the properties that all of them share."""
+    """List these tensors by number, with the properties that all of them share."""
     kinds = {"frozen at first": plan.get("frozen", []), "transposed": plan.get("transposed", [])}
     shared = [name for name, members in kinds.items() if {*wrong} <= {*members}]
     names = f"tensor{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))}"
@@ -182,14 +182,14 @@ def _listed(wrong, plan) -> str:
 
 
 def sent_bytes(rows, rank, world) -> float:
-    """Bytes that the rank sent for these rows, counted as in handout/conventions.md: the root sends a broadcast."""
+    """Return the bytes that the rank sent, counted as in handout/conventions.md: only the root sends a broadcast."""
     total = 0.0
     for row in rows:
         share = {
             "broadcast": (world - 1) * row["bytes"] if row["peer"] == rank else 0,
             "all_gather": (world - 1) * row["bytes"],
             "all_reduce": 2 * (world - 1) / world * row["bytes"],
-            "reduce_scatter": (world - 1) * row["bytes"],  # a row has the bytes of a rank's part
+            "reduce_scatter": (world - 1) * row["bytes"],  # a row counts the bytes of one part
             "recv": 0,
             "barrier": 0,
         }
@@ -198,13 +198,13 @@ def sent_bytes(rows, rank, world) -> float:
 
 
 def owned_bytes(run, plan, kind, world) -> list[float]:
-    """Bytes of the tensors that each rank owns: those that it sends to each other rank in the plan's one step."""
+    """Return, per rank, the bytes of its tensors: in the plan's one step it sends them to each other rank."""
     (steps,) = zip(*steps_as_unsharded(run, plan, kind, world), strict=True)
     return [sent_bytes(step["rows"], rank, world) / (world - 1) for rank, step in enumerate(steps)]
 
 
 def sends_parameters_once(run, plan, kind, world, padding) -> None:
-    """Assert that in each step all ranks send no more than their own tensors. padding: bytes that may be added."""
+    """Assert that in each step all ranks send only their own tensors. padding: bytes that may be added."""
     size = sum(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
     for step, ranks in enumerate(zip(*steps_as_unsharded(run, plan, kind, world), strict=True)):
         sent = sum(sent_bytes(got["rows"], rank, world) for rank, got in enumerate(ranks))
@@ -218,8 +218,8 @@ def sends_parameters_once(run, plan, kind, world, padding) -> None:
 
 
 def shares(amounts, world) -> list[int]:
-    """Sums per rank, sorted, if each amount in turn goes to the rank with the least."""
-    sums = [0] * world  # a heap: the smallest is first
+    """Give each amount in turn to the rank with the smallest sum; return the sums, sorted."""
+    sums = [0] * world  # a heap: the smallest sum is first
     for amount in amounts:
         heapq.heapreplace(sums, sums[0] + amount)
     return sorted(sums)

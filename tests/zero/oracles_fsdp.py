@@ -1,4 +1,4 @@
-"""Inputs, float64 oracles and shared checks of sharded models."""
+"""Inputs, float64 oracles and shared checks for sharded models."""
 
 from dataclasses import replace
 from operator import call
@@ -14,13 +14,13 @@ from .probes_fsdp import DTYPES, Net
 
 
 def draw_plan(rng, blocks=3, **flags) -> dict:
-    """Sizes of a net: all layers differ in size, and need not be divisible by the number of ranks."""
+    """Draw the sizes of a net. All blocks differ in size; the number of ranks need not divide a size."""
     hidden = rng.shuffled(range(9, 9 + 2 * blocks, 2))
     return {"width": rng.integers(5, 7), "hidden": hidden, "vocabulary": rng.integers(11, 17), **flags}
 
 
 def draw_batches(rng, plan, world, orders) -> list:
-    """[rank][step][micro-batch] -> [tokens, targets, order]; orders: [step][micro-batch] -> blocks to run, in order."""
+    """Return batches[rank][step][micro-batch] = [tokens, targets, order]. orders[step][micro-batch]: blocks to run."""
     rows = rng.integers(2, 3)
     return [
         [[[rng.tokens(rows, vocabulary=plan["vocabulary"]), rng.normal(rows, plan["vocabulary"]), o] for o in step]
@@ -33,7 +33,7 @@ def natural(plan, steps=3, micro=1) -> list:
 
 
 def draw_numbers(rng, orders) -> dict[str, list[float]]:
-    """A number for each gate of these steps, exact in every dtype."""
+    """Draw a number per gate of these steps; each is exact in all dtypes."""
     names = [
         f"{step}.{i} {name}" for step, micros in enumerate(orders) for i, order in enumerate(micros) for name in (
             "embedded", "blocks", *(f"block {b} {what}" for b in {*order} for what in ("begins", "backward", "ends"))
@@ -43,9 +43,8 @@ def draw_numbers(rng, orders) -> dict[str, list[float]]:
 
 
 def whole_batch(plan, state, batches, optim, dtype, numbers) -> dict:
-    """Train in one process on the batches of all ranks. dtype: for everything; 16-bit dtypes use float32 masters.
-
-    numbers: by which gates multiply; none: without gates.
+    """Train in one process on the batches of all ranks. dtype: of all tensors; with a 16-bit dtype, weights stay float32
+    and are cast for the computation; "" leaves dtypes as they are. numbers: by which gates multiply; {}: no gates.
     """
     m = Net({**plan, "checkpoint": False})
     m.load_state_dict(state)
@@ -85,12 +84,12 @@ def _forward(m, tokens, order, dtype):
 def trains_as_one(
     run, rng, kind, plan, orders, world, optim="sgd", options=None, reduced="", hold=(), expect=call
 ) -> list[dict]:
-    """Assert that ranks train like one process on the whole batch: start, losses, outputs, weights, summed gradients.
+    """Assert that ranks train like one process on the whole batch: start, losses, outputs, weights, sent gradients.
 
-    Returns each rank's values, with "seen": the switch's record of each step. hold: pairs of gates between which the
-    switch withholds answers.
+    Returns the values of each rank, with "seen": its `step_records`. reduced: the 16-bit dtype of the computation. hold:
+    pairs of gates between which the switch withholds answers.
     """
-    states = [gated.draw_state(rng, Net(plan), 0.4) for _ in range(world)]  # which differ between ranks
+    states = [gated.draw_state(rng, Net(plan), 0.4) for _ in range(world)]  # they differ between ranks
     batches = draw_batches(rng, plan, world, orders)
     numbers = draw_numbers(rng, orders)
     optim_args = [optim, rng.uniform(0.05, 0.1) if optim == "sgd" else rng.uniform(0.01, 0.02)]
@@ -112,13 +111,13 @@ def trains_as_one(
                 f"{label}, backward {i}: {len(forward)} units are whole, or attributes of their modules, after "
                 "forward: free and hide them by then"
             )
-            limit = 2 if kind == "prefetch" else 0  # one layer may have been fetched in vain
+            limit = 2 if kind == "prefetch" else 0  # one layer may have been fetched but not used
             assert len(backward) <= limit, (
                 f"{label}, backward {i}: {len(backward)} units are whole, or attributes of their modules, after it, "
                 f"expected {limit} at most; {backward.count('frozen')} of them are frozen: what is frozen gets no "
                 "gradient that says it is done, its layer's input does"
             )
-        assert kind == "prefetch" or got["most"] <= 2, (  # which may fetch in vain, where the order changes
+        assert kind == "prefetch" or got["most"] <= 2, (  # prefetch may fetch an unused layer when the order changes
             f"{label}: {got['most']} layers are whole while a block computes, expected 2 at most: free each when done"
         )
         assert not any(got["unfreed"]), (
@@ -162,7 +161,7 @@ def trains_as_one(
             assert torch.equal(tensor, ranks[0]["state"][name]), (
                 f"{name} differs between ranks 0 and {rank} after {len(orders)} steps"
             )
-        # 16-bit gradients of a few values may all be right by luck: their errors are measured over all weights.
+        # A few 16-bit values may all be exact by luck, so 16-bit errors are measured over all weights.
         for names in [[*want["state"]]] if reduced else [[n] for n in want["state"]]:
             weights = [torch.cat([x["state"][n].flatten() for n in names]) for x in (got, want, plain)]
             close(
@@ -178,7 +177,7 @@ def trains_as_one(
 
 
 def _local_gradients(plan, state, batch, numbers, by_parameter) -> list[torch.Tensor]:
-    """Gradients of one rank's first micro-batch, in float64, per parameter or per layer."""
+    """Return the float64 gradients of one rank's first micro-batch, flat, per parameter or per layer."""
     m = Net({**plan, "checkpoint": False})
     m.load_state_dict(state)
     m.double().begin("0.0")
@@ -192,7 +191,7 @@ def _local_gradients(plan, state, batch, numbers, by_parameter) -> list[torch.Te
 
 
 def _check_scatters(label, step, gradients, world) -> None:
-    """Assert that a rank reduces its own gradients, in any order, maybe padded, maybe divided by W."""
+    """Assert that each reduce-scatter holds a gradient of this rank: in any order, maybe padded, maybe divided by W."""
     for row, payload in zip(step["rows"], step["payloads"], strict=True):
         if row["op"] != "reduce_scatter" or payload is None:
             continue
@@ -211,9 +210,9 @@ PHASES = {"forward", "backward", "finish", "step", "no_grad", "over"}
 
 
 def step_records(trace, orders) -> list[dict]:
-    """For each step: "rows", its messages with their phase, in order; "no_grad", the messages after the step; "asked",
-    gate → how many messages of the step had left when it was first requested; "stalls", numbers of the rows for
-    which the rank waited while the switch withheld answers."""
+    """Return per step: "rows", its messages in order, each with its phase; "no_grad", the messages after the step;
+    "payloads" of the rows; "asked"[gate], the messages of the step that had left when the rank first requested the gate;
+    "stalls", the numbers of the messages for which the rank waited while the switch withheld answers."""
     marks = [gate for gate in trace.gates if gate.name.split(" ", 1)[-1] in PHASES]
     phases = [
         [f"{step}.{i} {name}" for i in range(len(micros)) for name in ("forward", "backward")]
@@ -239,7 +238,7 @@ OVERFLOWS = "divide before the sum: the mean fits in float16, the sum does not"
 
 
 def averages_its_group(run, rng, kind, options=None):
-    """Assert that gradients are averaged over the given group."""
+    """Assert that a model with a group averages gradients over that group."""
     order = rng.shuffled(range(5))
     groups = [sorted(order[:2]), sorted(order[2:])]
     values = [rng.normal(rng.integers(7, 7), 3) for _ in range(5)]
@@ -255,7 +254,7 @@ def averages_its_group(run, rng, kind, options=None):
 
 
 def survives_fp16(run, rng, kind, options=None, cause=OVERFLOWS):
-    """Assert that a mean that fits in fp16 is right though the sum does not fit."""
+    """Assert that the mean of fp16 gradients is right where their sum would overflow."""
     world = rng.integers(3, 4)
     values = [rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000 for _ in range(world)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, [], world=world)
@@ -263,7 +262,7 @@ def survives_fp16(run, rng, kind, options=None, cause=OVERFLOWS):
 
 
 def is_mean(ranks, group, values, factor, cause, half=False):
-    """Assert that these ranks' shards form the mean, and that the gradients of parameters that stay whole are it."""
+    """Assert that these ranks' shards together form the mean, and that each unsharded gradient equals the mean."""
     want = torch.stack(values).double().mean(0).flatten()
     plain = want.half() if half else torch.stack(values).mean(0).flatten()
     gradients = {f"whole, rank {r}": ranks[r]["whole"] for r in group if "whole" in ranks[r]}
@@ -274,14 +273,14 @@ def is_mean(ranks, group, values, factor, cause, half=False):
 
 
 def held_and_baseline(run, kind, options, plan, tokens, world) -> list:
-    """(bytes held by this kind, bytes held by plain FSDP) per rank; this exercise is judged by the difference."""
+    """Return (bytes held by this kind, bytes held by plain FSDP) per rank; tests judge the difference."""
     args = plan, tokens
     held = run(probes_fsdp.held_bytes, kind, options, *args, world=world)
     return [*zip(held, run(probes_fsdp.held_bytes, "gather", {}, *args, world=world), strict=True)]
 
 
 def big_plan(blocks) -> dict:
-    """Layers of equal size, large compared with their activations."""
+    """Return the sizes of a net whose equal layers are much larger than their activations."""
     return {"width": 32, "hidden": [64] * blocks, "vocabulary": 128}
 
 

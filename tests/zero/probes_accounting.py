@@ -1,4 +1,4 @@
-"""Probes of the memory counts, and of what torch's own sharded optimizer keeps and sends."""
+"""Probes of the memory formulas, and of the bytes that torch's own sharded optimizer keeps and sends."""
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ def counted(impl, sizes: list, world: int, method: str, precision: str, activati
 
 
 def measured(impl, sizes: list) -> dict:
-    """Bytes kept by a step with one all-reduce per gradient and torch's ZeroRedundancyOptimizer."""
+    """Step with one all-reduce per gradient and torch's ZeroRedundancyOptimizer; return the bytes that a rank keeps."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     ps = [nn.Parameter(torch.randn(n)) for n in sizes]

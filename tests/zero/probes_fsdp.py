@@ -1,4 +1,4 @@
-"""Probes of sharded models: train a net on each rank; return what was sent and when, and memory held."""
+"""Probes of sharded models: train a net on each rank, or measure the memory that it holds."""
 
 from functools import partial
 from typing import Any
@@ -20,12 +20,12 @@ from lab.solution.wire import PerRank
 
 from ..ddp.probes import group_of
 
-METHODS = ["message", "start", "gather", "free", "before_forward", "before_backward", "reduce"]  # that others override
+METHODS = ["message", "start", "gather", "free", "before_forward", "before_backward", "reduce"]  # FSDPPrefetch and FSDPMixed override some
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Block(Named):
-    """A residual layer with gates before and after it, and between its halves in backward."""
+    """A residual layer, with gates before and after it in forward, and one between its halves in backward."""
 
     def __init__(self, width: int, hidden: int, double: bool, index: int):
         super().__init__(
@@ -52,10 +52,9 @@ def _backward(x: torch.Tensor, prefix: str, name: str) -> torch.Tensor:
 
 
 class Net(Named):
-    """Tokens to logits. plan: width, hidden (of each block), vocabulary; perhaps tied, checkpoint, frozen, double.
-
-    Its gates are named by the step and micro-batch that `begin` has set, as "0.1 embedded", "0.1 block 2 begins",
-    "0.1 block 2 ends", and in backward "0.1 blocks" and "0.1 block 2 backward"; "": no gates.
+    """Maps tokens to logits. plan, its configuration: width, hidden (per block), vocabulary; flags: tied, checkpoint,
+    frozen, double. `begin` sets the prefix of gate names, the step and micro-batch ("": no gates). Gates of forward:
+    "0.1 embedded", "0.1 block 2 begins", "0.1 block 2 ends"; of backward: "0.1 blocks", "0.1 block 2 backward".
     """
 
     def __init__(self, plan: dict):
@@ -77,10 +76,10 @@ class Net(Named):
             self.blocks[0].up.requires_grad_(False)
         self.register_buffer("scale", torch.ones(width))
         self.register_buffer("passing", torch.zeros(width), persistent=False)  # not in state_dict()
-        self.gathered: list[list[list[str]]] = []  # per backward: units that are whole before and after it
+        self.gathered: list[list[list[str]]] = []  # per backward: units before it, after it
 
     def finish_gradient_synchronization(self) -> None:
-        """Does nothing: an unsharded net needs no synchronization."""
+        """Do nothing: the net itself (for ZeRO2) needs no synchronization."""
 
     def full_state(self) -> dict:
         return nn.Module.state_dict(self)
@@ -101,13 +100,13 @@ class Net(Named):
 
 
 def loss(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean squared distance, in float32 at least."""
+    """Return the mean squared error, in float32 for 16-bit outputs."""
     out = out.float() if out.dtype in (torch.float16, torch.bfloat16) else out
     return ((out - targets.to(out.dtype)) ** 2).mean()
 
 
 def wrap(impl, kind: str, m: nn.Module, **options: Any) -> Any:
-    """The sharded model of this kind. Dtypes are given by name, and "blocks" as layers."""
+    """Return the sharded model of this kind. An option may be the name of a dtype, or "blocks": the list of blocks."""
     named = {**DTYPES, "blocks": [*getattr(m, "blocks", ())]}
     options = {k: named[v] if isinstance(v, str) else v for k, v in options.items()}
     name = {"gather": "FSDP", "prefetch": "FSDPPrefetch", "mixed": "FSDPMixed"}[kind]
@@ -115,7 +114,7 @@ def wrap(impl, kind: str, m: nn.Module, **options: Any) -> Any:
 
 
 def sharded(impl, kind: str, m: Net, optim: list, **options: Any) -> tuple:
-    """Return model and optimizer: the net itself and ZeRO2 ("zero2"), or a sharded model and torch's optimizer."""
+    """Return (model, optimizer): for "zero2" the net itself and ZeRO2, else a sharded model and torch's optimizer."""
     if kind == "zero2":
         return m, optimizer(optim[0], m, optim[1], partial(impl.zero.zero2.ZeRO2, **options))
     wrapped = wrap(impl, kind, m, **options)
@@ -123,7 +122,7 @@ def sharded(impl, kind: str, m: Net, optim: list, **options: Any) -> tuple:
 
 
 def optimizer(name: str, parameters: Any, lr: float, factory: Any = None) -> Any:
-    """torch's optimizer, or factory(parameters, torch's class, **options) if `factory` is given."""
+    """Return torch's optimizer, or factory(parameters, torch's class, **options) if there is a factory."""
     cls, options = {
         "sgd": (torch.optim.SGD, {"momentum": 0.9}),
         "adamw": (torch.optim.AdamW, {"eps": 1e-3, "weight_decay": 0.1}),
@@ -132,9 +131,9 @@ def optimizer(name: str, parameters: Any, lr: float, factory: Any = None) -> Any
 
 
 def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: PerRank, optim: list) -> dict:
-    """Train on this rank's batches: [rank][step][micro-batch] -> [tokens, targets, order]. optim: [name, lr].
+    """Train on batches[rank][step][micro-batch]: [tokens, targets, order]. optim: [name, lr].
 
-    The net of an odd number of ranks is in evaluation mode.
+    With an odd number of ranks the net is in evaluation mode.
     """
     rank = dist.get_rank()
     m = Net(plan)
@@ -169,7 +168,7 @@ def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: 
 def backward(
     wrapped: Any, m: Net, prefix: str, tokens: torch.Tensor, targets: torch.Tensor, order: list, micro_batches: int
 ) -> float:
-    """Forward and backward of one of the `micro_batches`; its loss."""
+    """Run forward and backward of one of `micro_batches` micro-batches; return its loss."""
     m.begin(prefix)
     gates.mark(f"{prefix} forward")
     out = loss(wrapped(tokens, order=order), targets)
@@ -181,7 +180,7 @@ def backward(
 
 
 def gathered_units(wrapped: Any) -> list[str]:
-    """Units of a sharded model whose parameters are all present now, as "trained" or "frozen"."""
+    """Return "trained" or "frozen" per unit that is gathered now, or whose parameters are attributes of a module."""
     return [
         "trained" if unit.shard.requires_grad else "frozen" for unit in getattr(wrapped, "units", ())
         if unit.full.untyped_storage().nbytes() or any(n in vars(m) for places in unit.places for m, n in places)
@@ -189,12 +188,12 @@ def gathered_units(wrapped: Any) -> list[str]:
 
 
 def count_layers(wrapped: Any, m: Net) -> list[int]:
-    """A list, filled during training, of how many layers are whole whenever a block computes."""
+    """Return a list that training fills: the number of gathered layers, each time a block computes."""
     counts: list[int] = []
 
     def count(*_: Any) -> None:
         layers = reversed([*getattr(wrapped, "units_of", {}).items()])
-        owners = {unit: layer for layer, units in layers for unit in units}  # tied: the first layer's
+        owners = {unit: layer for layer, units in layers for unit in units}  # a unit that layers share counts for the first
         counts.append(len({layer for unit, layer in owners.items() if unit.full.untyped_storage().nbytes()}))
 
     def computes(_: nn.Module, x: tuple) -> None:
@@ -222,7 +221,7 @@ class Dot(nn.Module):
 
 
 def gradients(impl, kind: str, options: dict, values: PerRank, groups: list) -> dict:
-    """Average given gradients over the group that this rank is in: of a layer that is cut and of one that is not."""
+    """Average given gradients over this rank's group: in a sharded layer ("cut"), and in an unsharded one ("whole")."""
     rank = dist.get_rank()
     group = group_of(rank, groups)
     if kind == "zero2":
@@ -248,9 +247,8 @@ def starts(state: dict) -> dict[str, int]:
 
 
 def stepped(impl, value: torch.Tensor, start: int, group: dict, dropped: float = 0.0) -> dict:
-    """The mean, as one step of ZeRO2 with SGD subtracts it. `dropped` times the gradient comes first, and is dropped.
-
-    A scheduler of the inner optimizer doubles its rate to 1.
+    """Return "whole", the mean gradient: by how much one step of ZeRO2 with SGD lowers the weight. A scheduler doubles the
+    inner optimizer's learning rate to 1. dropped: compute `dropped` times the gradient before; zero_grad() clears it.
     """
     m = Dot(value, start)
     zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=0.5, **group)
@@ -265,13 +263,13 @@ def stepped(impl, value: torch.Tensor, start: int, group: dict, dropped: float =
 
 
 def nested(impl) -> str:
-    """The error for nested layers."""
+    """Return the name of the error for nested layers."""
     m = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Linear(3, 3))
     return raised(lambda: wrap(impl, "gather", m, layers=[m[1], m[0], m[0][0]]))
 
 
 def two_names(impl) -> list[dict]:
-    """The state of a layer that is registered twice: the original's, and the wrapper's."""
+    """Register a layer twice; return [state of the model, state of its wrapper]."""
     m = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     m.append(m[0])
     state = plain(nn.Module.state_dict(m))
@@ -292,7 +290,7 @@ class Keywords(nn.Module):
 
 
 def cast_arguments(impl, dtype: str) -> list[str]:
-    """Dtypes of the arguments that reach a model called with four float32 tensors and an int64 tensor."""
+    """Call a model with four float32 tensors and an int64 tensor; return the dtypes that its forward gets."""
     m = Keywords()
     wrapped = wrap(impl, "mixed", m, compute_dtype=dtype)
     ones = torch.ones(2, 3)
@@ -301,15 +299,15 @@ def cast_arguments(impl, dtype: str) -> list[str]:
 
 
 def at_rest(memory: LiveStorages) -> int:
-    """Bytes held once Gloo has freed its messages; each of its threads frees the last one when the next arrives."""
+    """Return the bytes held now. Gloo's threads keep their last message until the next; so send some barriers first."""
     for _ in range(8):
         dist.barrier()
     return lowest_bytes(memory.now, patience_s=0.015)
 
 
 def held_bytes(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> dict:
-    """Bytes held in the second step with AdamW: at rest, at most in forward, between, at most in backward, and with
-    gradients."""
+    """Return bytes in the second step with AdamW: "rest" (before it), peak of "forward", "between" forward and backward,
+    peak of "backward", and "gradients" (after it)."""
     sizes = {}
     order = list(range(len(plan["hidden"])))
     with LiveStorages() as memory:
@@ -331,10 +329,10 @@ def held_bytes(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor)
 
 
 def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, ballast: int, steps: int) -> dict:
-    """Steps of SGD, and the process at its largest at one moment of the last: in the last block's "forward", in the
-    first block's "backward", or after the step, with "gradients".
+    """Train with SGD; at `moment` of the last step, `weigh(ballast)` makes the memory peak show the bytes held then.
 
-    tokens: of each rank. Returns the loss, and the sums over rows of each tensor of the state.
+    moment: "forward" (in the last block), "backward" (in the first block), or "gradients" (after the step). tokens[rank].
+    Returns the loss, and the sum over rows of each tensor of the state.
     """
     torch.manual_seed(seed)
     m = Net(plan)
