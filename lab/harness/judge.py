@@ -27,7 +27,7 @@ class Judged(AssertionError):
 def close(
     got: torch.Tensor,
     want: torch.Tensor,
-    yardstick: torch.Tensor,
+    plain_result: torch.Tensor,
     what: str,
     factor: float = 3.0,
     dims: str = "",
@@ -50,14 +50,14 @@ def close(
     if not want.numel():
         return
     got64, want64 = got.double(), want.double()
-    error, plain = (got64 - want64).abs(), (yardstick.double() - want64).abs()
+    error, plain_error = (got64 - want64).abs(), (plain_result.double() - want64).abs()
     # With few float32 values, the plain computation may happen to be exact, while the same sums in another order are
     # some units in the last place (ulps) off. A 16-bit result is a float32 sum that is rounded once.
-    ulps = 8 if torch.finfo(yardstick.dtype).bits >= 32 else 1
+    ulps = 8 if torch.finfo(plain_result.dtype).bits >= 32 else 1
     typical = torch.maximum(want64.abs().mean(), want64.square().mean().sqrt() / 2)  # a few values may be much larger
-    floor = ulps * torch.finfo(yardstick.dtype).eps * want64.abs().clamp_min(typical)
+    floor = ulps * torch.finfo(plain_result.dtype).eps * want64.abs().clamp_min(typical)
     minimum = usual * float(typical) if usual else 0.0
-    allowed = factor * torch.maximum(plain.max(), floor).clamp_min(minimum)
+    allowed = factor * torch.maximum(plain_error.max(), floor).clamp_min(minimum)
     # A NaN compares as false, so not (error <= allowed) catches it, and error > allowed would not.
     wrong = ~(error <= allowed)
     if not wrong.any():
@@ -91,7 +91,7 @@ def _rounded_once(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     )
 
 
-def callers(value: Any, where: str = "") -> None:
+def check_callers_unchanged(value: Any, where: str = "") -> None:
     """Assert that no tensor of the caller has changed, and that a second backward gave the same gradients.
 
     value: a probe's return value. A dict in it may have an entry "callers": the result of `CallerTensors.seen`.
@@ -110,7 +110,7 @@ def callers(value: Any, where: str = "") -> None:
         value = [*value.values()]
     for each in value if isinstance(value, list | tuple) else ():
         if isinstance(each, dict | list | tuple):
-            callers(each, where)
+            check_callers_unchanged(each, where)
 
 
 def modes(changed: Sequence[str], what: str) -> None:
@@ -140,7 +140,7 @@ class Inconclusive(pytest.skip.Exception):  # type: ignore[name-defined]
     """A timed comparison was undecided: the test does not pass, but costs no points. pytest shows it as a skip."""
 
 
-DECIDED: list[str] = []  # messages of the running test's timed comparisons; shown even if the test passes
+TIMING_MESSAGES: list[str] = []  # messages of the running test's timed comparisons; shown even if the test passes
 
 
 def timed(
@@ -205,25 +205,30 @@ def keep(kept: dict[str, Measurement], new: Sequence[Measurement]) -> None:
 
 
 def never_holds(
-    trace: Trace, small: Trace, what: str, forbidden: int, needs: int, seen: Callable[[], Mapping[str, Any]] = dict
+    trace: Trace,
+    small_trace: Trace,
+    what: str,
+    forbidden_bytes: int,
+    needs: int,
+    seen: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Assert that a process, whose values are right, never held `forbidden` bytes of `what`, by its peak memory.
 
     The kernel measures the peak. small: trace of the same probe on tiny inputs. needs: bytes of inputs and results,
     which are allowed. seen: runs the probe again under a meter, and returns its numbers; they only explain a failure.
     """
-    if forbidden < 4 * NOISE_BYTES:
+    if forbidden_bytes < 4 * NOISE_BYTES:
         raise ValueError(
-            f"{what}: expected at least {4 * NOISE_BYTES:,} bytes, four times the noise, got {forbidden:,}"
+            f"{what}: expected at least {4 * NOISE_BYTES:,} bytes, four times the noise, got {forbidden_bytes:,}"
         )
-    grew, allowed = trace.grew(small), needs + forbidden // 2
+    grew, allowed = trace.grew(small_trace), needs + forbidden_bytes // 2
     if grew < 0:
         pytest.skip("this system does not say how much memory a process has held")
-    measured(f"growth of the process; {what}: {forbidden:,}", grew, allowed, "bytes", at_most=True)
+    measured(f"growth of the process; {what}: {forbidden_bytes:,}", grew, allowed, "bytes", at_most=True)
     if grew > allowed:
         raise AssertionError(
             f"the process grew by {grew / 1e6:.0f} MB, expected at most {allowed / 1e6:.0f}: {what} takes "
-            f"{forbidden / 1e6:.0f} MB or more; all else needs {needs / 1e6:.1f} MB{_largest(seen)}"
+            f"{forbidden_bytes / 1e6:.0f} MB or more; all else needs {needs / 1e6:.1f} MB{_largest(seen)}"
         )
 
 
@@ -236,7 +241,7 @@ def _largest(seen: Callable[[], Mapping[str, Any]]) -> str:
 
 def decide(comparison: Comparison, what: str, cause: str = "") -> None:
     """Pass if the verdict is "faster", fail if it is "slower", otherwise raise Inconclusive."""
-    DECIDED.append(f"{what}: {comparison}")
+    TIMING_MESSAGES.append(f"{what}: {comparison}")
     if comparison.verdict == "inconclusive":
         raise Inconclusive(f"inconclusive: {what}: {comparison}")
     if comparison.verdict != "faster":

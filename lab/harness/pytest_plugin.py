@@ -24,7 +24,7 @@ from ..solution.impl import folder_of
 from ..solution.unwritten import untouched
 from . import dependencies, mistakes, timing_lock
 from .files import write_atomically
-from .judge import DECIDED, MEASURED, Measurement, callers, keep
+from .judge import MEASURED, TIMING_MESSAGES, Measurement, check_callers_unchanged, keep
 from .outcomes import mark_of, result
 from .rng import Rng
 from .runner import Executor, ProbeFailed, Runner
@@ -225,7 +225,7 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
         def trace(self, probe: Callable[..., Any], *args: Any, **options: Any) -> list[Trace]:
             traces = runner.trace(probe, *args, **self._complete(**options))
             for rank, trace in enumerate(traces):
-                callers(trace.values, f" on rank {rank}" if len(traces) > 1 else "")
+                check_callers_unchanged(trace.values, f" on rank {rank}" if len(traces) > 1 else "")
             return traces
 
         def _complete(self, **options: Any) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def pytest_runtest_makereport(
     """Turn the outcome of an exercise's test into a Result, and shorten pytest's report to its message."""
     report = yield
     if report.when == "setup":
-        DECIDED.clear()
+        TIMING_MESSAGES.clear()
         MEASURED.clear()
         if RUNNER in item.config.stash:
             item.config.stash[RUNNER].printed = ""

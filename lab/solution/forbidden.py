@@ -41,7 +41,7 @@ def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
     Raises Unreadable if a file cannot be parsed here but might run.
     """
     forbidden, found = (*names, *INSTRUMENTS, *SPIES), []
-    for path, mentions in _sources(root, file).items():
+    for path, mentions in _mentions_by_file(root, file).items():
         relative = path.relative_to(root).as_posix()
         if isinstance(mentions, str):
             raise Unreadable(f"{relative}: {mentions}")
@@ -52,23 +52,23 @@ def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
 
 def reachable(root: Path, file: str) -> list[Path]:
     """`file` and all files of the solution that it imports, directly or not, including packages' __init__.py."""
-    return [*_sources(root, file)]
+    return [*_mentions_by_file(root, file)]
 
 
-def _sources(root: Path, file: str) -> dict[Path, list[tuple[int, str]] | str]:
+def _mentions_by_file(root: Path, file: str) -> dict[Path, list[tuple[int, str]] | str]:
     """For each file of the implementation that is loaded with `file`: its mentions, or why it cannot be read."""
-    sources: dict[Path, list[tuple[int, str]] | str] = {}
+    mentions_by_file: dict[Path, list[tuple[int, str]] | str] = {}
     todo = [*_files(root, file.removesuffix(".py").split("/"))]
     while todo:
         path = todo.pop()
-        if path in sources or not path.is_file():
+        if path in mentions_by_file or not path.is_file():
             continue
         folders = path.relative_to(root).parts[:-1]
-        mentions = sources[path] = _mentions(path.read_bytes(), (NAME, *folders))
+        mentions = mentions_by_file[path] = _mentions(path.read_bytes(), (NAME, *folders))
         internal = {name for _, name in mentions if name.startswith(f"{NAME}.")} if isinstance(mentions, list) else ()
         for name in internal:
             todo += _files(root, name.split(".")[1:])
-    return sources
+    return mentions_by_file
 
 
 def _files(root: Path, parts: list[str]) -> Iterator[Path]:
