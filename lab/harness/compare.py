@@ -18,7 +18,7 @@ from ..ranks import gates
 Times = float | Sequence[float]
 Pairs = tuple[Times, Times] | tuple[Times, Times, Times]  # times of a, of b, and how long b waited for a core
 CONFIDENCE = 0.99  # of all looks together
-RESAMPLES = 4000  # five looks at 99 % use the outermost 0.1 % on each side, which must be several resamples
+RESAMPLES = 4000  # five looks at 99 % cut off 0.1 % on each side, that is 4 of the resamples
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def interleaved(
     """Measure a and b in pairs, one after the other, in a random order for each pair. Called in a probe.
 
     Returns the seconds of a, the seconds of b, and the seconds in which this process's threads waited for a core
-    during b. Both run once before, unmeasured. One of them may be None, and is measured in a process of its own.
+    during b. Both run once before, unmeasured. If one of them is None, another process measures it.
 
     seed: gives the order, so all ranks of a world measure in the same order. ready: called before each measurement, to
     make new inputs or for a barrier. check: called after each, with 0 for a and 1 for b, to check its result. A GPU is

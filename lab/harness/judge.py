@@ -14,10 +14,7 @@ from .trace import NOISE_BYTES, Trace
 
 
 class Judged(AssertionError):
-    """An AssertionError with its probable cause at the end of its text.
-
-    looks: a line of `lab.harness.diagnose` that describes the values.
-    """
+    """An AssertionError whose text ends with its probable cause, and then `looks`: a line of lab.harness.diagnose."""
 
     def __init__(self, text: str, cause: str = "", looks: str = ""):
         super().__init__((f"{text}: {cause}" if cause else text) + looks)
@@ -37,10 +34,11 @@ def close(
 ) -> None:
     """Assert that `got` equals `want` within `factor` times the error of a plain computation in the inputs' dtype.
 
-    want: the float64 oracle's values. yardstick: result of the plain computation. The tolerance is `factor` times its
-    largest error, or times some units in the last place if that error happens to be smaller. cause: probable mistake,
-    or a function that finds it. rounded_once: also assert that nearly all 16-bit values are the nearest to `want`.
-    usual: relative error that the plain computation usually has; a tensor of few values may be nearer by luck.
+    want: the float64 oracle's values. plain_result: the plain computation's values. The tolerance is `factor` times
+    their largest error, or times some units in the last place if that error happens to be smaller. usual: the plain
+    computation's usual relative error. We assume at least this error, since few values may have a small one by luck.
+    cause: probable mistake, or a function that finds it. rounded_once: also assert that nearly all 16-bit values are
+    the nearest to `want`.
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
     if got.shape != want.shape:
@@ -148,9 +146,9 @@ def timed(
 ) -> tuple[list[float], list[float], list[float]]:
     """Combine the ranks' times for `compare`: the slowest rank's time in each pair, and b's waits for a core.
 
-    traces: of ranks that returned the three lists of `interleaved`, and the worst error of any repeat. With a switch,
-    times are measured by the judge's clock. Asserts that every repeat gave the right result, and that b never took less
-    than `least_s`, the least time that is possible. baseline: ranks that measured a, if `traces` measured b alone.
+    a is the baseline, b the code under test. traces: each rank returned the three lists of `interleaved`, and the
+    largest error of any repeat. baseline: ranks that measured a, if `traces` measured b alone. With a switch, times are
+    measured by its clock. Asserts that no error exceeds `allowed`, and that b never took less than 99 % of `least_s`.
     """
     for rank, trace in enumerate([*traces, *baseline]):
         worst = trace.values[-1]
@@ -165,7 +163,7 @@ def timed(
 
 
 def _times(trace: Trace) -> list[list[float]]:
-    """Seconds of a, seconds of b, and seconds in which b waited for a core."""
+    """Return three lists of seconds, per pair: of a, of b, and in which b waited for a core."""
     a_s, b_s, starved_s, _ = trace.values
     if trace.gates:
         times: dict[str, list[float]] = {"a": [], "b": []}
@@ -191,13 +189,13 @@ MEASURED: list[Measurement] = []  # measurements of the running test
 
 
 def measured(what: str, value: float, expected: float, unit: str = "", at_most: bool = False) -> None:
-    """Keep a number to show to the student once the exercise passes. Does not judge it; the test does."""
+    """Record a number to show to the student once the exercise passes. The test judges it, not this function."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):  # not a number: the test will report it
         MEASURED.append(Measurement(what, float(value), float(expected), unit, at_most))
 
 
 def keep(kept: dict[str, Measurement], new: Sequence[Measurement]) -> None:
-    """Add new measurements to those kept. If a name repeats, keep the one nearest to its bound, otherwise the last."""
+    """Add new measurements to those kept. If a name repeats, keep the nearest to its upper bound, or else the last."""
     for m in new:
         known = kept.get(m.what)
         if not (known and m.at_most and known.value * m.expected > m.value * known.expected):
@@ -212,10 +210,10 @@ def never_holds(
     needs: int,
     seen: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
-    """Assert that a process, whose values are right, never held `forbidden` bytes of `what`, by its peak memory.
+    """Assert that a process never held `forbidden_bytes` of `what`, by its memory peak. Judge its values first.
 
-    The kernel measures the peak. small: trace of the same probe on tiny inputs. needs: bytes of inputs and results,
-    which are allowed. seen: runs the probe again under a meter, and returns its numbers; they only explain a failure.
+    The kernel measures the peak. small_trace: of the same probe on tiny inputs. needs: bytes of inputs and results,
+    which are allowed. seen: runs the probe again under a meter, and returns the meter's numbers to explain a failure.
     """
     if forbidden_bytes < 4 * NOISE_BYTES:
         raise ValueError(

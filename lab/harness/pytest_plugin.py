@@ -208,8 +208,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`run(probe, *args, world=None, …)`: see runner.Runner. `run.trace(…)` returns each rank's whole trace.
 
-    Stand-ins replace prerequisites that do not pass, but not in a fork of CS336, whose classes are its own. The code
-    under test never runs in this process.
+    Stand-ins replace prerequisites that do not pass, except in tests of CS336, whose solutions have other classes. The
+    code under test never runs in this process.
     """
     runner = _runner(request.config)
     id, _ = mark_of(request.node)
@@ -248,7 +248,7 @@ def replaced(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
 
 
 def _failure_in_source(source: Path, definition: assignments.Exercise) -> ProbeFailed | None:
-    """The failure that the source alone shows: nothing written yet, or a forbidden call."""
+    """The failure that the source alone shows: a stub, a file that cannot be checked, or a forbidden call."""
     if stub := untouched(source / definition.file):
         return ProbeFailed("unwritten", stub)
     try:
