@@ -133,8 +133,7 @@ def default() -> Assignment:
 
 
 def students_profile() -> str:
-    """The profile used without --profile: LAB_PROFILE if it is set, otherwise the first that exists of core and full,
-    otherwise the first of the release."""
+    """The profile used without --profile: LAB_PROFILE, or else the first that exists of core, full and the others."""
     profiles = default().profiles
     return os.environ.get("LAB_PROFILE") or next(p for p in ("core", "full", *profiles) if p in profiles)
 

@@ -203,23 +203,18 @@ def keep(kept: dict[str, Measurement], new: Sequence[Measurement]) -> None:
 
 
 def never_holds(
-    trace: Trace,
-    small_trace: Trace,
-    what: str,
-    forbidden_bytes: int,
-    needs: int,
-    seen: Callable[[], Mapping[str, Any]] = dict,
+    trace: Trace, tiny: Trace, what: str, forbidden_bytes: int, needs: int, seen: Callable[[], Mapping[str, Any]] = dict
 ) -> None:
     """Assert that a process never held `forbidden_bytes` of `what`, by its memory peak. Judge its values first.
 
-    The kernel measures the peak. small_trace: of the same probe on tiny inputs. needs: bytes of inputs and results,
+    The kernel measures the peak. tiny: trace of the same probe on tiny inputs. needs: bytes of inputs and results,
     which are allowed. seen: runs the probe again under a meter, and returns the meter's numbers to explain a failure.
     """
     if forbidden_bytes < 4 * NOISE_BYTES:
         raise ValueError(
             f"{what}: expected at least {4 * NOISE_BYTES:,} bytes, four times the noise, got {forbidden_bytes:,}"
         )
-    grew, allowed = trace.grew(small_trace), needs + forbidden_bytes // 2
+    grew, allowed = trace.grew(tiny), needs + forbidden_bytes // 2
     if grew < 0:
         pytest.skip("this system does not say how much memory a process has held")
     measured(f"growth of the process; {what}: {forbidden_bytes:,}", grew, allowed, "bytes", at_most=True)
