@@ -35,7 +35,7 @@ def sections_of(page: str) -> dict[str, str]:
 
 
 def show(exercise: Exercise, progress: Progress, out: Console) -> None:
-    """Print the explanation. Raises AssignmentError if the exercise does not pass: the text reveals the solution."""
+    """Print the explanation. Raises AssignmentError if the exercise does not pass: the text reveals the method."""
     id = exercise.id
     if not progress.passes(id):
         why = "changed since it passed" if progress.scores[id].passed else "does not pass yet"

@@ -40,7 +40,7 @@ class Executor:
     isolation = "process"
 
     def __init__(self, impl: Path):
-        self.source = impl.resolve()  # where the files can be read from outside
+        self.source = impl.resolve()  # the folder, as this process sees it
         self.impl = str(self.source)  # the same folder, as the zygote sees it
 
     def open(self, args: list[str], env: dict[str, str], stdin: int) -> subprocess.Popen[bytes]:

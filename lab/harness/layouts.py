@@ -14,7 +14,7 @@ from .rng import Rng
 T = TypeVar("T")
 
 ALIGNED = ["contiguous", "heads inside", "rows apart"]  # layouts that tensor descriptors support
-# Functions of a tensor and the value to fill the gaps between its elements. All layouts differ in strides.
+# Layout -> function of a tensor, and of a value that fills gaps between its elements. DIFFERENT ones differ in strides.
 LAYOUTS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "odd offset": lambda x, fill: x.new_full((x.numel() + 1,), fill)[1:].view(x.shape).copy_(x),
     "heads inside": lambda x, _: x.transpose(-3, -2).contiguous().transpose(-3, -2),

@@ -18,7 +18,7 @@ STUDENT = ROOT / "student"
 
 @dataclass
 class Progress:
-    """Results by exercise, the digests of their dependencies when the tests began, and measured numbers."""
+    """Test results; by exercise, the digests of its dependencies when the tests began, and the measured numbers."""
 
     results: list[Result] = field(default_factory=list)
     digests: dict[str, dict[str, str]] = field(default_factory=dict)

@@ -274,7 +274,7 @@ def _printed(header: dict) -> str:
 
 
 def _severity(rank: dict) -> int:
-    """How severe a failure is. In falling order: a stub, an own error, a crash, a hang, an error for a lost peer."""
+    """How severe a failure is: a stub most, then a rank's own error, a crash, a hang, and an error for a lost peer."""
     error = rank.get("error") or {}
     if error.get("reason") == "unwritten":
         return 9
