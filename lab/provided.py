@@ -1,4 +1,4 @@
-"""The mark for what a student is given: it stays whole in the generated stubs."""
+"""Marks code that students are given: the stub generator does not change it."""
 
 from typing import TypeVar
 
@@ -6,5 +6,5 @@ T = TypeVar("T")
 
 
 def provided(given: T) -> T:
-    """Kept whole in the student's stub: a class or function that is part of the task, not of the solution."""
+    """Decorator for a class or function that is part of the task, not of the solution. Stubs keep all of its code."""
     return given

@@ -42,7 +42,7 @@ class GivenAnswer:
 
 
 def read(folder: Path, questions: Iterable[Question]) -> tuple[list[GivenAnswer], list[str]]:
-    """(answer to each question in `folder`, a line for each unreadable file or unknown question)."""
+    """Return (an answer per question, messages): one message per unreadable file or unknown question in `folder`."""
     tables, answers_error, notes = _tables(folder / ANSWERS, default())
     sections, writeup_error = _sections(folder / WRITEUP, default())
     given = []
@@ -101,7 +101,7 @@ def _text(path: Path, limit: int) -> tuple[str, str]:
 
 
 def _tables(path: Path, known: Questions) -> tuple[dict[str, dict], str, list[str]]:
-    """({question: its table}, why the file cannot be read, notes on unknown questions)."""
+    """Return ({question's id: its table}, why the file cannot be read or "", notes on unknown questions)."""
     text, why = _text(path, ANSWERS_BYTES)
     if not why and any(len(line) > LINE_LIMIT for line in text.split("\n")):
         why = f"{path.name}: expected lines of at most {LINE_LIMIT} characters; prose belongs into {WRITEUP}"
@@ -127,7 +127,7 @@ def _tables(path: Path, known: Questions) -> tuple[dict[str, dict], str, list[st
 
 
 def _sections(path: Path, known: Questions) -> tuple[dict[str, str], str]:
-    """({question: the prose below its heading}, why the file cannot be read). Leaves out the template's lines."""
+    """Return ({question's id: prose below its heading}, why the file cannot be read). Skips the template's lines."""
     text, why = _text(path, WRITEUP_BYTES)
     template = {line for line in templates(known)[WRITEUP].splitlines() if line.startswith(">")}
     found: dict[str, list[str]] = {}

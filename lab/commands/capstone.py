@@ -63,7 +63,7 @@ def main(arguments: Sequence[str], out: Console) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse lab.train's options; choose the stack and the mesh by what is solved."""
+    """Parse lab.train's options. The default stack and mesh depend on which exercises are solved."""
     parser = train.make_parser("lab train", __doc__ or "")
     parser.add_argument("--compare", metavar="IMPL", help="set another beside it: reference, a folder, or stand-ins")
     parser.set_defaults(stack=None, attention="own", everything=False)
@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def other(options: argparse.Namespace) -> argparse.Namespace:
-    """The options of the run to compare with. A student's archive has no reference; it compares with stand-ins."""
+    """Options of the run to compare with. If --compare names no folder, stand-ins replace all pieces of that run."""
     fresh = _changed(options, fresh=True, folder=options.folder / "other")
     if options.compare != STAND_INS and train.folder_of(options.compare).is_dir():
         return _changed(fresh, impl=options.compare, replace=[])

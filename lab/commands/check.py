@@ -30,7 +30,7 @@ POLL_S = 0.25  # time between checks of the files; checking a hundred files take
 def warm() -> Iterator[Runner]:
     """Make a runner for student/, and start its zygote in the background."""
     zygote = Zygote(Executor(STUDENT), "interpret")
-    from ..harness.runner import Runner  # imports torch, meanwhile
+    from ..harness.runner import Runner  # imports torch while the zygote starts
 
     runner = Runner(Executor(STUDENT))
     runner.zygotes["interpret"] = zygote
@@ -57,7 +57,7 @@ def run(exercises: Iterable[Exercise], runner: Runner) -> int:
 
 def leave(code: int) -> NoReturn:
     """End this process at once: torch's teardown would take half a second."""
-    with contextlib.suppress(OSError):  # the reader of our output has gone
+    with contextlib.suppress(OSError):  # the process that read our output has ended
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -89,7 +89,7 @@ def watch(context: typer.Context) -> None:
             say(out, f"saved: {some(saved)}", style="dim")
         todo = _to_check([], load_progress(profile=context.obj))
         code = None
-        if todo and (stub := _stub(todo[0])):  # only the next one: what changed is written
+        if todo and (stub := _stub(todo[0])):  # only the next exercise can be a stub: changed ones are written
             status_page.unwritten(todo[0], stub, out)
         elif todo:
             code = checking.run(todo, runner)
@@ -131,7 +131,7 @@ def _to_check(requested: list[Exercise], progress: Progress) -> list[Exercise]:
 
 
 def _stub(exercise: Exercise) -> str:
-    """The stub's message, if the exercise is not written yet; found without running a test."""
+    """The stub's message if the exercise is not written yet, otherwise "". Runs no test."""
     return untouched(STUDENT / exercise.file)
 
 

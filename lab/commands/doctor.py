@@ -36,7 +36,7 @@ _MARK = "shardlings says: "
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the report: what was checked, what was found, and what to do; "" if all is well."""
+    """One row of the report: what was checked, what was found, and what to do about it ("" if nothing)."""
 
     what: str
     found: str
@@ -92,7 +92,7 @@ def versions() -> Iterator[Finding]:
 
 
 def _version(name: str, wanted: Requirement) -> Finding:
-    """A version below the supported range is fatal; one newer than CI's is only mentioned."""
+    """Check a package's version. One outside the supported range is fatal; one newer than CI's is only mentioned."""
     supported = wanted.marker is None or wanted.marker.evaluate()
     found = installed(name)
     if found is None and not supported:
@@ -123,7 +123,7 @@ def _pinned(name: str) -> Version | None:
 def triton() -> Finding:
     """Check that a kernel with a loop runs in the interpreter, which all Triton exercises need.
 
-    With triton 3.6 and numpy 2.4, loops with bounds of run time fail.
+    With triton 3.6 and numpy 2.4, a loop fails if its bound is known only at run time.
     """
     if installed("triton") is None:
         return Finding("Triton's interpreter", "no Triton", "its exercises are not run here; all else works")
@@ -224,7 +224,7 @@ say({"sum": total.item()})
 
 
 def free_space() -> Iterator[Finding]:
-    """Check cores, free memory and shared memory, which several ranks at once need."""
+    """Check cores, free memory and shared memory. Tests that run several ranks at once need them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding(
         "cores", str(cores), "" if cores > 1 else "timed tests of several ranks stay inconclusive on one core"

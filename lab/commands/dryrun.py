@@ -1,4 +1,4 @@
-"""`lab dryrun`: a training step on a cluster that does not exist: what each rank sends, computes and holds."""
+"""`lab dryrun`: runs a training step on a simulated cluster, and shows what each rank sends, computes and holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..harness.runner import Runner
 
 COMPOSE = "mesh.compose"  # the exercise that builds a step on a mesh
-NEED_NUMBERS = ("mesh.route", "mesh.dispatch")
+NEED_NUMBERS = ("mesh.route", "mesh.dispatch")  # their stand-ins need data, and a dry run has none
 PATIENCE_S = 600.0  # time limit for one rank
 SUFFIXES = (".png", ".pdf", ".svg")
 COLUMNS = 4  # ranks in one table: a terminal has 80 characters
@@ -117,7 +117,7 @@ def dryrun(
 def stand_ins(folder: Path, step: Step) -> dict[str, str]:
     """{exercise: its stand-in} for exercises that a step needs and that are not written.
 
-    Raises AssignmentError if one has no stand-in (mesh.compose), or if its stand-in needs data (those of experts).
+    Raises AssignmentError if mesh.compose is not written (it has no stand-in), or with experts, one of NEED_NUMBERS.
     """
     solution = "; --impl reference runs the solution" if (ROOT / "reference").is_dir() else ""
 
@@ -196,7 +196,7 @@ def table(accounts: Sequence[Account], step: Step) -> Table:
 
 
 def fits(accounts: Sequence[Account], cluster: Cluster) -> str:
-    """Say whether the ranks' memory suffices, and if not, what uses most of it."""
+    """Return a sentence: whether the ranks' memory suffices, and if not, which kind of tensor uses most of it."""
     from ..cluster.steps import RESERVED
 
     worst = max(accounts, key=lambda account: sum(account.peak.values()))

@@ -35,16 +35,16 @@ def sections_of(page: str) -> dict[str, str]:
 
 
 def show(exercise: Exercise, progress: Progress, out: Console) -> None:
-    """Print the explanation. Raises AssignmentError before the exercise passes, to give nothing away."""
+    """Print the explanation. Raises AssignmentError if the exercise does not pass: the text reveals the method."""
     id = exercise.id
     if not progress.passes(id):
         why = "changed since it passed" if progress.scores[id].passed else "does not pass yet"
         raise AssignmentError(f"explain: {id} {why}; lab check {id} tests it, lab hint {id} helps")
     out.print(id, style="bold")
     out.print(Markdown(text(exercise)))
-    timed = [r.message for r in progress.results_of(id) if r.kind == "timing" and r.message]
+    timing_messages = [r.message for r in progress.results_of(id) if r.kind == "timing" and r.message]
     rows = progress.numbers.get(id, [])
-    if not rows and not timed:
+    if not rows and not timing_messages:
         passed = len({r.test for r in progress.results_of(id) if r.outcome == "passed"})
         out.print(f"\nYours passed {passed} tests, which compared values and kept no numbers.", style="dim")
         return
@@ -58,7 +58,7 @@ def show(exercise: Exercise, progress: Progress, out: Console) -> None:
         out.print(table)
         if len(rows) > ROWS:
             out.print(f"and {len(rows) - ROWS} more", style="dim")
-    for line in timed:
+    for line in timing_messages:
         say(out, line, "timed: ")
 
 

@@ -14,8 +14,8 @@ _MARKS = {
     "inconclusive": ("?", "yellow"), "not run on this machine": ("–", "dim"), "written, not tested": ("+", "cyan"),
     "not attempted": ("·", "dim"),
 }  # fmt: skip
-MESSAGE_LINES = 3  # `lab` fits on a screen of 80 × 24: lab check shows the whole message
-CAUSES = 1
+MESSAGE_LINES = 3  # so that `lab` fits on a screen of 80 × 24; `lab check` shows the whole message
+CAUSES = 1  # of outdated results: so many causes are printed, and other results are only counted
 
 
 def show(progress: Progress, out: Console) -> None:
@@ -38,7 +38,7 @@ def show(progress: Progress, out: Console) -> None:
 
 
 def _points(progress: Progress, out: Console) -> None:
-    """Print the points. Points of files that changed since their tests count, and are marked; stubs have none."""
+    """Print the points earned, and how many of them belong to files that changed after their tests. Stubs earn none."""
     chosen = progress.chosen.exercises
     todo = [e for e in chosen.values() if not progress.passes(e.id) and not progress.cannot_run(e.id)]
     scores = {id: progress.scores[id] for id, e in chosen.items() if id not in progress.stale or progress.is_written(e)}

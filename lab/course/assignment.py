@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class AssignmentError(ValueError):
-    """assignment.toml is wrong, or a name is unknown; the message says what was expected and what came."""
+    """assignment.toml is malformed, or a name is unknown. The message has the expected and the actual value."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Exercise:
     needs: tuple[str, ...]
     hints: tuple[str, ...]
     forbidden: tuple[str, ...]
-    split: dict[str, float] = field(hash=False)  # weights of the kinds of test, in its points
+    split: dict[str, float] = field(hash=False)  # kind of test -> its weight in the points
 
     @property
     def stage(self) -> str:
@@ -82,14 +82,14 @@ class Assignment:
         return [e for e in self.exercises.values() if e.stage == stage]
 
     def of_profile(self, profile: str) -> Assignment:
-        """The same assignment with only the exercises of a profile."""
+        """This assignment with only the exercises of a profile. Raises AssignmentError if there is no such profile."""
         if profile not in self.profiles:
             raise AssignmentError(f"--profile: expected one of {', '.join(self.profiles)}, got {profile!r}")
         ids = set(self.profiles[profile])
         return replace(self, exercises={id: e for id, e in self.exercises.items() if id in ids})
 
     def named(self, name: str) -> list[Exercise]:
-        """Find an exercise by its id, the end of its id, or its file's path; or all of a stage by the stage's name."""
+        """Find exercises by id, its end, file or stage. Raises AssignmentError if the name is unknown or ambiguous."""
         if of_file := [e for e in self.exercises.values() if f"/{name}".endswith(f"/{e.file}")]:
             return of_file
         name = name.lower()
@@ -133,7 +133,7 @@ def default() -> Assignment:
 
 
 def students_profile() -> str:
-    """The profile used without --profile: LAB_PROFILE, or else core, full, or the only one of a release."""
+    """The profile used without --profile: LAB_PROFILE, or else the first that exists of core, full and the others."""
     profiles = default().profiles
     return os.environ.get("LAB_PROFILE") or next(p for p in ("core", "full", *profiles) if p in profiles)
 

@@ -23,7 +23,7 @@ def folded(text: str, width: int, lead: str = "") -> list[str]:
 
 
 def inputs(case: Mapping[str, Any]) -> str:
-    """The inputs of a test, as the last line of a message; numbers have six digits."""
+    """Format a test's inputs as the last line of a message. Floats are rounded to six significant digits."""
     return f"\ngiven {_short(case)}"
 
 

@@ -1,4 +1,4 @@
-"""Where a result comes from: versions of packages, the kit's commit, and changes that are not committed."""
+"""Describes where a result comes from: versions of packages, the kit's commit, and uncommitted changes."""
 
 import contextlib
 import hashlib
@@ -23,7 +23,7 @@ def commit() -> str:
 
 
 def uncommitted() -> str:
-    """A digest of uncommitted changes to tracked files; "" if there are none. Results and README do not count."""
+    """A digest of uncommitted changes to tracked files; "" if there are none. Ignores results and README.md."""
     changes = _git("diff", "HEAD", "--", ".", ":!benchmarks/results", ":!README.md")
     return hashlib.sha256(changes.encode()).hexdigest()[:12] if changes else ""
 

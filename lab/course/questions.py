@@ -42,7 +42,7 @@ class Question:
     text: str
     given: dict[str, Any]
     unit: str = ""  # unit of a number; "": none
-    bands: tuple[float, ...] = ()  # relative tolerances: one for a number; for a prediction, of all points and of half
+    bands: tuple[float, ...] = ()  # relative tolerances; of a prediction: for all points, for half
     range: tuple[float, float] = (-math.inf, math.inf)  # plausible values, in `unit`
     options: tuple[tuple[str, str], ...] = ()  # for a choice: (letter, text)
     criteria: tuple[Criterion, ...] = ()  # for prose
@@ -89,7 +89,7 @@ def load(path: Path = ROOT / "questions.toml", assignment: Assignment | None = N
 
 @functools.cache
 def default() -> Questions:
-    """The kit's own questions; none without a questions.toml."""
+    """The kit's own questions; empty if there is no questions.toml."""
     return load() if (ROOT / "questions.toml").is_file() else Questions({}, {})
 
 

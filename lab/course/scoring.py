@@ -47,9 +47,9 @@ class KindScore:
     earned: float = 0.0
     not_run: float = 0.0
     inconclusive: float = 0.0  # the part of not_run that was timed, but not decided
-    passed: int = 0  # number of test functions, as the next two
-    failed: int = 0
-    skipped: int = 0  # not run or inconclusive
+    passed: int = 0  # test functions that passed
+    failed: int = 0  # test functions that failed
+    skipped: int = 0  # test functions that did not run, or are inconclusive
 
 
 @dataclass
@@ -58,7 +58,7 @@ class ExerciseScore:
 
     exercise: Exercise
     kinds: list[KindScore] = field(default_factory=list)
-    gated: bool = False  # whether a property or timing test passed but does not count, for lack of numerics
+    gated: bool = False  # whether a property or timing test passed, but does not count: numerics fail
     attempted: bool = True  # False if it is still the stub: it earns nothing, and is not shown as a mistake
 
     @property
@@ -76,7 +76,7 @@ class ExerciseScore:
 
     @property
     def possible(self) -> float:
-        ran = any(k.passed or k.failed for k in self.kinds)  # otherwise rounding would leave a trace
+        ran = any(k.passed or k.failed for k in self.kinds)  # otherwise rounding could leave a tiny remainder
         return self.exercise.points - self.not_run if ran else 0.0
 
     @property
@@ -93,7 +93,7 @@ def score(
 ) -> list[ExerciseScore]:
     """Points of each exercise in ids (default: all), in the handout's order.
 
-    passes: tells whether a prerequisite passes that has no results.
+    passes: called with the id of a prerequisite that has no results; returns whether it passes.
     """
     outcomes: dict[str, dict[str, dict[str, list[str]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     results = list(results)
@@ -154,12 +154,12 @@ def _score(exercise: Exercise, outcomes: dict, passes: Callable[[str], bool], at
 
 
 def of_function(cases: list[str]) -> str:
-    """The verdict of a test's cases: failed or undecided if any case is; cases that did not run do not count."""
+    """The first of failed, inconclusive and passed that is the outcome of some case; "not_run" if none ran."""
     return next((verdict for verdict in ("failed", "inconclusive", "passed") if verdict in cases), "not_run")
 
 
 def _gate(exercise: Exercise, outcomes: dict, passes: Callable[[str], bool]) -> bool:
-    """Whether property and timing tests count: the exercise's numerics pass, or, if it has none, its prerequisites'."""
+    """Whether property and timing tests count. The exercise's numerics decide; without any, its prerequisites do."""
     if numerics := outcomes[exercise.id]["numerics"]:
         return _all_pass(numerics)
     return all(_all_pass(n) if (n := outcomes[id]["numerics"]) else passes(id) for id in exercise.needs)

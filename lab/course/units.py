@@ -24,14 +24,14 @@ class UnitError(ValueError):
 
 
 def known(unit: str) -> bool:
-    """Whether a question may use this unit: one of the table, a word for the counted things, or ""."""
+    """Whether a question may use this unit: one of the table, a word such as "messages", or ""."""
     return unit in _TABLE or unit == "" or unit.isalpha()
 
 
 def in_base(value: float, unit: str, target: str) -> float:
-    """Convert a value to bytes, seconds, FLOPs, their rates per second, a share of 1, or a count. Raises UnitError.
+    """Convert a value to a base unit: bytes, seconds, FLOPs, bytes or FLOPs per second, a share of 1, or a count.
 
-    target: the question's unit; `unit` must be of the same kind. in_base(1.5, "MiB", "MB") is 1572864.
+    target: the question's unit. Raises UnitError if `unit` is of another kind. in_base(1.5, "MiB", "MB") is 1572864.
     """
     given = unit.strip().replace("\u03bc", "\u00b5").replace("FLOPs", "FLOP")
     if target not in _TABLE:

@@ -30,7 +30,7 @@ class CallerTensors:
         twice: bool = True,
         again: Callable[[], object] = lambda: None,
     ) -> dict[str, Tensor | None]:
-        """Gradients by the inputs' names, from two backwards over the same graph. again: called before the second."""
+        """Return gradients by the inputs' names. twice: run a second backward over the same graph, after again()."""
         wanted = [*inputs.values()]
         if unnamed := [g for g in incoming if all(g is not given for given in self.given.values())]:
             self.add(**{"the incoming gradient": unnamed})
@@ -42,7 +42,7 @@ class CallerTensors:
         return self.twice(backward, again) if twice else backward()
 
     def twice(self, backward: Callable[[], dict[str, Any]], again: Callable[[], object] = lambda: None) -> dict:
-        """Gradients by name, from the first of two backwards. The second differs if the first changed saved tensors."""
+        """Return gradients by name, from the first backward. The second differs if the first changed saved tensors."""
         found = backward()
         again()
         found = _copy(found)

@@ -35,7 +35,7 @@ def refused(impl: Any, function: str, cases: list) -> list[str]:
 
 
 def metered(impl: Any, function: str, case: list, gradients: int = 0) -> dict:
-    """Measure what one call allocates, by torch's dispatcher. gradients: how many of the first tensors require one."""
+    """Return what torch's dispatcher measures of one call's memory. Tensors in case[:gradients] require gradients."""
     tensors = [x.requires_grad_(i < gradients) for i, x in enumerate(case) if hasattr(x, "requires_grad_")]
     with meter(inputs=tensors) as measured:
         _call(impl, function, case)

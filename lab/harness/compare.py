@@ -17,8 +17,8 @@ from ..ranks import gates
 
 Times = float | Sequence[float]
 Pairs = tuple[Times, Times] | tuple[Times, Times, Times]  # times of a, of b, and how long b waited for a core
-CONFIDENCE = 0.99  # of all looks together
-RESAMPLES = 4000  # five looks at 99 % use the outermost 0.1 % on each side, which must be several resamples
+CONFIDENCE = 0.99  # probability that no look of a comparison decides wrongly
+RESAMPLES = 4000  # five looks at 99 % cut off 0.1 % on each side, that is 4 of the resamples
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Comparison:
 def compare(
     measure: Callable[[], Pairs], bar: float, *, pairs: tuple[int, int] = (12, 192), limit_s: float = 60.0
 ) -> Comparison:
-    """Ask for more pairs until the interval of the median of a / b clears the bar, or the limit is reached.
+    """Measure pairs until the interval of the median of a / b lies on one side of `bar`, or a limit is reached.
 
     measure: each call returns times of a and equally many of b, measured in turn; see `interleaved`. It may add a third
     entry: how long b waited for a core. Then b counts as "slower" only if it is also slower without these waits.
     pairs: (number for the first look, largest number). limit_s: time after which `measure` is not called again.
-    There is a look at pairs[0], at twice as many, and so on to pairs[1]. Each look is another chance of error, so each
+    It looks at pairs[0] pairs, at twice as many, and so on to pairs[1]. Each look is another chance of error, so each
     has an equal share of 1 − CONFIDENCE (Bonferroni). Raises ValueError for a time that is not finite and above 0.
     """
     looks, start = _looks(*pairs), clock.monotonic()
@@ -79,7 +79,7 @@ def interleaved(
     """Measure a and b in pairs, one after the other, in a random order for each pair. Called in a probe.
 
     Returns the seconds of a, the seconds of b, and the seconds in which this process's threads waited for a core
-    during b. Both run once before, unmeasured. One of them may be None, and is measured in a process of its own.
+    during b. Both run once before, unmeasured. If one of them is None, another process measures it.
 
     seed: gives the order, so all ranks of a world measure in the same order. ready: called before each measurement, to
     make new inputs or for a barrier. check: called after each, with 0 for a and 1 for b, to check its result. A GPU is
@@ -118,10 +118,10 @@ def slowest(ranks: Sequence[Sequence[Sequence[float]]]) -> tuple[list[float], li
 def interval(values: numpy.ndarray, miss: float) -> tuple[float, float]:
     """A confidence interval of the median: it misses the median with a probability of at most `miss`.
 
-    Computes two intervals, and takes the wider at each end. The first lies between order statistics. It is exact for
-    independent values of any distribution, since each lies below the median with probability ½ (Conover 1999, section
-    3.2); it is infinite for too few values. The second is a bootstrap over circular blocks of √n values (Politis and
-    Romano 1992). It is wider if the machine was busy for several pairs in a row.
+    Computes two intervals, and returns the smallest that contains both. The first lies between order statistics. It is
+    exact for independent values of any distribution, since each lies below the median with probability ½ (Conover 1999,
+    section 3.2); it is infinite for too few values. The second is a bootstrap over circular blocks of √n values
+    (Politis and Romano 1992). It is wider if the machine was busy for several pairs in a row.
     """
     n, ordered = len(values), numpy.sort(values)
     outside = _order_statistic(n, miss / 2)

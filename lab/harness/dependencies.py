@@ -21,12 +21,12 @@ def digests(id: str, source: Path) -> dict[str, str]:
 
 
 def changed(recorded: dict[str, str], source: Path) -> list[str]:
-    """The names in `recorded`, a result of `on`, whose content has changed since."""
+    """The names in `recorded`, a result of `digests`, whose content has changed since."""
     return [name for name, digest in recorded.items() if _current_digest(name, source) != digest]
 
 
 def key(id: str, source: Path, seed: str) -> str:
-    """One digest of all dependencies and the seed, as a cache key: equal keys have equal results."""
+    """One digest of all dependencies and the seed, as a cache key: equal keys mean equal results."""
     parts = [id, seed, *(f"{name}\0{digest}" for name, digest in digests(id, source).items())]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

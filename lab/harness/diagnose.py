@@ -1,6 +1,6 @@
 """Finds patterns in wrong values: where they lie, and how they differ from the expected ones.
 
-A function whose text is a separate line begins it with LOOKS. Such a line goes to the top of a message.
+A function that returns a separate line begins it with LOOKS. Such a line goes to the top of a message.
 `lab.harness.mistakes` ignores it when it compares messages, so we can add patterns without recording mistakes again.
 """
 
@@ -28,7 +28,7 @@ def harmless(explain: Callable[P, str]) -> Callable[P, str]:
 
 
 def region(wrong: torch.Tensor, names: Sequence[str]) -> str:
-    """Describe the region of all wrong values by indices of the named dimensions; "" if it is the whole tensor."""
+    """Describe where wrong values lie along each named dimension; "" if everywhere, or at irregular indices."""
     parts = []
     for dim, name in enumerate(names):
         indices = wrong.movedim(dim, 0).reshape(wrong.shape[dim], -1).any(1).nonzero().flatten().tolist()
@@ -67,7 +67,7 @@ def pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str
 
 @harmless
 def looks_like(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, names: Sequence[str] = ()) -> str:
-    """A LOOKS line: the expected values shifted or reordered, or the wrong ones are off by a factor or a constant.
+    """A LOOKS line, if the expected values are reordered, or if the wrong ones are off by one factor or constant.
 
     "" if there is no such pattern, or if `pattern` already describes all values.
     """
@@ -99,7 +99,7 @@ def _order(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, names: 
 
 @harmless
 def row_order(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], what: str) -> str:
-    """A LOOKS line that numbers the expected rows (or parts, …), and lists the numbers of those that came."""
+    """A LOOKS line that numbers the expected rows (or parts, …), and lists the actual rows by these numbers."""
     kinds: list[torch.Tensor] = []
     for row in want:
         if not any(torch.equal(row, kind) for kind in kinds):
@@ -131,7 +131,7 @@ def _change(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str
 
 @harmless
 def in_parts(got: float, want: float, parts: Mapping[str, float]) -> str:
-    """A LOOKS line that explains a wrong count as a multiple of one of `parts`: counted too often, or left out."""
+    """A LOOKS line that explains a wrong count: a part is counted too often or left out, or each part is rounded."""
     excess = got - want
     for name, size in parts.items():
         multiple = abs(excess) / size

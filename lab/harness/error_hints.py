@@ -23,5 +23,5 @@ def with_remedy(text: str) -> str:
 
 
 def remedy_for(text: str) -> str:
-    """The remedy for an error with this text; "" where there is none."""
+    """The remedy for an error with this text; "" if there is none."""
     return next((remedy for part, remedy in REMEDIES.items() if part in text), "")

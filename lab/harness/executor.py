@@ -40,7 +40,7 @@ class Executor:
     isolation = "process"
 
     def __init__(self, impl: Path):
-        self.source = impl.resolve()  # where the files can be read from outside
+        self.source = impl.resolve()  # the folder, as this process sees it
         self.impl = str(self.source)  # the same folder, as the zygote sees it
 
     def open(self, args: list[str], env: dict[str, str], stdin: int) -> subprocess.Popen[bytes]:
@@ -80,7 +80,7 @@ class Zygote:
         env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # otherwise is_available() in a zygote breaks CUDA in its forks
         # Freed memory must not count as held. With these settings threads have no arenas, and a tensor of 1 MiB or more
-        # has its own pages, which free() returns. Allocating 16 MB 16 times, the peak then varies by 5 MB, not by 20.
+        # has its own pages, which free() returns. If we allocate 16 MB 16 times, the peak varies by 5 MB, not by 20.
         env |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": f"{1 << 20}"}
         self.requests, remote = socket.socketpair()  # not a pipe: a request carries the ranks' sockets
         with remote:
@@ -90,7 +90,7 @@ class Zygote:
         self.ready = False
 
     def wait(self) -> None:
-        """Wait until it is warm. If it fails, raises framing.Closed, framing.TimedOut or ValueError, as `ask` does."""
+        """Wait until the zygote is warm. Raises framing.Closed, framing.TimedOut or ValueError, as `ask` does."""
         if not self.ready:
             header, _ = framing.receive(self.answers, time.monotonic() + START_S)
             if lacking := str(header.get("lacking", ""))[:200]:

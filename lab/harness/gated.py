@@ -52,10 +52,10 @@ def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
     """Return a dict for each step.
 
     "first": number of its first message. "rows": its messages with their phase ("forward", "between", "backward" or
-    "finish"). "payloads": of its messages. "marks": [layer, messages sent before the last micro-batch's backward
-    reached this layer]. "unsent": messages sent before the last of several micro-batches began. "stalls": messages
-    for which the rank waited although backward should have gone on. "ran_s": seconds that the process ran
-    in forward, and in backward.
+    "finish"). "payloads": of its messages. "marks": per layer, [layer, number of messages sent before the last
+    micro-batch's backward reached it]. "unsent": number of messages sent before the last of several micro-batches
+    began. "stalls": indices of messages for which backward waited. "ran_s": [seconds that the process ran in forward,
+    in backward].
 
     Raises AssertionError if the gates were not requested exactly once each, in the order of the work.
     """
@@ -80,7 +80,7 @@ def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
 
 
 def _issued(trace: Trace, orders: Orders) -> dict[str, int]:
-    """How many messages were sent before each gate was requested."""
+    """{gate: number of messages sent before the rank requested it}."""
     requested = [gate.name for gate in trace.gates]
     expected = []
     for prefix, order in _micro_batches(orders):
@@ -136,6 +136,7 @@ def seconds(ranks: Sequence[Sequence[Event]], link: Link, layer_s: float) -> flo
     """Predict how many seconds these events take on a link, if a layer's backward takes `layer_s`.
 
     A collective starts when all ranks have issued it and their links are free. It takes `link.cost_s`.
+    Returns infinity if ranks issue different numbers of collectives.
     """
     queues, clock, free = [deque(queue) for queue in ranks], [0.0] * len(ranks), 0.0
     while True:

@@ -14,7 +14,7 @@ from .trace import Trace
 
 
 class InlineRunner(Runner):
-    """Runs single-rank, real, interpreted probes. Skips a test that asks for anything else, and names it."""
+    """Runs single-rank, real, interpreted probes. Skips a test that requests other options, and lists them."""
 
     def trace(self, probe: Callable[..., Any], *args: Any, **options: Any) -> list[Trace]:
         requested = {k: v for k, v in options.items() if k in ("world", "device", "triton", "link") and v is not None}

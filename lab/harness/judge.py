@@ -14,10 +14,7 @@ from .trace import NOISE_BYTES, Trace
 
 
 class Judged(AssertionError):
-    """An AssertionError with its probable cause at the end of its text.
-
-    looks: a line of `lab.harness.diagnose` that describes the values.
-    """
+    """An AssertionError whose text ends with its probable cause, and then `looks`: a line of lab.harness.diagnose."""
 
     def __init__(self, text: str, cause: str = "", looks: str = ""):
         super().__init__((f"{text}: {cause}" if cause else text) + looks)
@@ -27,7 +24,7 @@ class Judged(AssertionError):
 def close(
     got: torch.Tensor,
     want: torch.Tensor,
-    yardstick: torch.Tensor,
+    plain_result: torch.Tensor,
     what: str,
     factor: float = 3.0,
     dims: str = "",
@@ -37,10 +34,11 @@ def close(
 ) -> None:
     """Assert that `got` equals `want` within `factor` times the error of a plain computation in the inputs' dtype.
 
-    want: the float64 oracle's values. yardstick: result of the plain computation. The tolerance is `factor` times its
-    largest error, or times some units in the last place if that error happens to be smaller. cause: probable mistake,
-    or a function that finds it. rounded_once: also assert that nearly all 16-bit values are the nearest to `want`.
-    usual: relative error that the plain computation usually has; a tensor of few values may be nearer by luck.
+    want: the float64 oracle's values. plain_result: the plain computation's values. The tolerance is `factor` times
+    their largest error, or times some units in the last place if that error happens to be smaller. usual: the plain
+    computation's usual relative error. We assume at least this error, since few values may have a small one by luck.
+    cause: probable mistake, or a function that finds it. rounded_once: also assert that nearly all 16-bit values are
+    the nearest to `want`.
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
     if got.shape != want.shape:
@@ -50,14 +48,14 @@ def close(
     if not want.numel():
         return
     got64, want64 = got.double(), want.double()
-    error, plain = (got64 - want64).abs(), (yardstick.double() - want64).abs()
+    error, plain_error = (got64 - want64).abs(), (plain_result.double() - want64).abs()
     # With few float32 values, the plain computation may happen to be exact, while the same sums in another order are
     # some units in the last place (ulps) off. A 16-bit result is a float32 sum that is rounded once.
-    ulps = 8 if torch.finfo(yardstick.dtype).bits >= 32 else 1
+    ulps = 8 if torch.finfo(plain_result.dtype).bits >= 32 else 1
     typical = torch.maximum(want64.abs().mean(), want64.square().mean().sqrt() / 2)  # a few values may be much larger
-    floor = ulps * torch.finfo(yardstick.dtype).eps * want64.abs().clamp_min(typical)
+    floor = ulps * torch.finfo(plain_result.dtype).eps * want64.abs().clamp_min(typical)
     minimum = usual * float(typical) if usual else 0.0
-    allowed = factor * torch.maximum(plain.max(), floor).clamp_min(minimum)
+    allowed = factor * torch.maximum(plain_error.max(), floor).clamp_min(minimum)
     # A NaN compares as false, so not (error <= allowed) catches it, and error > allowed would not.
     wrong = ~(error <= allowed)
     if not wrong.any():
@@ -91,7 +89,7 @@ def _rounded_once(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     )
 
 
-def callers(value: Any, where: str = "") -> None:
+def check_callers_unchanged(value: Any, where: str = "") -> None:
     """Assert that no tensor of the caller has changed, and that a second backward gave the same gradients.
 
     value: a probe's return value. A dict in it may have an entry "callers": the result of `CallerTensors.seen`.
@@ -110,7 +108,7 @@ def callers(value: Any, where: str = "") -> None:
         value = [*value.values()]
     for each in value if isinstance(value, list | tuple) else ():
         if isinstance(each, dict | list | tuple):
-            callers(each, where)
+            check_callers_unchanged(each, where)
 
 
 def modes(changed: Sequence[str], what: str) -> None:
@@ -140,7 +138,7 @@ class Inconclusive(pytest.skip.Exception):  # type: ignore[name-defined]
     """A timed comparison was undecided: the test does not pass, but costs no points. pytest shows it as a skip."""
 
 
-DECIDED: list[str] = []  # messages of the running test's timed comparisons; shown even if the test passes
+TIMING_MESSAGES: list[str] = []  # messages of the running test's timed comparisons; shown even if the test passes
 
 
 def timed(
@@ -148,9 +146,9 @@ def timed(
 ) -> tuple[list[float], list[float], list[float]]:
     """Combine the ranks' times for `compare`: the slowest rank's time in each pair, and b's waits for a core.
 
-    traces: of ranks that returned the three lists of `interleaved`, and the worst error of any repeat. With a switch,
-    times are measured by the judge's clock. Asserts that every repeat gave the right result, and that b never took less
-    than `least_s`, the least time that is possible. baseline: ranks that measured a, if `traces` measured b alone.
+    a is the baseline, b the code under test. traces: each rank returned the three lists of `interleaved`, and the
+    largest error of any repeat. baseline: ranks that measured a, if `traces` measured b alone. With a switch, times are
+    measured by its clock. Asserts that no error exceeds `allowed`, and that b never took less than 99 % of `least_s`.
     """
     for rank, trace in enumerate([*traces, *baseline]):
         worst = trace.values[-1]
@@ -165,7 +163,7 @@ def timed(
 
 
 def _times(trace: Trace) -> list[list[float]]:
-    """Seconds of a, seconds of b, and seconds in which b waited for a core."""
+    """Return three lists of seconds, per pair: of a, of b, and in which b waited for a core."""
     a_s, b_s, starved_s, _ = trace.values
     if trace.gates:
         times: dict[str, list[float]] = {"a": [], "b": []}
@@ -191,13 +189,13 @@ MEASURED: list[Measurement] = []  # measurements of the running test
 
 
 def measured(what: str, value: float, expected: float, unit: str = "", at_most: bool = False) -> None:
-    """Keep a number to show to the student once the exercise passes. Does not judge it; the test does."""
+    """Record a number to show to the student once the exercise passes. The test judges it, not this function."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):  # not a number: the test will report it
         MEASURED.append(Measurement(what, float(value), float(expected), unit, at_most))
 
 
 def keep(kept: dict[str, Measurement], new: Sequence[Measurement]) -> None:
-    """Add new measurements to those kept. If a name repeats, keep the one nearest to its bound, otherwise the last."""
+    """Add new measurements to those kept. If a name repeats, keep the nearest to its upper bound, or else the last."""
     for m in new:
         known = kept.get(m.what)
         if not (known and m.at_most and known.value * m.expected > m.value * known.expected):
@@ -205,25 +203,25 @@ def keep(kept: dict[str, Measurement], new: Sequence[Measurement]) -> None:
 
 
 def never_holds(
-    trace: Trace, small: Trace, what: str, forbidden: int, needs: int, seen: Callable[[], Mapping[str, Any]] = dict
+    trace: Trace, tiny: Trace, what: str, forbidden_bytes: int, needs: int, seen: Callable[[], Mapping[str, Any]] = dict
 ) -> None:
-    """Assert that a process, whose values are right, never held `forbidden` bytes of `what`, by its peak memory.
+    """Assert that a process never held `forbidden_bytes` of `what`, by its memory peak. Judge its values first.
 
-    The kernel measures the peak. small: trace of the same probe on tiny inputs. needs: bytes of inputs and results,
-    which are allowed. seen: runs the probe again under a meter, and returns its numbers; they only explain a failure.
+    The kernel measures the peak. tiny: trace of the same probe on tiny inputs. needs: bytes of inputs and results,
+    which are allowed. seen: runs the probe again under a meter, and returns the meter's numbers to explain a failure.
     """
-    if forbidden < 4 * NOISE_BYTES:
+    if forbidden_bytes < 4 * NOISE_BYTES:
         raise ValueError(
-            f"{what}: expected at least {4 * NOISE_BYTES:,} bytes, four times the noise, got {forbidden:,}"
+            f"{what}: expected at least {4 * NOISE_BYTES:,} bytes, four times the noise, got {forbidden_bytes:,}"
         )
-    grew, allowed = trace.grew(small), needs + forbidden // 2
+    grew, allowed = trace.grew(tiny), needs + forbidden_bytes // 2
     if grew < 0:
         pytest.skip("this system does not say how much memory a process has held")
-    measured(f"growth of the process; {what}: {forbidden:,}", grew, allowed, "bytes", at_most=True)
+    measured(f"growth of the process; {what}: {forbidden_bytes:,}", grew, allowed, "bytes", at_most=True)
     if grew > allowed:
         raise AssertionError(
             f"the process grew by {grew / 1e6:.0f} MB, expected at most {allowed / 1e6:.0f}: {what} takes "
-            f"{forbidden / 1e6:.0f} MB or more; all else needs {needs / 1e6:.1f} MB{_largest(seen)}"
+            f"{forbidden_bytes / 1e6:.0f} MB or more; all else needs {needs / 1e6:.1f} MB{_largest(seen)}"
         )
 
 
@@ -236,7 +234,7 @@ def _largest(seen: Callable[[], Mapping[str, Any]]) -> str:
 
 def decide(comparison: Comparison, what: str, cause: str = "") -> None:
     """Pass if the verdict is "faster", fail if it is "slower", otherwise raise Inconclusive."""
-    DECIDED.append(f"{what}: {comparison}")
+    TIMING_MESSAGES.append(f"{what}: {comparison}")
     if comparison.verdict == "inconclusive":
         raise Inconclusive(f"inconclusive: {what}: {comparison}")
     if comparison.verdict != "faster":

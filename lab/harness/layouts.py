@@ -14,7 +14,7 @@ from .rng import Rng
 T = TypeVar("T")
 
 ALIGNED = ["contiguous", "heads inside", "rows apart"]  # layouts that tensor descriptors support
-# Functions of a tensor and the value to fill the gaps between its elements. All layouts differ in strides.
+# Layout -> function of a tensor, and of a value that fills gaps between its elements. DIFFERENT ones differ in strides.
 LAYOUTS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "odd offset": lambda x, fill: x.new_full((x.numel() + 1,), fill)[1:].view(x.shape).copy_(x),
     "heads inside": lambda x, _: x.transpose(-3, -2).contiguous().transpose(-3, -2),
@@ -38,7 +38,7 @@ FAR_CAUSE = "an offset beyond 2³¹ − 1 does not fit an int32: convert indices
 
 
 def draw(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Draw a layout for each operand. Half of the time, tensor descriptors support all of them."""
+    """Draw a layout for each operand. With probability ½ or more, tensor descriptors support all of them."""
     options = rng.choice([ALIGNED, [*ALIGNED, "odd offset", "columns first", "sliced"]])
     fit = {name: [o for o in options if x.ndim >= LEAST_DIMS.get(o, 1)] for name, x in operands.items()}
     return operands, {name: rng.choice(fit[name]) for name in operands}
@@ -52,8 +52,8 @@ def different(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str
 def every(rng: Rng, **operands: Any) -> list[tuple[dict[str, Any], dict[str, str]]]:
     """Return a case for every layout of the first operand; the other operands have other layouts.
 
-    Only the first operand gets layouts with repeated values, such as the gradient of a sum has. operands: a tensor, or
-    a list of one per rank.
+    Only the first operand gets layouts with repeated values, such as the gradient of a sum has. operands: tensors, or
+    lists with one tensor per rank.
     """
     order = rng.shuffled(DIFFERENT)
     return [_assign(order[i:] + order[:i], operands, [*operands][:1]) for i in range(len(order))]
@@ -62,7 +62,7 @@ def every(rng: Rng, **operands: Any) -> list[tuple[dict[str, Any], dict[str, str
 def _assign(
     options: list[str], operands: dict[str, Any], may_repeat: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Give each operand the first layout that fits. Return the operands with values for their layouts, and these."""
+    """Give each operand the first layout that fits. Return (operands with values for their layouts, the layouts)."""
     chosen: dict[str, str] = {}
     values: dict[str, Any] = {}
     for name, x in operands.items():

@@ -3,7 +3,7 @@
 `grader mutants --record` runs the mutants of a stage on the public seed. For each test that fails, it stores a hash of
 the message's words, and the message's numbers, in `tests/<stage>/mistakes.json`. A message with the same words and
 nearly the same numbers probably has the same cause, unless the mistake would fail another test, which passed. Many bugs
-give a 0 or a False. So if the message has no longer number, the mistake is only given as an example, below the message.
+give a 0 or a False. So if the numbers are few and short, the mistake is only given as an example, below the message.
 The file holds no line of a solution.
 """
 
@@ -28,8 +28,8 @@ CHECK = "Check: "  # the likely cause that the test itself names
 _KNOWN = (SAME_WHEN, EXAMPLE, RULED_OUT)
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _NUMBER_LIMIT = 24  # how many numbers of a message we keep
-_MANY = 12  # so many different numbers identify a bug
-_LONG = 4  # a number with so many digits identifies a bug; one fewer if it has decimals
+_MANY = 12  # this many different numbers in a message identify a bug
+_LONG = 4  # a number with this many digits identifies a bug; with decimals, one digit fewer suffices
 _TIGHT = 2e-3  # relative tolerance, for sums in another order
 _GREW = "the process grew by"  # numbers after these words are measured by the kernel, and differ from run to run
 _LOOSE = 0.2  # relative tolerance for those numbers
@@ -164,7 +164,7 @@ def _look_lines(lines: list[str]) -> list[str]:
 
 
 def _lines_without(lines: list[str], begin: str | tuple[str, ...]) -> list[str]:
-    return [line for line in lines if not line.lstrip().startswith(begin)] or [""]  # pytest indents an assert's
+    return [line for line in lines if not line.lstrip().startswith(begin)] or [""]  # pytest indents an assert's message
 
 
 def _close(one: float, other: float, relative: float) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from ..course import assignment as assignments
 from ..course.scoring import Result
 from . import error_hints, mistakes
-from .judge import DECIDED, Inconclusive
+from .judge import TIMING_MESSAGES, Inconclusive
 from .runner import ExecutorLost, ProbeFailed
 
 
@@ -20,7 +20,7 @@ def result(
 ) -> Result:
     """Make the Result of an exercise's test. before: this session's results so far."""
     (id, kind), (base, _, case) = mark_of(item), item.nodeid.partition("[")
-    outcome, reason, message, output = "passed", "", "; ".join(DECIDED), ""
+    outcome, reason, message, output = "passed", "", "; ".join(TIMING_MESSAGES), ""
     error = call.excinfo.value if call.excinfo else None
     if isinstance(error, Inconclusive):
         outcome, reason = "inconclusive", str(error).removeprefix("inconclusive: ")

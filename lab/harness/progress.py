@@ -1,4 +1,4 @@
-"""Remembers the last test results of student/ in .cache/progress.json, and knows which are out of date."""
+"""Stores the last test results of student/ in .cache/progress.json, and finds which are out of date."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ STUDENT = ROOT / "student"
 
 @dataclass
 class Progress:
-    """Results by exercise, the digests of their dependencies when the tests began, and measured numbers."""
+    """Test results; by exercise, the digests of its dependencies when the tests began, and the measured numbers."""
 
     results: list[Result] = field(default_factory=list)
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    numbers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # fields of lab.harness.judge.Measurement
+    numbers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rows of fields of judge.Measurement
     known: Assignment = field(default_factory=default)
     source: Path = STUDENT
     profile: str | None = None  # only its exercises are shown, counted and suggested; None: all
@@ -74,7 +74,7 @@ class Progress:
         return next(iter(following or same_stage or left), None)
 
     def named(self, name: str) -> list[Exercise]:
-        """As Assignment.named, but of a stage only the profile's exercises."""
+        """As Assignment.named, but only the profile's exercises if any of these is in the profile."""
         found = self.known.named(name)
         return [e for e in found if e.id in self.chosen.exercises] or found
 

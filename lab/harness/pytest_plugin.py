@@ -24,7 +24,7 @@ from ..solution.impl import folder_of
 from ..solution.unwritten import untouched
 from . import dependencies, mistakes, timing_lock
 from .files import write_atomically
-from .judge import DECIDED, MEASURED, Measurement, callers, keep
+from .judge import MEASURED, TIMING_MESSAGES, Measurement, check_callers_unchanged, keep
 from .outcomes import mark_of, result
 from .rng import Rng
 from .runner import Executor, ProbeFailed, Runner
@@ -208,8 +208,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`run(probe, *args, world=None, …)`: see runner.Runner. `run.trace(…)` returns each rank's whole trace.
 
-    Stand-ins replace prerequisites that do not pass, but not in a fork of CS336, whose classes are its own. The code
-    under test never runs in this process.
+    Stand-ins replace prerequisites that do not pass, except in tests of CS336, whose solutions have other classes. The
+    code under test never runs in this process.
     """
     runner = _runner(request.config)
     id, _ = mark_of(request.node)
@@ -225,7 +225,7 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
         def trace(self, probe: Callable[..., Any], *args: Any, **options: Any) -> list[Trace]:
             traces = runner.trace(probe, *args, **self._complete(**options))
             for rank, trace in enumerate(traces):
-                callers(trace.values, f" on rank {rank}" if len(traces) > 1 else "")
+                check_callers_unchanged(trace.values, f" on rank {rank}" if len(traces) > 1 else "")
             return traces
 
         def _complete(self, **options: Any) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def replaced(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
 
 
 def _failure_in_source(source: Path, definition: assignments.Exercise) -> ProbeFailed | None:
-    """The failure that the source alone shows: nothing written yet, or a forbidden call."""
+    """The failure that the source alone shows: a stub, a file that cannot be checked, or a forbidden call."""
     if stub := untouched(source / definition.file):
         return ProbeFailed("unwritten", stub)
     try:
@@ -291,7 +291,7 @@ def pytest_runtest_makereport(
     """Turn the outcome of an exercise's test into a Result, and shorten pytest's report to its message."""
     report = yield
     if report.when == "setup":
-        DECIDED.clear()
+        TIMING_MESSAGES.clear()
         MEASURED.clear()
         if RUNNER in item.config.stash:
             item.config.stash[RUNNER].printed = ""

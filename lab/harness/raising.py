@@ -24,7 +24,7 @@ def raised(call: Callable[[], object], text: bool = False) -> str:
 
 @contextlib.contextmanager
 def without_models() -> Iterator[None]:
-    """Refuse to make modules inside the block, so that sizes must be computed without a model."""
+    """Raise RuntimeError if the block makes an nn.Module, so that sizes must be computed without a model."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("this is counted on paper: from the sizes, without a model")

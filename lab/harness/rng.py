@@ -1,4 +1,4 @@
-"""Inputs and shapes drawn from a seed at run time: public for students, secret for the grader."""
+"""Draws inputs and shapes at run time from a seed, which is public for students and secret for the grader."""
 
 import hashlib
 from collections.abc import Sequence

@@ -116,13 +116,13 @@ class Runner:
         options: those of `job`.
         device: "simulated" runs the probe on the simulated GPU of lab.measure.device.
         replace: stand-ins by object. In a test of an exercise they are those of prerequisites that do not pass.
-        private: whether the trace's peak_bytes leaves out files that are mapped. Looks each millisecond.
+        private: whether the trace's peak_bytes leaves out mapped files. Then memory is sampled once per millisecond.
         network: "gloo" uses torch's own Gloo. Then traces have no messages, gates give 1.0, and ranks that are
         isolated in a sandbox cannot connect.
         timeout: seconds, without the time in which the probe waits for a core.
 
-        Raises ProbeFailed. It raises at once if failing probes of this exercise have already taken 40 s, or all probes
-        together limit_s.
+        Raises ProbeFailed if a rank returns no value. Raises it at once if failing probes of this exercise have already
+        taken 40 s, or all probes together limit_s.
         """
         if link is not None and (type(link) is not Link or not world):
             raise ValueError(f"link: expected a lab.cluster.costs.Link, and world=n ranks to join, got {link!r}")
@@ -162,7 +162,7 @@ class Runner:
             )
 
     def forget(self) -> None:
-        """Reset all that was learnt about an implementation, before the next one."""
+        """Forget times, failures and verdicts of one implementation, before another one runs."""
         self.spent_s = 0.0
         self.wasted_s.clear()
         self.broken.clear()
@@ -189,7 +189,7 @@ class Runner:
     def _ask(
         self, triton: str, job: Job, payload: list[bytes], make: Callable[[], Switch]
     ) -> tuple[dict, list[bytes], Switch]:
-        """Run one probe in a zygote. If the zygote is lost, close it, and report the probe as crashed or hung."""
+        """Run one probe in a zygote. If the zygote is lost, close it and raise ProbeFailed, or ExecutorLost."""
         zygote = self.warm(triton)
         try:
             zygote.wait()
@@ -274,7 +274,7 @@ def _printed(header: dict) -> str:
 
 
 def _severity(rank: dict) -> int:
-    """Which failure to report: a rank's own error comes before a lost peer, and that before a wait."""
+    """How severe a failure is: a stub most, then a rank's own error, a crash, a hang, and an error for a lost peer."""
     error = rank.get("error") or {}
     if error.get("reason") == "unwritten":
         return 9

@@ -1,4 +1,4 @@
-"""The end of `pytest tests/`: points per exercise, the first failure, and the next exercise."""
+"""Prints the summary of `pytest tests/`: points per exercise, the first failure, and the next exercise."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ _WARNING = re.compile(r"(?:rank \d+: )?\S+:\d+: \w*Warning: ")  # lab.ranks.zygo
 def write(terminal: Any, results: list[Result], config: Any, partial: dict[str, tuple[int, int]] | None = None) -> None:
     """Append the summary to pytest's report.
 
-    partial: by interrupted exercise, (number of tests that ran, number of all its tests).
+    partial: {interrupted exercise: (number of its tests that ran, number of all its tests)}.
     """
     known, partial = assignments.default(), partial or {}
     all_scores = score(known, results, passes=config.stash[VERDICTS].passes)
@@ -67,7 +67,7 @@ def printed(output: str) -> list[str]:
 
 
 def write_inline(terminal: Any, results: list[Result]) -> None:
-    """The summary of a debugger's session: failures, and why some tests did not run. It gives no verdict."""
+    """Print the summary of a debugger's session: failures, and why some tests did not run. It gives no verdict."""
     terminal.write_line("")
     _failures(terminal, results)
     for reason in dict.fromkeys(r.reason for r in results if r.outcome == "not_run"):

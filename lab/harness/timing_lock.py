@@ -47,7 +47,7 @@ def _devices() -> list[str]:
 
 @contextlib.contextmanager
 def _locked(path: Path, deadline: float) -> Iterator[bool]:
-    """Lock one file. Yields whether it got the lock by `deadline`.
+    """Lock one file. Yields whether it got the lock by `deadline`; True, too, if the file cannot be opened.
 
     Another user's lock file works too: read access is enough.
     """

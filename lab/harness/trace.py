@@ -21,7 +21,7 @@ NOISE_BYTES = 8 << 20  # upper bound for the difference of two runs; tests forbi
 
 @dataclass(frozen=True)
 class Trace:
-    """One rank of one probe. The switch and the kernel record all but `values` and when waits began, from outside."""
+    """One rank of one probe. The rank reports `values` and when its waits began; the rest is recorded outside."""
 
     values: Any  # what the probe returned
     peak_bytes: int  # growth of the process above its size at the fork, by the kernel; -1: not known
@@ -30,11 +30,11 @@ class Trace:
     payloads: Sequence[torch.Tensor | None] = ()  # of each message; None if it was too large to keep
     gates: Sequence[Gate] = ()  # gates that the rank requested, in order
     stalls: Sequence[Row] = ()  # messages for which the rank waited while the switch delayed the answer
-    rounds: int = 0  # of all ranks' messages, if the switch delayed them by rounds
-    files: Mapping[str, bytes] = field(default_factory=dict)  # what the ranks' folder held when all had ended
+    rounds: int = 0  # if the switch delivers by rounds: number of rounds, the longest chain of messages
+    files: Mapping[str, bytes] = field(default_factory=dict)  # content of the ranks' folder at the end
 
     def cut(self, names: Sequence[str]) -> list[list[dict]]:
-        """Messages after each of these gates, until the next. Raises AssertionError if the rank used other gates."""
+        """Messages between each of these gates and the next. Raises AssertionError if the rank requested others."""
         requested = [gate.name for gate in self.gates]
         assert requested == [*names], f"expected to see {', '.join(names)}, saw {', '.join(requested) or 'nothing'}"
         ends = [*(gate.issued for gate in self.gates[1:]), len(self.messages)][: len(requested)]
@@ -44,7 +44,7 @@ class Trace:
         ]
 
     def grew(self, small: Trace) -> int:
-        """Bytes by which the process grew more than `small`, the same probe on tiny inputs; -1: not known.
+        """Bytes by which the process grew more than in `small`, the same probe on tiny inputs; -1: not known.
 
         At most START_BYTES of the small run count, so a solution gains nothing if it wastes memory there.
         """

@@ -1,1 +1,1 @@
-"""A solution's files: found, loaded, searched for forbidden calls; and values to and from its process."""
+"""Finds, loads and checks a solution's files; carries values to and from its process."""

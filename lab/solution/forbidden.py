@@ -1,4 +1,4 @@
-"""Finds forbidden names in a solution's source, for an early error. A forbidden call would be the answer itself.
+"""Finds forbidden names in a solution's source, for an early error. A forbidden call solves the exercise by itself.
 
 Each exercise's forbidden names are listed in assignment.toml and in its chapter. This module reads imports and dotted
 names in the source, and does not run it. lab.ranks.watch refuses all other forbidden calls at run time.
@@ -38,10 +38,10 @@ class ForbiddenCall(RuntimeError):
 def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
     """Find forbidden names in `file` and in the solution's files that it imports: ["ddp/naive.py:3: torch.…"].
 
-    Raises Unreadable if a file cannot be parsed here but might run.
+    Raises Unreadable if a file is too long or too deeply nested to be checked, though Python may run it.
     """
     forbidden, found = (*names, *INSTRUMENTS, *SPIES), []
-    for path, mentions in _sources(root, file).items():
+    for path, mentions in _mentions_by_file(root, file).items():
         relative = path.relative_to(root).as_posix()
         if isinstance(mentions, str):
             raise Unreadable(f"{relative}: {mentions}")
@@ -52,23 +52,23 @@ def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
 
 def reachable(root: Path, file: str) -> list[Path]:
     """`file` and all files of the solution that it imports, directly or not, including packages' __init__.py."""
-    return [*_sources(root, file)]
+    return [*_mentions_by_file(root, file)]
 
 
-def _sources(root: Path, file: str) -> dict[Path, list[tuple[int, str]] | str]:
-    """For each file of the implementation that is loaded with `file`: its mentions, or why it cannot be read."""
-    sources: dict[Path, list[tuple[int, str]] | str] = {}
+def _mentions_by_file(root: Path, file: str) -> dict[Path, list[tuple[int, str]] | str]:
+    """{file: its mentions, or why it cannot be read}, for each file of the solution that is loaded with `file`."""
+    mentions_by_file: dict[Path, list[tuple[int, str]] | str] = {}
     todo = [*_files(root, file.removesuffix(".py").split("/"))]
     while todo:
         path = todo.pop()
-        if path in sources or not path.is_file():
+        if path in mentions_by_file or not path.is_file():
             continue
         folders = path.relative_to(root).parts[:-1]
-        mentions = sources[path] = _mentions(path.read_bytes(), (NAME, *folders))
+        mentions = mentions_by_file[path] = _mentions(path.read_bytes(), (NAME, *folders))
         internal = {name for _, name in mentions if name.startswith(f"{NAME}.")} if isinstance(mentions, list) else ()
         for name in internal:
             todo += _files(root, name.split(".")[1:])
-    return sources
+    return mentions_by_file
 
 
 def _files(root: Path, parts: list[str]) -> Iterator[Path]:
@@ -81,7 +81,7 @@ def _files(root: Path, parts: list[str]) -> Iterator[Path]:
 
 @functools.lru_cache(maxsize=512)  # every test checks the same few files
 def _mentions(text: bytes, package: tuple[str, ...]) -> list[tuple[int, str]] | str:
-    """(line, dotted name) of each import in a source, and of each use of an imported name."""
+    """(line, dotted name) of each import, and of each attribute of an imported name; or why a source is unreadable."""
     try:
         nodes = [*ast.walk(parsed(text))]
     except Unreadable as error:

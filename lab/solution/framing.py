@@ -19,7 +19,7 @@ class Closed(EOFError):
 
 
 class TimedOut(TimeoutError):
-    """Nothing complete arrived in time."""
+    """No complete message arrived in time."""
 
 
 def send(fd: int, header: dict, blobs: list[bytes] | tuple[bytes, ...] = ()) -> None:

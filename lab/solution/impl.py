@@ -31,7 +31,7 @@ def folder_of(name: str) -> Path:
 def load(path: str | Path, replace: Mapping[str, Callable[[ModuleType], Any]] | None = None) -> ModuleType:
     """Load the implementation in folder `path` as package `impl`; its modules load on first attribute access.
 
-    replace: by object ("ddp/naive.py:NaiveDDP"), a function that takes the executed module and returns the stand-in.
+    replace: {"ddp/naive.py:NaiveDDP": function}; the function takes the executed module and returns the stand-in.
     """
     unload()
     finder = _Finder(Path(path).resolve(), dict(replace or {}))
@@ -87,7 +87,7 @@ def _import_on_access(module: ModuleType) -> None:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Loads a file, or a folder's __init__.py. That may be missing if a student hands in only the exercises' files."""
+    """Loads a file, or a folder's __init__.py. A student may hand in folders without an __init__.py."""
 
     def __init__(self, fullname: str, path: str, changes: dict[str, Callable[[ModuleType], Any]]):
         super().__init__(fullname, path)
