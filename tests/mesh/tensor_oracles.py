@@ -21,7 +21,7 @@ def draw_groups(rng, size: int, grouped: bool = True) -> tuple[int, list]:
 
 
 def memberships(world: int, groups: list) -> list[tuple[int, int, list]]:
-    """(rank, index in its group, the group) of all ranks, group by group; group [] is the group of all ranks."""
+    """Return (rank, index in its group, its group) of all ranks, group by group. groups: [] for one of all ranks."""
     return [(rank, index, group) for group in groups or [[*range(world)]] for index, rank in enumerate(group)]
 
 
@@ -75,7 +75,7 @@ def check_layer(run, rng, expect, kind: str, drawn: tuple, size: int, grouped=Fa
     cut = {"x": 1, "y": 1} if sequence else {"column": {"y": -1}, "row": {"x": -1}}.get(kind, {})
 
     def local_parts(name: str, rank: int, *tensors: torch.Tensor) -> list:
-        """The rank's part of tensors that are cut as x is, or y."""
+        """Return the rank's parts of tensors that are cut like x or y (`name`)."""
         return [t.chunk(size, cut[name])[index[rank]] if name in cut else t for t in tensors]
 
     inputs = [[local_parts(name, r, t)[0] for r in range(world)] for name, t in (("x", x), ("y", dy))]
@@ -84,7 +84,7 @@ def check_layer(run, rng, expect, kind: str, drawn: tuple, size: int, grouped=Fa
         run, probes.part, kind, sizes, state, *inputs, groups, layout, sequence, world=world, parts=(*TWICE, "finish"),
     )  # fmt: skip
     want, plain = (expect(run_layer, kind, sizes, state, x, dy, dtype) for dtype in ("float64", "float32"))
-    prefix = {"column": "up.", "row": "down.", "embedding": "embedding."}.get(kind, "")  # which `part_of` knows
+    prefix = {"column": "up.", "row": "down.", "embedding": "embedding."}.get(kind, "")  # names that `part_of` knows
     for rank, got in enumerate(ranks):  # first, since one wrong part makes the sums of all ranks wrong
         has_its_part(got["parameters"], state, f"{kind}, rank {rank} of the world", index[rank], size, prefix)
     for rank, got in enumerate(ranks):
@@ -139,11 +139,11 @@ def same_gradients(got: dict, want: dict, plain: dict, what: str, index: int, si
 def keeps_its_share(run, kind: str, sizes: dict, small: dict, shapes: dict, hoarding=False) -> None:
     """Assert that each of four ranks has parameters of these shapes, all ones, and does not hold the whole layer.
 
-    sizes, small: of a large and a tiny layer. The kernel measures memory. hoarding: a stand-in takes part, and
-    stand-ins hold whole layers.
+    sizes, small: of a large and a tiny layer. The kernel measures memory. hoarding: skips that check, because a
+    stand-in, which holds whole layers, takes part.
     """
     part_bytes = 4 * sum(math.prod(shape) for shape in shapes.values())
-    ballast = 12 * part_bytes  # the whole is there three times while it is cut
+    ballast = 12 * part_bytes  # three copies of the whole exist while it is cut
     (tiny, *_), traces = (
         run.trace(probes.weighed_part, kind, *args, world=4) for args in ((small, 1 << 12), (sizes, ballast))
     )
@@ -165,7 +165,7 @@ DIRECTIONS = {  # forward and backward
     "gather_sequence": ("gather", "scatter"),
     "scatter_sequence": ("scatter", "gather"),
 }
-COLLECTIVES = {  # the operation, its result in words, and the result of the rank at this index of a group
+COLLECTIVES = {  # operation, its result in words, and a function: tensors of a group, index of a rank -> its result
     "same": ("", "what came in", lambda tensors, index: tensors[index]),
     "sum": ("all_reduce", "the sum over the group", lambda tensors, _: sum(tensors)),
     "gather": ("all_gather", "all ranks' tokens, in the order of the ranks", lambda tensors, _: torch.cat(tensors, 1)),
@@ -211,7 +211,7 @@ def conjugate_sends_once(run, rng, name: str, size: int, grouped: bool = False, 
 
 
 def keeps_nothing(run, rng, name: str, factor: int) -> None:
-    """Assert that one of the four functions keeps nothing for backward. factor: that of a sum of ones."""
+    """Assert that one of the four functions keeps nothing for backward. factor: its sum of ones, per element."""
     elements = 2 * rng.integers(4_300_000, 4_400_000)
     (tiny, *_), traces = (
         run.trace(probes.kept_for_backward, name, *args, world=2) for args in ((2, 1 << 12), (elements, 40 * elements))

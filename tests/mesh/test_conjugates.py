@@ -1,9 +1,9 @@
 """The two conjugate functions at which a tensor-parallel region begins and ends.
 
-What must be true: copy_to is the identity forward and a sum over the group backward, reduce_from the reverse; one
-message of the tensor's size, nothing kept, and nothing overwritten that belongs to others. How it would be faked or got
-wrong: an all-reduce in both directions, which counts the gradient T times; in place, on an input or an incoming
-gradient; a gradient taken for contiguous (that of a sum is one element with strides of 0); the default group.
+Must hold: copy_to is the identity in forward and a sum over the group in backward; reduce_from is the reverse. The sum
+takes one message of the tensor's size. Nothing is kept for backward, and no tensor of the caller is overwritten.
+Typical fakes: an all-reduce in both directions, which counts the gradient T times; an all-reduce in place, on an input
+or an incoming gradient; a gradient assumed contiguous (that of a sum has strides of 0); the default group.
 """
 
 import pytest

@@ -1,10 +1,10 @@
-"""Experts that are cut over ranks.
+"""Experts that are sharded over tensor ranks.
 
-What must be true: rows, their gradients and those of the parts are those of whole experts in one process; each rank
-keeps 1/T of every expert; one all-reduce of the rows forward and one backward, however many experts there are. How it
-would be faked or got wrong: whole experts everywhere, and a share of the result; an all-reduce for each expert; weights
-gathered when they are needed; the entrance forgotten, so that gradients of the rows are a summand; rows of one rank
-alone; an expert that is given nothing left out, so that its gradient is None.
+Must hold: rows and all gradients are those of whole experts in one process. Each rank keeps 1/T of every expert.
+Forward takes one all-reduce of the rows and backward another, for any number of experts.
+Typical fakes: whole experts on every rank, and a slice of the result; one all-reduce per expert; weights gathered on
+demand; no copy_to at the entrance, so that each rank returns only its summand of the rows' gradient; rows of one rank
+alone; an expert without rows that is skipped, so that its gradient is None.
 """
 
 import pytest

@@ -1,10 +1,10 @@
 """Attention split over ranks by heads.
 
-What must be true: each rank has a share of the query heads and the key and value heads that go with them, and the ranks
-together give what the whole attention gives; nothing is sent but one all-reduce forward and one backward, so that a
-whole block has two and two. How it would be faked or got wrong: whole projections and slices of heads (the memory
-tells); heads dealt out in turns, so that queries meet other heads' keys; keys repeated by the wrong factor; an entrance
-for each of q, k and v; heads that do not divide, cut in the middle.
+Must hold: each rank has a share of the query heads, and the key and value heads that belong to them. Together the ranks
+give the result of the whole attention. Each direction sends one all-reduce, so two for a whole block.
+Typical fakes: whole projections and slices of heads (caught by memory); heads assigned in turns, so that queries meet
+wrong keys; keys repeated by the wrong factor; one entrance each for q, k and v; a head cut in the middle where ranks do
+not divide the heads.
 """
 
 import pytest
@@ -36,9 +36,9 @@ def test_block_of_two_parallel_halves_matches_the_unsplit_block(run, rng, expect
 
 @exercise(ATTENTION, kind="numerics")
 def test_heads_that_do_not_divide_are_refused(run, rng):
-    """Six query heads divide by three ranks; two key heads do not, and four of both do not either."""
+    """Three ranks divide six query heads, but neither two key heads nor four heads of both kinds."""
     base = draw_sizes(rng, 3)
-    # A width at which three ranks divide every projection, in the middle of a head.
+    # At this width three ranks divide every projection, but in the middle of a head.
     cases = [
         ["attention", {**base, "heads": h, "kv_heads": k, "width": 6 * h}] for h, k in ((6, 2), (4, 4), (6, 3))
     ]  # fmt: skip

@@ -1,10 +1,10 @@
 """Column- and row-parallel linear layers, and the SwiGLU that is made of them.
 
-What must be true: each rank keeps its share of the weight and no more, and the ranks together give what the whole layer
-gives, forward and backward; a pair of layers costs one all-reduce forward and one backward. How it would be faked or
-got wrong: whole weights and a slice of the result (the memory tells); a slice that is a view of the whole; the bias on
-every rank before the sum; cut along the other dim (square weights would hide it, so none is square); an entrance for
-each of two layers that share one input.
+Must hold: each rank keeps only its share of the weight. Together the ranks give the result of the whole layer, forward
+and backward. A pair of layers takes one all-reduce per direction.
+Typical fakes: whole weights and a slice of the result (caught by memory); a slice that is a view of the whole; the bias
+added on every rank before the sum; weights cut along the other dim (none is square, because that would hide it); one
+entrance per layer for two layers that share an input.
 """
 
 import pytest

@@ -1,9 +1,9 @@
-"""1F1B: GPipe's bubble, and no more activations than there are stages after a rank.
+"""1F1B: the bubble of GPipe with fewer activations, at most p − r on rank r.
 
-What must be true: each rank's list has every action once and in order, and all lists together run to the end; idle over
-busy time is (p − 1)/m; rank r keeps at most min(m, p − r) activations, micro-batches come back first in, first out. How
-it would be faked: GPipe under another name (its activations grow with m); no warm-up, one forward and its backward at a
-time (the bubble is p − 1); a warm-up of p on every rank (the right bubble, too many activations).
+Must hold: each rank lists every action once and in order, and all ranks together run to the end. Idle over busy time is
+(p − 1)/m. Rank r keeps at most min(m, p − r) activations. Backwards come in the order of forwards.
+Typical fakes: GPipe under another name (its activations grow with m); no warm-up, so that one forward and its backward
+alternate (the bubble is p − 1); a warm-up of p on every rank (the right bubble, too many activations).
 """
 
 from lab.harness.pytest_plugin import exercise

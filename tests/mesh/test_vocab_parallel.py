@@ -1,10 +1,10 @@
-"""Embedding and cross-entropy of which each rank has a share of the vocabulary.
+"""Embedding and cross-entropy with the vocabulary sharded over ranks.
 
-What must be true: rows and losses are those of the whole, for vocabularies that divide and for padded ones; a token
-costs three numbers, not a row of logits, and backward costs nothing. How it would be faked or got wrong: gather the
-logits (the switch and the kernel tell); forget the offset, or add other ranks' rows instead of zeros; a
-maximum of this rank's own columns, which no other rank subtracts, or none, which overflows; padding that takes
-probability; a loss averaged over ranks, whose gradient is 1/T too small; each rank holding the whole table.
+Must hold: rows and losses are those of the whole vocabulary, with and without padding. Forward of the loss sends three
+numbers per token, not a row of logits; backward sends nothing.
+Typical fakes: gathered logits (caught by messages and memory peak); a forgotten offset, or other ranks' rows added
+instead of zeros; the maximum of this rank's own columns, which no other rank subtracts; no maximum, which overflows;
+padding that gets probability; a loss averaged over ranks, whose gradient is 1/T of the right one; the whole table kept.
 """
 
 import pytest
@@ -53,7 +53,7 @@ def test_each_token_gets_its_row_and_each_row_its_gradient(run, rng, expect, siz
 
 
 def full_loss(logits: torch.Tensor, targets: torch.Tensor, scale: float, dtype: str) -> dict:
-    """The mean cross entropy of whole logits, and the gradient of scale · loss."""
+    """Return the mean cross entropy of whole logits, and the gradient of scale · loss."""
     x = logits.to(getattr(torch, dtype)).requires_grad_()
     loss = F.cross_entropy(x.flatten(0, 1), targets.flatten())
     (loss * scale).backward()
@@ -66,7 +66,7 @@ def check_loss(run, rng, expect, logits: torch.Tensor, targets: torch.Tensor, si
     (world, groups), vocabulary = draw_groups(rng, size, grouped), logits.shape[-1]
     scale, height = rng.uniform(0.5, 2.0), float(logits.abs().max())
     want, plain = (expect(full_loss, logits, targets, scale, dtype) for dtype in ("float64", "float32"))
-    parts = F.pad(logits, (0, missing), value=height).chunk(size, -1)  # counting padding changes the loss
+    parts = F.pad(logits, (0, missing), value=height).chunk(size, -1)  # counted padding would change the loss
     index = {rank: index for rank, index, _ in memberships(world, groups)}
     inputs = [parts[index[r]] for r in range(world)]
     layout = layouts.draw(rng, logits=inputs[0], targets=targets)[1]
