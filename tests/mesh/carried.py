@@ -28,14 +28,14 @@ def traced(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = TWICE, 
     return ranks
 
 
-def all_send(ranks: list, want: dict[str, list], what: str = "", cause: str = "", fields=("op", "elements")) -> None:
+def check_sends(ranks: list, want: dict[str, list], what: str = "", cause: str = "", fields=("op", "elements")) -> None:
     """Assert that every rank sent these messages in each part. Only `fields` are compared."""
     for rank, got in enumerate(ranks):
         for part, rows in want.items():
             sends(got["sent"][part], rows, f"{what}rank {rank}, {part}", cause, fields)
 
 
-def does_not_grow(
+def check_no_growth(
     run: Any, probe: Callable, cases: list, judge: Callable, what: str, forbidden: int, limit: int, **options: Any
 ) -> None:
     """Assert that a rank's memory peak in a large case is about that in a small one, by the kernel's counters.

@@ -160,11 +160,11 @@ def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int =
     )  # fmt: skip
     what = " × ".join(f"{axis}={n}" for axis, n in degrees.items()) or "one rank"
     what += "".join(f", {option}" for option in ("sequence", "fsdp") if plan.get(option))
-    same_training(ranks, want, degrees, what)
+    check_same_training(ranks, want, degrees, what)
     return ranks
 
 
-def same_training(ranks: list, want: dict, degrees: dict, what: str) -> None:
+def check_same_training(ranks: list, want: dict, degrees: dict, what: str) -> None:
     """Assert that losses agree to 1e-5 of their value, and gradients to 1e-4 of each parameter's norm, on every rank.
 
     The first loss comes first, then its gradients, since an error there also changes all later losses.
@@ -180,7 +180,7 @@ def same_training(ranks: list, want: dict, degrees: dict, what: str) -> None:
     judge_losses([0])
     for rank, got in enumerate(ranks):
         compare(got["gradients"], want["gradients"], degrees, rank, f"{what}: gradient")
-    covered(ranks, want["gradients"], degrees, what)
+    check_covered(ranks, want["gradients"], degrees, what)
     judge_losses(range(1, len(want["losses"])), "; the gradients of the first step are right")
 
 
@@ -212,7 +212,7 @@ def _kinds(pieces: list) -> str:
     return ", ".join(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)) or "none"
 
 
-def covered(ranks: list, want: dict, degrees: dict, what: str) -> None:
+def check_covered(ranks: list, want: dict, degrees: dict, what: str) -> None:
     """Assert that every element of every parameter is on some rank."""
     world = degrees.get("tensor", 1)
     missing = {(n, t): torch.ones(part_of(n, want[n], t, world).numel()) for n in want for t in range(world)}

@@ -86,7 +86,7 @@ def check_layer(run, rng, expect, kind: str, drawn: tuple, size: int, grouped=Fa
     want, plain = (expect(run_layer, kind, sizes, state, x, dy, dtype) for dtype in ("float64", "float32"))
     prefix = {"column": "up.", "row": "down.", "embedding": "embedding."}.get(kind, "")  # names that `part_of` knows
     for rank, got in enumerate(ranks):  # first, since one wrong part makes the sums of all ranks wrong
-        has_its_part(got["parameters"], state, f"{kind}, rank {rank} of the world", index[rank], size, prefix)
+        check_parts(got["parameters"], state, f"{kind}, rank {rank} of the world", index[rank], size, prefix)
     for rank, got in enumerate(ranks):
         what = f"{kind}, place {index[rank]} of {size}, in memory: {layouts.listed(layout)}"
         assert not got["unused"], f"{what}: the given {got['unused']} is never called in forward"
@@ -96,7 +96,7 @@ def check_layer(run, rng, expect, kind: str, drawn: tuple, size: int, grouped=Fa
                     got[name], *local_parts(cut_like, rank, want[name], plain[name]), f"{what}, {name}", factor=10,
                     cause=CAUSES.get(kind) or CAUSES[name],
                 )  # fmt: skip
-        same_gradients(got["gradients"], want["gradients"], plain["gradients"], what, index[rank], size, prefix)
+        check_gradients(got["gradients"], want["gradients"], plain["gradients"], what, index[rank], size, prefix)
     return ranks
 
 
@@ -109,7 +109,7 @@ CAUSES = {
 }
 
 
-def has_its_part(actual: dict, state: dict, what: str, index: int, size: int, prefix: str) -> None:
+def check_parts(actual: dict, state: dict, what: str, index: int, size: int, prefix: str) -> None:
     """Assert that a rank's parameters have the shape of its part, and are not another rank's."""
     for name in actual.keys() & state.keys():
         full = state[name]
@@ -125,7 +125,7 @@ def has_its_part(actual: dict, state: dict, what: str, index: int, size: int, pr
         )
 
 
-def same_gradients(got: dict, want: dict, plain: dict, what: str, index: int, size: int, prefix: str = "") -> None:
+def check_gradients(got: dict, want: dict, plain: dict, what: str, index: int, size: int, prefix: str = "") -> None:
     """Assert that each parameter has its part of the whole gradient."""
     assert sorted(got) == sorted(want), f"{what}: parameters {sorted(got)}, expected {sorted(want)}"
     for name in want:
@@ -136,7 +136,7 @@ def same_gradients(got: dict, want: dict, plain: dict, what: str, index: int, si
             close(got[name], true, yardstick, f"{what}, gradient of {name}", factor=20, dims="row, column", cause=cause)
 
 
-def keeps_its_share(run, kind: str, sizes: dict, small: dict, shapes: dict, hoarding=False) -> None:
+def check_share_kept(run, kind: str, sizes: dict, small: dict, shapes: dict, hoarding=False) -> None:
     """Assert that each of four ranks has parameters of these shapes, all ones, and does not hold the whole layer.
 
     sizes, small: of a large and a tiny layer. The kernel measures memory. hoarding: skips that check, because a
@@ -174,7 +174,7 @@ COLLECTIVES = {  # operation, its result in words, and a function: tensors of a 
 }  # fmt: skip
 
 
-def conjugate_is_right(run, rng, name: str, size: int, grouped: bool = False, dtype=torch.float32) -> list:
+def check_conjugate(run, rng, name: str, size: int, grouped: bool = False, dtype=torch.float32) -> list:
     """Judge both directions in all layouts; return (rank, its group, a part's elements, each case's values and
     messages). Batch and context differ, and the ranks divide both."""
     world, groups = draw_groups(rng, size, grouped)
@@ -197,9 +197,9 @@ def conjugate_is_right(run, rng, name: str, size: int, grouped: bool = False, dt
     return [(rank, group, batch * tokens * width, ranks[rank]) for rank, _, group in memberships(world, groups)]
 
 
-def conjugate_sends_once(run, rng, name: str, size: int, grouped: bool = False, dtype=torch.float32) -> None:
+def check_one_message(run, rng, name: str, size: int, grouped: bool = False, dtype=torch.float32) -> None:
     """Assert that each direction sends one message over the group in x's own dtype, and the identity none."""
-    for rank, group, elements, cases in conjugate_is_right(run, rng, name, size, grouped, dtype):
+    for rank, group, elements, cases in check_conjugate(run, rng, name, size, grouped, dtype):
         for got in cases:
             for collective, part in zip(DIRECTIONS[name], BOTH, strict=True):
                 operation, words, _ = COLLECTIVES[collective]
@@ -210,7 +210,7 @@ def conjugate_sends_once(run, rng, name: str, size: int, grouped: bool = False, 
                 )  # fmt: skip
 
 
-def keeps_nothing(run, rng, name: str, factor: int) -> None:
+def check_nothing_kept(run, rng, name: str, factor: int) -> None:
     """Assert that one of the four functions keeps nothing for backward. factor: its sum of ones, per element."""
     elements = 2 * rng.integers(4_300_000, 4_400_000)
     (tiny, *_), traces = (

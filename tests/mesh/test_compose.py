@@ -21,7 +21,7 @@ from lab.harness.judge import measured, never_holds
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_compose as probes
-from .compose import bare, check, compare, draw_model, draw_run, members, model_for, same_training, with_dropout
+from .compose import bare, check, check_same_training, compare, draw_model, draw_run, members, model_for, with_dropout
 from .costs import listed
 from .probes_placed import AXES, coordinate, names_at, part_of
 
@@ -224,7 +224,7 @@ def test_dropout_on_a_whole_mesh(run, rng, expect, sequence):
         assert not all(torch.equal(a, b) for a, b in zip(drawn, drawn[2 * sites :], strict=False)), (
             f"rank {rank} drops the same in both steps: seed once, when the model is parallelized, not in each step"
         )
-    same_training(ranks, with_dropout(model, state, batches, degrees, plan, masks), degrees, "dropout 0.5")
+    check_same_training(ranks, with_dropout(model, state, batches, degrees, plan, masks), degrees, "dropout 0.5")
 
 
 @exercise(COMPOSE, kind="property")
@@ -234,7 +234,7 @@ def test_what_runs_is_the_schedule_of_the_plan(run, rng, expect, replaced, sched
     model = draw_model(rng, layers=2 * chunks)
     state, batches, want = draw_run(rng, expect, model, degrees, plan, 1)
     traces = run.trace(probes.trained, model, state, degrees, plan, batches, True, world=2)
-    same_training([trace.values for trace in traces], want, degrees, schedule)
+    check_same_training([trace.values for trace in traces], want, degrees, schedule)
     for rank, trace in enumerate(traces):
         ran, planned = [gate.name for gate in trace.gates[1:]], trace.values["planned"]
         assert ran == planned or replaced(["mesh.execute"]), (

@@ -17,7 +17,7 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_context as probes
-from .carried import does_not_grow, traced
+from .carried import check_no_growth, traced
 
 CONTEXT = "mesh.context"
 ZIGZAG = "impl.mesh.context.zigzag"
@@ -222,4 +222,4 @@ def test_no_rank_holds_more_than_its_own_and_its_neighbours_keys(run, rng, backw
     part, sizes = 2 * 4 * local * dim, ((2, 2, 8), (2, local, dim), (8, local, dim))
     cases = [(world, [length, width, seed, backward]) for world, length, width in sizes]
     what = "the keys and values of six more ranks (forget those that you have passed on)"
-    does_not_grow(run, probes.large, cases, judge, what, 6 * part, 24 * part)
+    check_no_growth(run, probes.large, cases, judge, what, 6 * part, 24 * part)

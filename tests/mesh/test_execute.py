@@ -20,7 +20,7 @@ from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_pipeline as probes
-from .carried import does_not_grow, traced
+from .carried import check_no_growth, traced
 from .clocks import replayed
 from .compose import train
 from .schedules import draw_any, gpipe, one_forward_one_backward, simulated
@@ -267,7 +267,7 @@ def test_no_more_is_kept_than_the_schedule_keeps(run, rng, chunks, large):
         "drop input, output and graph of a micro-batch when its backward has run, once, and what was sent when it has "
         "arrived)"
     )
-    does_not_grow(
+    check_no_growth(
         run, probes.gated, cases, lambda ranks, _, n, *rest: judge_gated(ranks, gates, n, chunks), what,
         (many - few) * chunks * nbytes, 30 * chunks * nbytes, gates=gates,
     )  # fmt: skip

@@ -1,7 +1,6 @@
 """Clipping by the norm of a gradient that is spread over a mesh.
 
-Must hold: on any mesh the norm is that of the whole model's gradient as one vector, and counts each number once. Every
-rank scales by the same factor.
+Must hold: on any mesh the norm counts each number of the whole model's gradient once. All ranks scale by one factor.
 Typical fakes: the norm of this rank's numbers; a sum over all ranks, which counts copies along data, expert or tensor
 once per rank, and a tied head twice; a sum along one axis; squares in float16; a different factor per rank, so that
 copies drift apart; a rank without gradients that returns while the others wait.

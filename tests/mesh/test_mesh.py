@@ -185,7 +185,7 @@ def test_groups_partition_the_ranks_along_their_axes(ranks):
 @exercise(MESH, kind="property")
 def test_a_group_is_made_once(ranks):
     degrees, axes, results = ranks
-    wide = {tuple(a for a in AXES if a in names and degrees[AXES.index(a)] > 1) for names in axes}
+    unique = {tuple(a for a in AXES if a in names and degrees[AXES.index(a)] > 1) for names in axes}
     split = [axis for axis, n in zip(AXES, degrees, strict=True) if n > 1]
     for rank, got in enumerate(results):
         assert got["made"] >= len(split), (
@@ -200,8 +200,8 @@ def test_a_group_is_made_once(ranks):
             f"rank {rank}: group{tuple(forgotten[0])} and then group{tuple(forgotten[0][::-1])} are two groups, "
             "expected one: it is made once, and the order of axes does not matter"
         )
-        measured("groups that a rank is put into", got["joined"], len(wide), at_most=True)
-        assert got["joined"] <= len(wide), (
+        measured("groups that a rank is put into", got["joined"], len(unique), at_most=True)
+        assert got["joined"] <= len(unique), (
             f"rank {rank} of {degrees}: it was put into {got['joined']} groups for {len(axes)} that were asked for, of "
-            f"which only {len(wide)} differ in ranks: an axis of degree 1 adds nobody, and a group costs connections"
+            f"which only {len(unique)} differ in ranks: an axis of degree 1 adds nobody, and a group costs connections"
         )

@@ -49,12 +49,12 @@ def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str) 
         assert not lost, f"{where}: the optimizer has no {' of '.join(lost[0][::-1])}: a state is its parameter's"
         for piece in got["loaded"]:
             if piece[0] in want.get(piece[3], {}):
-                is_close(
+                check_piece(
                     piece, layout, want, plain, where, "are all files read, and does each piece go to its `start`?"
                 )
 
 
-def is_close(piece: list, layout: dict, want: dict, plain: dict, what: str, cause: str) -> None:
+def check_piece(piece: list, layout: dict, want: dict, plain: dict, what: str, cause: str) -> None:
     """Assert that a piece of a rank (see `probes.copied_pieces`) has the numbers of the whole tensors."""
     name, index, start, key, got = piece
     true, yardstick = (
@@ -92,7 +92,9 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
         trained = [one_process(name, options, values, applied, dtype) for dtype in (torch.float64, torch.float32)]
         for rank, got in enumerate(ranks):
             for piece in got["parameters"]:
-                is_close(piece, mesh, *trained, f"{name}, {path}, rank {rank}", "not as if it had not been interrupted")
+                check_piece(
+                    piece, mesh, *trained, f"{name}, {path}, rank {rank}", "not as if it had not been interrupted"
+                )
             before = {"session": number - 1, "é": [0.5, None]} if number else None
             assert got["extra"] == before, f"{path}, rank {rank}: extra came back as {got['extra']}, was {before}"
             assert got["group"] == options, f"{path}, rank {rank}: hyperparameters {got['group']}, were {options}"

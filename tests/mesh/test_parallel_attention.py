@@ -13,8 +13,8 @@ from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from .carried import BOTH, all_send
-from .tensor_oracles import check_layer, draw_block, draw_sizes, keeps_its_share
+from .carried import BOTH, check_sends
+from .tensor_oracles import check_layer, check_share_kept, draw_block, draw_sizes
 
 ATTENTION = "mesh.parallel_attention"
 
@@ -58,7 +58,7 @@ def test_each_rank_keeps_its_share_of_the_projections(run, rng):
     width, queries, keys = sizes["width"], 512, 256
     shapes = {"q_proj.weight": [queries, width], "k_proj.weight": [keys, width], "v_proj.weight": [keys, width],
               "o_proj.weight": [width, queries]}  # fmt: skip
-    keeps_its_share(run, "attention", sizes, small, shapes)
+    check_share_kept(run, "attention", sizes, small, shapes)
 
 
 @exercise(ATTENTION, kind="property")
@@ -67,7 +67,7 @@ def test_one_all_reduce_a_half_block_and_direction(run, rng, expect, kind, count
     drawn = _, _, x, _ = draw_block(rng, kind, 2)
     ranks = check_layer(run, rng, expect, kind, drawn, 2)
     measured(f"{kind}: all-reduces in forward", len(ranks[0]["sent"]["forward"]), count)
-    all_send(
+    check_sends(
         ranks, {part: [["all_reduce", x.numel()]] * count for part in BOTH}, f"{kind}, ",
         "q, k and v share one entrance, and only o has a sum to make",
     )  # fmt: skip

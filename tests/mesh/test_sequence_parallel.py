@@ -16,7 +16,7 @@ from lab.harness.trace import sends
 
 from . import probes_tensor as probes
 from .carried import BOTH, traced
-from .tensor_oracles import check_layer, conjugate_is_right, conjugate_sends_once, draw_block, keeps_nothing
+from .tensor_oracles import check_conjugate, check_layer, check_nothing_kept, check_one_message, draw_block
 
 SEQUENCE = "mesh.sequence_parallel"
 NAMES = ["gather_sequence", "scatter_sequence"]
@@ -26,7 +26,7 @@ NAMES = ["gather_sequence", "scatter_sequence"]
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("world", [1, 2, 3, "groups"])
 def test_one_direction_gathers_tokens_and_the_other_sums_and_cuts(run, rng, name, world):
-    conjugate_is_right(run, rng, name, 2 if world == "groups" else world, world == "groups")
+    check_conjugate(run, rng, name, 2 if world == "groups" else world, world == "groups")
 
 
 def check_block(run, rng, expect, size: int, grouped: bool = False) -> tuple:
@@ -55,8 +55,8 @@ def test_tokens_that_do_not_divide_are_refused(run):
 @exercise(SEQUENCE, kind="property")
 @pytest.mark.parametrize("name", NAMES)
 def test_one_message_in_each_direction_and_nothing_kept(run, rng, name):
-    conjugate_sends_once(run, rng, name, 2)
-    keeps_nothing(run, rng, name, 2 if name == "gather_sequence" else 1)
+    check_one_message(run, rng, name, 2)
+    check_nothing_kept(run, rng, name, 2 if name == "gather_sequence" else 1)
 
 
 @exercise(SEQUENCE, kind="property")

@@ -17,8 +17,8 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
 
 from . import probes_tensor as probes
-from .carried import BOTH, all_send, does_not_grow, traced
-from .tensor_oracles import check_layer, draw_groups, draw_state, keeps_its_share, memberships
+from .carried import BOTH, check_no_growth, check_sends, traced
+from .tensor_oracles import check_layer, check_share_kept, draw_groups, draw_state, memberships
 
 VOCAB = "mesh.vocab_parallel"
 CASES = [(1, 0, False), (2, 1, False), (3, 0, False), (4, 3, False), (2, 1, True)]  # ranks, rows of padding, in groups
@@ -109,13 +109,13 @@ def test_float16_logits_are_summed_in_float32(run, rng, expect):
 def test_each_rank_keeps_its_share_of_the_rows(run, rng):
     rows, columns = rng.integers(4000, 4100), 1000
     sizes, small = ({"rows": 4 * n, "columns": columns} for n in (rows, 1))
-    keeps_its_share(run, "embedding", sizes, small, {"weight": [rows, columns]})
+    check_share_kept(run, "embedding", sizes, small, {"weight": [rows, columns]})
 
 
 @exercise(VOCAB, kind="property")
 def test_an_embedding_is_one_all_reduce_forward(run, rng, expect):
     y, ranks = check_embedding(run, rng, expect, 2, 0, grouped=False)
-    all_send(ranks, {"forward": [["all_reduce", y.numel()]], "backward": []}, cause="one number for each of y")
+    check_sends(ranks, {"forward": [["all_reduce", y.numel()]], "backward": []}, cause="one number for each of y")
 
 
 @exercise(VOCAB, kind="property")
@@ -148,6 +148,6 @@ def test_no_rank_holds_the_whole_logits(run, rng):
                 assert error <= 1e-5, f"rank {rank} of {world}, {columns} columns each, {name}: off by {error:.3g}"
 
     part, cases = 4 * tokens * columns, [(2, [8, 8, seed]), (2, [tokens, columns, seed]), (8, [tokens, columns, seed])]
-    does_not_grow(
+    check_no_growth(
         run, probes.large_loss, cases, judge, "the logits of six more ranks", 6 * part, 16 * part
     )  # fmt: skip
