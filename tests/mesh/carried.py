@@ -41,7 +41,7 @@ def check_no_growth(
     """Assert that a rank's memory peak in a large case is about that in a small one, by the kernel's counters.
 
     cases: (world, arguments) of a tiny, a small and a large case. judge(values, *arguments): asserts that the values
-    are right. forbidden: bytes of `what`, which only the large case has. limit: bytes that a small case may take.
+    are right. forbidden: bytes of `what`, only in the large case. limit: bytes that a rank of the small case may take.
     """
     (tiny, *_), small, large = (run.trace(probe, *args, world=world, **options) for world, args in cases)
     for traces, (_, args) in zip((small, large), cases[1:], strict=True):

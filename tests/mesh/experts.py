@@ -66,7 +66,7 @@ def each_case(kinds: Iterable, cases: list, results: list) -> Iterator[tuple]:
 
 
 def kept_choices(case: dict) -> int:
-    """Number of choices in a case that are not dropped."""
+    """Return the number of choices in a case that are not dropped."""
     return int((case["experts"] >= 0).sum())
 
 

@@ -17,7 +17,7 @@ BEFORE = 9.0  # value of parameters before load() fills them
 
 
 def start(impl, layout: dict, name: str, options: dict, values: dict) -> tuple:
-    """Make a model and its optimizer, with parameters in reverse and with options as a scheduler sets them."""
+    """Make a model and its optimizer, with parameters in reverse order and options as a scheduler sets them."""
     share = Share(impl, layout, values)
     optimizer = getattr(torch.optim, name)([*share.shares][::-1])
     optimizer.param_groups[0].update({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
@@ -90,7 +90,7 @@ def pieces(share: Share, optimizer: torch.optim.Optimizer) -> Iterator[list]:
 
 
 def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list:
-    """Kill all ranks at each event of the second save; return [rank, event, what then loads: "old", "new" or else]."""
+    """Load what a kill at each event of the second save would leave; return [rank, event, "old", "new" or else]."""
     folder, options = shared_folder(), {"lr": 0.1}
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, "AdamW", options, values)

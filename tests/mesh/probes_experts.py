@@ -18,7 +18,7 @@ from .probes_tensor import AGAIN
 
 
 def group_of(groups: list | None) -> Any:
-    """This rank's group among `groups`; the world if the list is empty; None if groups is None."""
+    """Return this rank's group among `groups`; the world if the list is empty; None if groups is None."""
     return None if groups is None else probes_tensor.group_of(groups) or dist.group.WORLD
 
 
@@ -27,7 +27,7 @@ def rank() -> int:
 
 
 def route(impl, cases: list, groups: list | None) -> list:
-    """Route tokens, and return the gradients of gates and of balance separately. cases[rank]: a list of dicts."""
+    """cases[rank]: dicts of logits, k, layouts, averaged_over or None, and weights (tokens, k), a gradient of gates."""
     group, results = group_of(groups), []
     for case in cases[rank()]:
         logits, weights = operands(case, "logits", "weights")
@@ -50,7 +50,7 @@ def route(impl, cases: list, groups: list | None) -> list:
 
 
 def operands(case: dict, *names: str) -> list[torch.Tensor]:
-    """These tensors of a case, in the memory layouts that it names."""
+    """Return these tensors of a case, in the tensor layouts that it names."""
     return [t.detach() for t in lay_out_all({name: case[name] for name in names}, case.get("layouts", {})).values()]
 
 

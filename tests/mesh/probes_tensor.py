@@ -17,7 +17,7 @@ AGAIN = functools.partial(gates.mark, "again")
 
 
 def group_of(groups: list):
-    """This rank's group among [[ranks], …]; the default group if the list is empty."""
+    """Make groups of [[ranks], …]; return this rank's, or None, the default group, if the list is empty."""
     pairs = [(ranks, dist.new_group(ranks)) for ranks in groups]
     return next((group for ranks, group in pairs if dist.get_rank() in ranks), None)
 
@@ -46,7 +46,7 @@ def conjugate(impl, name: str, cases: list, groups: list) -> list:
 
 
 def kept_for_backward(impl, name: str, elements: int, ballast: int) -> float:
-    """Return the sum of the result for ones; before, free input and result, and raise the peak by the ballast."""
+    """Apply the function to ones, free input and result, raise the peak by the ballast; return the result's sum."""
     x = torch.ones(1, 2, elements // 2, requires_grad=True)
     y = function(impl, name)(x * 1, None)
     total, backward = float(y.detach().sum(dtype=torch.float64)), y.grad_fn

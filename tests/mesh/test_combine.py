@@ -3,7 +3,7 @@
 Must hold: each token gets, in its own place, the sum of gate · result over its choices. Gates get their gradient, and
 gates of dropped choices get 0.
 Typical fakes: results left in the order of arrival; gates left out, or without a gradient; a second choice that
-overwrites the first; sums in 16 bits; gates or numbers sent in addition.
+overwrites the first; sums in 16 bits; messages besides the results.
 """
 
 import pytest

@@ -27,7 +27,7 @@ from .probes_placed import AXES, coordinate, names_at, part_of
 
 COMPOSE = "mesh.compose"
 ALL = dict.fromkeys(AXES, 2)
-HOARDERS = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel", "mesh.fsdp_axis"]  # of stand-ins
+HOARDERS = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel", "mesh.fsdp_axis"]  # as stand-ins
 
 
 @exercise(COMPOSE, kind="numerics")
@@ -35,7 +35,7 @@ HOARDERS = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_paral
 def test_each_axis_alone(run, rng, expect, axis):
     ranks = rng.integers(2, 3)
     degrees = {} if axis == "none" else {axis: ranks}
-    plan = {"micro_batches": 5 - ranks, "balance": 0.1}  # a wrong factor of 2 or 3 shows which number it is
+    plan = {"micro_batches": 5 - ranks, "balance": 0.1}  # differs from ranks, so a wrong factor names its cause
     check(run, rng, expect, degrees, plan, model_for(rng, degrees), rows=2)
 
 

@@ -1,7 +1,7 @@
 """Attention over a sequence that is divided over ranks.
 
 Must hold: results and gradients are those of causal attention over the whole sequence. Keys and values travel around a
-ring in their own dtype. All ranks compute equally much.
+ring in their own dtype. All ranks have equal work.
 Typical fakes: all keys gathered on every rank; partial results added without their lse; whole score matrices, half of
 them masked out; one block of the sequence per rank, so that the last rank attends to W blocks and the first to one;
 computing before sending (caught by a gate before the first matrix product); gradients of keys left on the rank that

@@ -3,8 +3,8 @@
 Must hold: ranks and coordinates map one to one, tensor innermost and data outermost. Groups of one or several axes
 partition the ranks, and each rank gets its own. Sets of axes that differ only by axes of degree 1 share one group.
 Typical fakes: axes in another order (degrees differ here, because equal ones would hide it); groups along the other
-axes; new_group called by members only, which hangs; one new group per call, which leaks connections; an error for
-wrong degrees that suggests none.
+axes; new_group called by members only, which hangs; one new group per call, which leaks connections; an error
+that suggests no degrees that fit.
 """
 
 import itertools

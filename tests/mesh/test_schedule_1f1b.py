@@ -36,7 +36,7 @@ def test_micro_batches_run_in_order_in_both_directions(run, rng):
 
 @exercise(ONE, kind="property")
 def test_bubble_equals_gpipes_and_live_activations_are_bounded(run, rng):
-    """One test for both: GPipe has the short idle time, a pipeline without warm-up the few activations, 1F1B both."""
+    """One test checks both: GPipe alone has the idle time, and a pipeline without warm-up has the activations."""
     for case, ranks in schedules.listed(run, ONE, schedules.draw_cases(rng)):
         warm_up = "min(m, p − r) forwards come before rank r's first backward, then a backward and a forward alternate"
         schedules.check_bubble(ranks, case, warm_up)
