@@ -11,11 +11,11 @@ TWICE = (*BOTH, "again")  # a second backward over the same graph
 
 
 def traced(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = TWICE, **options: Any) -> list:
-    """Run a probe; return each rank's value, one dict, or a list of dicts for cases. Each dict also has "sent": by
-    part, the rows of the messages that the switch carried; and "files" of the ranks' folder.
+    """Run a probe; return each rank's value: one dict, or a list with one dict per case.
 
-    parts: the gates that the probe asks for in each case, in this order. A part ends where the next one begins. A
-    process without a world has no switch and sends nothing.
+    Each dict also has "sent", the switch's rows of messages per part, and "files" of the ranks' folder. parts: the
+    gates that the probe asks for in each case, in this order. A part ends where the next one begins. Without a world
+    there is no switch, and nothing is sent.
     """
     ranks = []
     for trace in run.trace(probe, *args, **options):
@@ -28,21 +28,20 @@ def traced(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = TWICE, 
     return ranks
 
 
-def all_send(ranks: list, want: dict[str, list], what: str = "", cause: str = "", fields=("op", "elements")) -> None:
-    """Assert that every rank sent these messages in each part; compares only these fields."""
+def check_sends(ranks: list, want: dict[str, list], what: str = "", cause: str = "", fields=("op", "elements")) -> None:
+    """Assert that every rank sent these messages in each part. Only `fields` are compared."""
     for rank, got in enumerate(ranks):
         for part, rows in want.items():
             sends(got["sent"][part], rows, f"{what}rank {rank}, {part}", cause, fields)
 
 
-def does_not_grow(
+def check_no_growth(
     run: Any, probe: Callable, cases: list, judge: Callable, what: str, forbidden: int, limit: int, **options: Any
 ) -> None:
-    """Assert that a rank's memory in the last of three cases is about that in the second, by the kernel's counters.
+    """Assert that a rank's memory peak in a large case is about that in a small one, by the kernel's counters.
 
     cases: (world, arguments) of a tiny, a small and a large case. judge(values, *arguments): asserts that the values
-    are right. forbidden: the bytes of `what`, which only the large case has. limit: the bytes that a rank of the small
-    case may take.
+    are right. forbidden: bytes of `what`, only in the large case. limit: bytes that a rank of the small case may take.
     """
     (tiny, *_), small, large = (run.trace(probe, *args, world=world, **options) for world, args in cases)
     for traces, (_, args) in zip((small, large), cases[1:], strict=True):

@@ -7,18 +7,18 @@ from lab.ranks.ledger import MESSAGES
 
 
 def replayed(traces: list, last: int) -> list[list]:
-    """Return for each rank [kind, micro-batch, chunk, start] of each action. A forward takes 1, a backward 2.
+    """Return per rank a list of [kind, micro-batch, chunk, start], one per action. A forward takes 1, a backward 2.
 
     An action asks for a gate: "forward 0 2" is micro-batch 0 on virtual stage 2 of 0 … `last`. The second and third
     number of a message name the action that made it: 0.0 and 2.0 for that forward, 0.0 and 2.5 for its backward.
     Messages take no time. An action begins when the message that it needs has left. A rank that waits for a message
-    goes on when the other rank has issued its end.
+    continues when the other rank has issued its end.
     """
     clocks, issued, departed, events = [0.0] * len(traces), {}, {}, [[] for _ in traces]
     pending, other_ends = [deque(_timeline(trace)) for trace in traces], _other_ends(traces)
 
     def ready(rank: int, event: str, key: Any) -> float | None:
-        """The earliest time at which other ranks allow it; None if not known yet."""
+        """Return the earliest time that other ranks allow for this event; None if it is not known yet."""
         if event == "wait":
             return issued.get(other_ends.get((rank, key)))
         if event == "issue":
@@ -49,7 +49,7 @@ def replayed(traces: list, last: int) -> list[list]:
 
 
 def _timeline(trace: Any) -> list[tuple]:
-    """(seconds, "act", gate) and (seconds, "issue" or "wait", number of the message), in the switch's order."""
+    """Return (seconds, "act", gate) and (seconds, "issue" or "wait", number of the message), in the switch's order."""
     seen = [(gate.at_s, "act", gate.name) for gate in trace.gates]
     for row in trace.messages:
         seen += [(row.issued_s, "issue", row.number)] + [(row.waited_s, "wait", row.number)] * (row.waited_s >= 0)
@@ -62,7 +62,7 @@ def _action(gate: str) -> tuple[str, int, int]:
 
 
 def _producer(trace: Any, number: int) -> tuple | None:
-    """The action that made a message, as the message itself says; None for a receive."""
+    """Read from a message which action made it: (micro-batch, stage, + ½ in backward); None for a receive."""
     payload = trace.payloads[number]
     if trace.messages[number].op != "send" or payload is None or len(payload) < 3:
         return None
@@ -70,7 +70,7 @@ def _producer(trace: Any, number: int) -> tuple | None:
 
 
 def _other_ends(traces: list) -> dict:
-    """(rank, number) of each message's other end, by its own. Ends of the same pair and tag meet in order."""
+    """Map each end of a message, (rank, number), to its other end. Ends of the same pair and tag match in order."""
     ends: dict = defaultdict(lambda: {op: [] for op in MESSAGES})
     for rank, trace in enumerate(traces):
         for row in trace.messages:

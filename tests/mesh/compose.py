@@ -20,9 +20,9 @@ from .probes_placed import AXES, coordinate, part_of, stage_of
 
 
 def train(model: nn.Module, steps: list, lr: float = 0.0, extra: Callable[[], Any] = int) -> dict:
-    """Gradient descent in one process, a step for each list of micro-batches (inputs, targets).
+    """Train by gradient descent in one process, one step per list of micro-batches (inputs, targets).
 
-    extra: function of an additional loss per micro-batch, called after forward. Returns each step's mean loss, without
+    extra: returns an additional loss per micro-batch, called after forward. Returns each step's mean loss, without
     extra, and its gradients.
     """
     losses, gradients = [], []
@@ -34,7 +34,7 @@ def train(model: nn.Module, steps: list, lr: float = 0.0, extra: Callable[[], An
             ((found[-1] + extra()) / len(micro_batches)).backward()
         losses.append(torch.stack(found).mean().detach())
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
-        with torch.no_grad():  # by hand: the first step of an optimizer of torch imports a compiler, which takes 2 s
+        with torch.no_grad():  # by hand: the first step of a torch optimizer imports a compiler, which takes 2 s
             for p in model.parameters():
                 p -= lr * p.grad
     return {"losses": losses, "gradients": gradients}
@@ -42,8 +42,8 @@ def train(model: nn.Module, steps: list, lr: float = 0.0, extra: Callable[[], An
 
 def one_process(model: dict, state: dict, batches: list, shares: int, micro_batches: int, balance: float,
                 hook: Callable[[Transformer], object] | None = None) -> dict:  # fmt: skip
-    """Train a step per batch; return losses, the first step's gradients, and the smallest gap between a chosen expert
-    and the next. hook: called with the model, to give it hooks."""
+    """Train one step per batch; return losses, the first step's gradients, the smallest logit gap between a chosen
+    expert and the next, and the number of dropped choices. hook: called with the model, to register hooks."""
     transformer = bare(model, state, "float64")
     if hook:
         hook(transformer)
@@ -72,7 +72,7 @@ def with_dropout(model: dict, state: dict, batches: list, degrees: dict, plan: d
 
     def apply_masks(ranks: list, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
         mask = torch.stack([next(drawn[rank]) for rank in ranks]).unflatten(0, (degrees["data"], -1))
-        # mask: (data, tensor, batch, context, width). Tensor ranks drop the same, or each its own tokens.
+        # mask: (data, tensor, batch, context, width). Tensor ranks share a mask, or mask their own tokens.
         parts = mask.transpose(1, 2).flatten(2, 3) if plan["sequence"] else mask[:, 0]
         return output * parts.flatten(0, 1).double() / (1 - plan["dropout"])
 
@@ -80,7 +80,7 @@ def with_dropout(model: dict, state: dict, batches: list, degrees: dict, plan: d
 
 
 def bare(model: dict, state: dict | None = None, dtype: str = "float32") -> Transformer:
-    """The whole model, in one process; the experts run on all tokens."""
+    """Build the whole model in one process; its experts run on all tokens."""
 
     def to_moe(transformer: Transformer, *options: Any) -> None:
         for block in transformer.blocks:
@@ -116,7 +116,7 @@ def draw_like(rng, state: dict, size: float) -> dict:
 def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, rows: int = 1) -> tuple:
     """Draw (state, batches, result of one process), such that rounding does not change routing, losses or gradients.
 
-    Some gradients are 0 except for rounding, as q_proj's where a row repeats one token: a comparison would see noise.
+    Some gradients are only rounding noise, such as q_proj's if a row repeats one token, and cannot be compared.
     """
     shares, micro_batches = degrees.get("data", 1) * degrees.get("expert", 1), plan.get("micro_batches", 1)
     shape = (shares * micro_batches * rows, model["sizes"]["context"])
@@ -128,7 +128,7 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
         batches = [
             [rng.tokens(*shape, vocabulary=model["sizes"]["vocabulary"]) for _ in range(2)] for _ in range(steps)
         ]
-        perturbed = {name: t * (1 + 1e-6 * rng.normal(*t.shape)) for name, t in state.items()}  # ten times rounding
+        perturbed = {name: t * (1 + 1e-6 * rng.normal(*t.shape)) for name, t in state.items()}  # 10 × rounding error
         args = (batches, shares, micro_batches, plan.get("balance", 0.01))
         want, noisy = (expect(one_process, oracle_model, weights, *args) for weights in (state, perturbed))
         losses = zip(noisy["losses"], want["losses"], strict=True)
@@ -143,7 +143,7 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
 
 
 def members(degrees: dict, rank: int, axes: tuple) -> tuple:
-    """The ranks that differ from this one only along these axes."""
+    """Return the ranks that differ from this one only along these axes."""
     fixed = [axis for axis in AXES if axis not in axes]
     coords = [coordinate(degrees, r) for r in range(math.prod(degrees.values()))]
     return tuple(r for r, coord in enumerate(coords) if all(coord[a] == coords[rank][a] for a in fixed))
@@ -160,11 +160,11 @@ def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int =
     )  # fmt: skip
     what = " × ".join(f"{axis}={n}" for axis, n in degrees.items()) or "one rank"
     what += "".join(f", {option}" for option in ("sequence", "fsdp") if plan.get(option))
-    same_training(ranks, want, degrees, what)
+    check_same_training(ranks, want, degrees, what)
     return ranks
 
 
-def same_training(ranks: list, want: dict, degrees: dict, what: str) -> None:
+def check_same_training(ranks: list, want: dict, degrees: dict, what: str) -> None:
     """Assert that losses agree to 1e-5 of their value, and gradients to 1e-4 of each parameter's norm, on every rank.
 
     The first loss comes first, then its gradients, since an error there also changes all later losses.
@@ -180,7 +180,7 @@ def same_training(ranks: list, want: dict, degrees: dict, what: str) -> None:
     judge_losses([0])
     for rank, got in enumerate(ranks):
         compare(got["gradients"], want["gradients"], degrees, rank, f"{what}: gradient")
-    covered(ranks, want["gradients"], degrees, what)
+    check_covered(ranks, want["gradients"], degrees, what)
     judge_losses(range(1, len(want["losses"])), "; the gradients of the first step are right")
 
 
@@ -207,12 +207,12 @@ def compare(found: list, want: dict, degrees: dict, rank: int, what: str) -> Non
 
 
 def _kinds(pieces: list) -> str:
-    """Distinct names, without the numbers of blocks and experts."""
+    """List distinct names, without the numbers of blocks and experts."""
     names = (re.sub(r"experts\.\d+", "experts.*", name) for name, _ in pieces)
     return ", ".join(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)) or "none"
 
 
-def covered(ranks: list, want: dict, degrees: dict, what: str) -> None:
+def check_covered(ranks: list, want: dict, degrees: dict, what: str) -> None:
     """Assert that every element of every parameter is on some rank."""
     world = degrees.get("tensor", 1)
     missing = {(n, t): torch.ones(part_of(n, want[n], t, world).numel()) for n in want for t in range(world)}

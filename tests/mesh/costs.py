@@ -1,11 +1,11 @@
-"""Oracle of what a step on a mesh costs: it lists weights and messages, and uses no formula."""
+"""Oracle of the costs of a step on a mesh: it lists weights and messages, and uses no formula."""
 
 from lab.cluster.costs import sent_bytes
 from lab.model.transformer import Config
 
 
 def listed(case: dict) -> dict:
-    """List every weight and message; return "flops", "parameters", "memory", "bubble", and bytes sent by axis."""
+    """List every weight and message; return "flops", "parameters", "memory", "bubble", and bytes sent per axis."""
     c, w, d = Config(**case["config"]), {"experts": 0, "k": 2, **case["work"]}, case["degrees"]
     stage, sequences = case["stage"], w["sequences"] // (d["data"] * d["expert"] * w["micro_batches"])
     first, last = stage == 0, stage == d["pipe"] - 1

@@ -1,4 +1,4 @@
-"""Draws tokens and experts; follows each token, and runs a layer of experts in one process."""
+"""Draws tokens and experts, follows each token, and runs a layer of experts in one process."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,19 +58,20 @@ def in_group(run, probe: Callable, cases: list, members: Sequence = (), no_group
 
 
 def each_case(kinds: Iterable, cases: list, results: list) -> Iterator[tuple]:
-    """(kind, its cases on all ranks, rank, the rank's case, its result), of each kind and rank. cases: [rank][kind];
-    results: [kind][rank]."""
+    """Yield (kind, cases of all ranks, rank, case of this rank, result) per kind and rank.
+
+    cases[rank][kind], results[kind][rank]."""
     for kind, rank_cases, answers in zip(kinds, zip(*cases, strict=True), results, strict=True):
         yield from ((kind, rank_cases, i, *pair) for i, pair in enumerate(zip(rank_cases, answers, strict=True)))
 
 
 def kept_choices(case: dict) -> int:
-    """Number of choices in a case that are not dropped."""
+    """Return the number of choices in a case that are not dropped."""
     return int((case["experts"] >= 0).sum())
 
 
 def arrivals(cases: list, rank: int) -> list:
-    """(expert, source, token) of each row for the experts of this rank, in the order that dispatch documents."""
+    """Return (expert, source, token) of each row for the experts of this rank, in the documented order of dispatch."""
     k, per_rank = cases[0]["experts"].shape[1], cases[0]["n"] // len(cases)
     return [
         (e, source, t)
@@ -118,7 +119,7 @@ class Mixture(nn.Module):
         self.experts = nn.ModuleList(SwiGLU(config) for _ in range(n))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Also sets balance and lost (rows, n); updates dropped, and gap: the smallest distance between two choices."""
+        """Also set balance and lost (rows, n); update dropped, and gap, the smallest logit gap that decides choices."""
         rows = x.flatten(0, -2)
         logits = self.router(rows)
         p, ranked = logits.softmax(-1), logits.sort(descending=True)
@@ -135,7 +136,7 @@ class Mixture(nn.Module):
         return (outputs * (p * mask)[..., None]).sum(1).view(x.shape)
 
     def _kept_mask(self, choices: torch.Tensor, shape: tuple) -> torch.Tensor:
-        """1 where a choice is within the limit of its rank's tokens: (rows, n)."""
+        """Return a mask (rows, n): 1 where a choice is within the capacity of its rank, else 0."""
         shares, splits = self.parts
         ranks = torch.arange(len(choices)).view(shares, shape[0] // shares, splits, shape[1] // splits).transpose(1, 2)
         n = len(self.experts)
@@ -151,7 +152,7 @@ def mixture_of(sizes: dict, shares: int = 1) -> Mixture:
 
 
 def one_process(sizes: dict, state: dict, shares: list, dtype: str) -> dict:
-    """Run the layer with all experts on all ranks' tokens, equally many, and backward of the global mean loss."""
+    """Run the layer with all experts on all ranks' tokens, equally many per rank; backward of the global mean loss."""
     torch_dtype = getattr(torch, dtype)
     layer = mixture_of(sizes, len(shares)).to(torch_dtype)
     layer.load_state_dict(state)

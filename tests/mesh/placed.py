@@ -4,7 +4,7 @@ import torch
 
 
 def shapes_of(layout: dict) -> dict:
-    """Shapes by name, one for each way in which axes cut a transformer: rows, columns, not cut, experts, vocabulary."""
+    """Return shapes by name, one per way of sharding: rows, columns, not sharded, experts, vocabulary."""
     c = layout["config"]
     width, hidden = c["width"], c["hidden"]
     shapes = {"embedding.weight": (c["vocabulary"], width)}
@@ -37,9 +37,9 @@ def draw_values(rng, layout: dict) -> dict:
 
 
 def one_process(name: str, options: dict, values: dict, gradients: list, dtype: torch.dtype) -> dict:
-    """Train in one process without interruption, a step for each of `gradients`.
+    """Train in one process without interruption, one step per entry of `gradients`.
 
-    Returns tensors by key of the optimizer's state ("": the parameters), by name.
+    Returns {key of the optimizer's state: {name: tensor}}; the key of the parameters is "".
     """
     parameters = {n: torch.nn.Parameter(v.to(dtype, copy=True)) for n, v in values.items()}
     optimizer = getattr(torch.optim, name)(parameters.values(), **options)

@@ -6,7 +6,7 @@ from lab.model.transformer import Config
 
 
 def costs(impl, cases: list) -> list:
-    """case: config, work, degrees, stage, fsdp. Bytes sent stand by axis beside the other costs."""
+    """Return the costs per case, with one entry per axis for bytes. case: config, work, degrees, stage, fsdp."""
     results = [plain(_cost(impl, case)) for case in cases]
     return [{**cost, **cost["bytes"]} for cost in results]
 
@@ -35,7 +35,7 @@ def times(impl, cases: list) -> list:
 
 
 def limits(impl, cases: list) -> list:
-    """The fewest tokens of each case, and the best split of its ranks at its own tokens: [tokens, data, tensor]."""
+    """Return [tokens, data, tensor] per case: its fewest tokens, and the best split of its ranks at its own tokens."""
     module, results = impl.mesh.accounting, []
     for c in cases:
         device, options = module.Device(**c["device"]), {"overlap": c["overlap"], "element": c["element"]}

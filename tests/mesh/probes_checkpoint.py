@@ -17,7 +17,7 @@ BEFORE = 9.0  # value of parameters before load() fills them
 
 
 def start(impl, layout: dict, name: str, options: dict, values: dict) -> tuple:
-    """Make a model and its optimizer, with shuffled parameters and with options as a scheduler sets them."""
+    """Make a model and its optimizer, with parameters in reverse order and options as a scheduler sets them."""
     share = Share(impl, layout, values)
     optimizer = getattr(torch.optim, name)([*share.shares][::-1])
     optimizer.param_groups[0].update({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
@@ -32,7 +32,7 @@ def steps(share: Share, optimizer: torch.optim.Optimizer, gradients: list) -> No
 
 
 def session(impl, layout: dict, name: str, options: dict, values: dict, gradients: list, extra: dict) -> dict:
-    """Load what is in the ranks' folder, if anything is, take a step for each of `gradients`, and save."""
+    """Load the checkpoint in the ranks' folder, if there is one; take one step per entry of `gradients`; save."""
     folder = shared_folder() / "made" / "by save"
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, name, options, values)
@@ -44,7 +44,7 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
             result["extra"] = checkpoint.load(share, optimizer)
         result |= {"peak_bytes": memory.peak_bytes, "loaded": copied_pieces(share, optimizer)}
     gates.mark("steps")
-    errors: list = [None] * dist.get_world_size()  # the state that was loaded may not fit, on some rank
+    errors: list = [None] * dist.get_world_size()  # on some rank the loaded state may not fit
     dist.all_gather_object(errors, raised(lambda: steps(share, optimizer, gradients), text=True))
     stopped = next((text for text in errors if text != "nothing"), "")
     gates.mark("save")
@@ -66,7 +66,7 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
 
 
 def weighed(impl, layout: dict, shapes: dict) -> list:
-    """Load what AdamW has saved; return [name, tensor rank, start, key, count, sum] of each piece."""
+    """Load a checkpoint of AdamW; return [name, tensor rank, start, key, count, sum] per piece."""
     values = {name: torch.full((), BEFORE).expand(*shape) for name, shape in shapes.items()}  # takes no memory
     share, optimizer = start(impl, layout, "AdamW", {"lr": 0.1}, values)
     impl.mesh.mesh_checkpoint.MeshCheckpoint(shared_folder() / "made" / "by save").load(share, optimizer)
@@ -74,12 +74,12 @@ def weighed(impl, layout: dict, shapes: dict) -> list:
 
 
 def copied_pieces(share: Share, optimizer: torch.optim.Optimizer) -> list:
-    """[name, tensor rank, start, key of its state ("": the parameter), numbers] of each piece on this rank."""
+    """Return [name, tensor rank, start, key of its state ("": the parameter), numbers] per piece on this rank."""
     return [[*piece, numbers.clone()] for *piece, numbers in pieces(share, optimizer)]
 
 
 def pieces(share: Share, optimizer: torch.optim.Optimizer) -> Iterator[list]:
-    """As `copied_pieces`, but the numbers themselves, not copies."""
+    """Yield the same as `copied_pieces`, without copying the numbers."""
     for parameter, placement in share.placements().items():
         state = {k: s for k, s in optimizer.state.get(parameter, {}).items() if k != "step" and s is not None}
         for key, value in {"": parameter.detach(), **state}.items():
@@ -90,7 +90,7 @@ def pieces(share: Share, optimizer: torch.optim.Optimizer) -> Iterator[list]:
 
 
 def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list:
-    """What can be loaded if all are killed at some moment of the second save: [rank, event, "old", "new" or else]."""
+    """Load what a kill at each event of the second save would leave; return [rank, event, "old", "new" or else]."""
     folder, options = shared_folder(), {"lr": 0.1}
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, "AdamW", options, values)
@@ -113,13 +113,13 @@ def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list
 
 
 def contents(share: Share, optimizer: torch.optim.Optimizer, extra: object) -> list:
-    """Everything that a checkpoint must restore."""
+    """Return everything that a checkpoint must restore: [extra, parameters …, states of the optimizer …]."""
     moments = [t for p in share.shares for _, t in sorted(optimizer.state.get(p, {}).items())]
     return [extra, *(t.detach().clone() for t in (*share.shares, *moments))]
 
 
 def loaded_state(impl, layout: dict, options: dict, values: dict, folder: Path, states: dict) -> str:
-    """ "old", "new", or a text about what was loaded instead."""
+    """Load from a folder; return "old", "new", or a text about what was loaded instead."""
     share, optimizer = start(impl, layout, "AdamW", options, {n: torch.full_like(v, BEFORE) for n, v in values.items()})
     try:
         extra = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder).load(share, optimizer)
@@ -136,9 +136,9 @@ def same_bits(one: list, other: list) -> bool:
 
 
 def refused(impl, layouts: dict, values: dict) -> dict:
-    """The errors of loading and saving, by name, and whether a failed load left the model unchanged.
+    """Return the errors of loading and saving, by name, and whether a failed load left the model unchanged.
 
-    layouts, values: "saved", and one entry per name that must be refused. The result also has "groups", "extra".
+    layouts, values: "saved", and one entry per layout that load must refuse. Invalid `extra` and groups are tried too.
     """
     folder, options = shared_folder(), {"lr": 0.1}
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)

@@ -17,7 +17,7 @@ LR = 0.1
 
 
 def build_model(model: dict, to_moe: Callable, state: dict | None = None) -> Transformer:
-    """The model that `model` describes: sizes, and maybe experts, k and tied. to_moe: as in mesh/parallel.py."""
+    """Build the model that `model` describes: sizes, and maybe experts, k, tied. to_moe: as in mesh/parallel.py."""
     transformer = Transformer(Config(**model["sizes"]))
     if model.get("experts"):
         to_moe(transformer, model["experts"], model["k"], model.get("factor"))
@@ -34,8 +34,8 @@ def parallelized(impl, model: dict, state: dict | None, degrees: dict, plan: dic
 
 
 def pieces(parallel, values: list) -> list:
-    """[name, shape of the tensor rank's part, start, numbers] of everything that this rank has; None where there is no
-    gradient. values: one tensor a parameter, in the order of `placements`."""
+    """Return [name, shape of the tensor rank's part, start, numbers] per piece on this rank; numbers: None if there is
+    no gradient. values: one tensor per parameter, in the order of `placements`."""
     found = []
     for placement, value in zip(parallel.placements().values(), values, strict=True):
         for p in placement.pieces:
@@ -45,10 +45,10 @@ def pieces(parallel, values: list) -> list:
 
 
 def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: list, watched: bool = False) -> dict:
-    """Train a step per batch. batches: [tokens, targets] of the whole batch. With dropout, also returns the masks.
+    """Train one step per batch. batches: [tokens, targets] of the whole batch. With dropout, also returns the masks.
 
-    Asks for a gate as each step begins, "step 0"; watched: also where a chunk of this rank goes "forward 1" or
-    "backward 1".
+    Asks for a gate when each step begins, such as "step 0". watched: also when a chunk of this rank runs, such as
+    "forward 1" or "backward 1".
     """
     compose, share = impl.mesh.compose, impl.mesh.parallel.share
     parallel, masks = parallelized(impl, model, state, degrees, plan), []
@@ -78,14 +78,14 @@ def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: 
 
 
 def watch(number: int, module, args, output) -> None:
-    """A forward hook of the chunk with that number."""
+    """Mark forward and backward of a chunk: a forward hook."""
     gates.mark(f"forward {number}")
     output.register_hook(lambda _: gates.mark(f"backward {number}"))
 
 
 def clipped(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: list) -> dict:
-    """The largest change of a parameter by a step whose `clip` sets all gradients to zero, how often it ran, and the
-    gradients that it was given."""
+    """Take a step whose `clip` sets all gradients to zero. Return the largest change of a parameter, for each call of
+    clip whether it got the model and all gradients, and these gradients."""
     parallel, share = parallelized(impl, model, state, degrees, plan), impl.mesh.parallel.share
     before, calls, seen = [p.detach().clone() for p in parallel.parameters()], [], []
 
@@ -102,14 +102,13 @@ def clipped(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: li
 
 
 def each_plan(impl, model: dict, degrees: dict, plans: list) -> Iterator:
-    """The parallelized model for each plan, on one mesh."""
+    """Yield the parallelized model per plan, all on one mesh."""
     mesh = impl.mesh.mesh.Mesh(**degrees)
     return (parallelized(impl, model, None, degrees, plan, mesh) for plan in plans)
 
 
 def placed(impl, model: dict, degrees: dict, plans: list) -> list:
-    """The config, and [name, dim that tensor has cut, start, count, axes of copies] of all that this rank has, for each
-    plan."""
+    """Return per plan the config, and [name, dim cut along tensor, start, count, axes of copies] per piece."""
     return [
         {"config": vars(parallel.config), "pieces": [
             [p.name, p.dim, p.start, p.count, list(placement.copies)]
@@ -119,9 +118,9 @@ def placed(impl, model: dict, degrees: dict, plans: list) -> list:
 
 
 def held_bytes(impl, model: dict, degrees: dict, plans: list) -> list:
-    """Bytes on this rank after parallelizing the model, for each plan, including RoPE's tables."""
+    """Return per plan the bytes on this rank after parallelizing the model, including RoPE's tables."""
     sizes: list = []
-    mesh = impl.mesh.mesh.Mesh(**degrees)  # one for all: each of its groups has threads on every rank
+    mesh = impl.mesh.mesh.Mesh(**degrees)  # one for all plans: each group has threads on every rank
     for plan in plans:
         with LiveStorages() as memory:
             parallel = parallelized(impl, model, None, degrees, plan, mesh)
@@ -132,7 +131,7 @@ def held_bytes(impl, model: dict, degrees: dict, plans: list) -> list:
 
 
 def weighed(impl, model: dict, degrees: dict, plan: dict, seed: int, ballast: int) -> list:
-    """[name, start, count, sum] of what a rank has of a parallelized model, when the process is at its largest."""
+    """Parallelize a model, show its bytes in the memory peak, and return [name, start, count, sum] per piece."""
     mesh, transformer = impl.mesh.mesh.Mesh(**degrees), refilled(build_model(model, impl.mesh.parallel.to_moe), seed)
     parallel = impl.mesh.compose.parallelize(transformer, mesh, impl.mesh.parallel.Plan(**plan))
     weigh(ballast)
@@ -151,7 +150,7 @@ def refilled(transformer: Transformer, seed: int) -> Transformer:
 
 
 def drawn(impl, model: dict, degrees: dict, plans: list) -> list:
-    """Random numbers of torch after parallelizing a model, and after rank_seed, for each plan."""
+    """Return per plan torch's random numbers after parallelizing a model, and after seeding with rank_seed."""
     numbers = []
     for parallel, plan in zip(each_plan(impl, model, degrees, plans), plans, strict=True):
         first = torch.rand(4).tolist()
@@ -161,7 +160,7 @@ def drawn(impl, model: dict, degrees: dict, plans: list) -> list:
 
 
 def refused(impl, cases: list) -> list:
-    """Errors on this rank, as text. case: [model, plan] for parallelize, plus a number of sequences for train_step."""
+    """Return errors as text. cases: degrees, then [model, plan] each, plus a number of sequences to test train_step."""
     errors = []
     mesh = impl.mesh.mesh.Mesh(**cases[0])
     for model, plan, *sequences in cases[1:]:
@@ -178,7 +177,7 @@ def refused(impl, cases: list) -> list:
 
 
 def attached(impl, x: torch.Tensor, w: torch.Tensor, c: torch.Tensor, dtype: str, times: int) -> dict:
-    """y = attach(x, Σ w²), and the gradients of Σ c · y, run `times` times. x: of this dtype, w of its own."""
+    """Return y = attach(xᵀ, Σ w²), and gradients after `times` backwards of Σ c · y. dtype: of x; w keeps its own."""
     x, w = x.to(getattr(torch, dtype)).requires_grad_(), w.clone().requires_grad_()
     with meter([x, w]) as memory:
         loss = w.square().sum()
@@ -201,8 +200,8 @@ def attached(impl, x: torch.Tensor, w: torch.Tensor, c: torch.Tensor, dtype: str
 
 
 def attached_without_gradients(impl, x: torch.Tensor) -> list:
-    """Whether the result requires grad: under no_grad, if no input requires grad, and if only the loss does; the
-    gradient of that loss's w; whether x came back each time."""
+    """Return whether the result requires grad under no_grad, if no input requires grad, and if only the loss does; then
+    the gradient of that loss's w, and whether the result was x each time."""
     attach, w = impl.mesh.attach.attach, torch.ones((), requires_grad=True)
     with torch.no_grad():
         no_grad = attach(x, w * 2)

@@ -12,9 +12,9 @@ from lab.ranks import gates
 
 
 class First(TorchDispatchMode):
-    """Asks for a gate of this name before the first product of matrices inside; at `mark` if there was none.
+    """Asks for a gate of this name before the first matrix product inside, or at `mark` if there was none.
 
-    all_products: the other products ask for gates, too, of the same name with a number.
+    all_products: the later products ask for gates too, with a number after the name.
     """
 
     def __init__(self, name: str, all_products: bool = False):
@@ -36,9 +36,9 @@ PARTS = ("forward", "forward's first product", "backward", "backward's first pro
 
 
 def ring(impl, cases: list, members: list, all_products: bool = False) -> list:
-    """cases: q, k, v and do of the whole sequence (…, length, dim), and the layouts of a rank's. members: the group's
-    ranks; [] for the default group. Asks for the gates of PARTS. all_products: and for one before each product of
-    forward."""
+    """Run ring attention per case. cases: q, k, v and do of the whole sequence (…, length, dim), and tensor layouts of
+    a rank's part. members: the group's ranks; [] for the default group. Asks for the gates of PARTS, and if
+    all_products for one before each product of forward."""
     options = {"group": dist.new_group(members)} if members else {}
     members, results = members or list(range(dist.get_world_size())), []
     for full, layouts in cases if dist.get_rank() in members else ():
@@ -63,14 +63,14 @@ def ring(impl, cases: list, members: list, all_products: bool = False) -> list:
 
 
 def positions(length: int, world: int, rank: int) -> list[int]:
-    """A rank's positions in a sequence: a chunk from each end."""
+    """Return a rank's positions in a sequence: a chunk from each end."""
     half = length // (2 * world)
     first, last = rank * half, (2 * world - 1 - rank) * half
     return [*range(first, first + half), *range(last, last + half)]
 
 
 def large(impl, local: int, dim: int, seed: int, backward: bool) -> dict:
-    """Draw large tensors on each rank; return the result, and the gradients if asked for, summed over dim."""
+    """Draw large tensors on each rank; return the result, and the gradients if `backward`, summed over dim."""
     q, k, v, do = drawn(local, dim, seed, dist.get_rank())
     q, k, v = (t.requires_grad_() for t in (q, k, v))
     o = impl.mesh.context.ring_attention(q, k, v)
@@ -81,5 +81,5 @@ def large(impl, local: int, dim: int, seed: int, backward: bool) -> dict:
 
 
 def drawn(local: int, dim: int, seed: int, rank: int) -> tuple:
-    """q, k, v and do of a rank."""
+    """Draw q, k, v and do of a rank, each (local, dim)."""
     return torch.randn(4, local, dim, generator=torch.Generator().manual_seed(seed + rank)).clone().unbind()

@@ -18,7 +18,7 @@ from .probes_tensor import AGAIN
 
 
 def group_of(groups: list | None) -> Any:
-    """This rank's group among `groups`; the world if the list is empty; None if groups is None."""
+    """Return this rank's group among `groups`; the world if the list is empty; None if groups is None."""
     return None if groups is None else probes_tensor.group_of(groups) or dist.group.WORLD
 
 
@@ -27,7 +27,7 @@ def rank() -> int:
 
 
 def route(impl, cases: list, groups: list | None) -> list:
-    """cases: [rank] -> logits, k, weights (tokens, k) of the gates, averaged_over or None, layouts. Gradients apart."""
+    """cases[rank]: dicts of logits, k, layouts, averaged_over or None, and weights (tokens, k), a gradient of gates."""
     group, results = group_of(groups), []
     for case in cases[rank()]:
         logits, weights = operands(case, "logits", "weights")
@@ -50,18 +50,18 @@ def route(impl, cases: list, groups: list | None) -> list:
 
 
 def operands(case: dict, *names: str) -> list[torch.Tensor]:
-    """These tensors of a case, in the memory layouts that it names."""
+    """Return these tensors of a case, in the tensor layouts that it names."""
     return [t.detach() for t in lay_out_all({name: case[name] for name in names}, case.get("layouts", {})).values()]
 
 
 def refused(impl, name: str, cases: list, grouped: bool = False) -> list:
-    """The errors of a function for each case of arguments; grouped: pass the world as its group."""
+    """Return the error of a function per case of arguments. grouped: pass the world as its group."""
     function, options = getattr(getattr(impl.mesh, name), name), {"group": dist.group.WORLD} if grouped else {}
     return [raised(lambda case=case: function(*case, **options)) for case in cases]
 
 
 def exchange(impl, cases: list, groups: list | None) -> list:
-    """cases: [rank] -> rows, sent, received, layouts, weights: the gradient of what arrives."""
+    """cases[rank]: dicts of rows, sent, received, layouts, and weights, the gradient of what arrives."""
     group, results = group_of(groups), []
     for case in cases[rank()]:
         rows, weights = operands(case, "rows", "weights")
@@ -79,9 +79,9 @@ def exchange(impl, cases: list, groups: list | None) -> list:
 
 
 def there_and_back(impl, cases: list, groups: list | None) -> list:
-    """cases: [rank] -> x, experts, n, gates (None: dispatch alone), weights: the gradient of what comes back, layouts.
+    """cases[rank]: dicts of x, experts, n, layouts, gates (None: dispatch alone), and weights, the result's gradient.
 
-    Expert e makes of a token t the row ((e + 1)·t, t[0]·t[0] + e). Alone, what is dispatched is judged by its tokens.
+    Expert e turns a token t into the row ((e + 1)·t, t[0]² + e). Dispatch alone returns the tokens that arrive.
     """
     group, results = group_of(groups), []
     for case in cases[rank()]:
@@ -137,9 +137,9 @@ def cap(impl, cases: list) -> list:
 
 
 def layer(impl, sizes: dict, state: dict, shares: list, expert_degree: int) -> dict:
-    """A layer of experts on data×expert ranks, expert innermost; forward, backward, gradients reduced.
+    """Run a layer of experts forward and backward on data×expert ranks, expert innermost, and reduce the gradients.
 
-    sizes: of the layer. state: of one that has all experts. shares: [rank] -> x, weights of the result.
+    sizes: of the layer. state: of a layer with all experts. shares[rank]: x, and weights of the result.
     """
     config = Config(width=sizes["width"], heads=1, kv_heads=1, hidden=sizes["hidden"])
     world, me = dist.get_world_size(), dist.get_rank()
@@ -165,12 +165,12 @@ def layer(impl, sizes: dict, state: dict, shares: list, expert_degree: int) -> d
 
 
 def objective(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A loss, averaged over tokens, that depends on every value of y."""
+    """Return a loss, averaged over tokens, that depends on every value of y."""
     return (y * weights + y**2).sum(-1).mean()
 
 
 def reduce(impl, cases: list, degree: int) -> dict:
-    """Reduce given gradients. cases: [rank] -> dense, experts: lists of gradients, None for no gradient."""
+    """Reduce given gradients. cases[rank]: lists dense and experts; "dense_there", "experts_there": False for None."""
     world, me = dist.get_world_size(), dist.get_rank()
     data_group = group_of([list(range(e, world, degree)) for e in range(degree)])
     params = {}

@@ -1,4 +1,4 @@
-"""Shards a small model along data. Its parts are equal along some axes of a mesh and differ along others."""
+"""Shards a small model along data. Its parameters are replicated along some axes of a mesh and differ along others."""
 
 import functools
 
@@ -12,8 +12,8 @@ from lab.ranks import gates
 
 def sharded(impl, sizes: dict, states: list, degrees: dict, batches: list, experts: list, partial: list, small: int,
             layers: list | None) -> dict:  # fmt: skip
-    """Gradients of the mean loss of this rank's micro-batches. experts, partial: names of parameters; layers: of
-    modules."""
+    """Return gradients of the mean loss of this rank's micro-batches, as pieces, and the sizes of its units and of its
+    unsharded parameters ("whole"). experts, partial: names of parameters. layers: names of modules."""
     mesh = impl.mesh.mesh.Mesh(**degrees)
     module = Transformer(Config(**sizes))
     module.load_state_dict(states[mesh.here])
@@ -45,7 +45,7 @@ def sharded(impl, sizes: dict, states: list, degrees: dict, batches: list, exper
 
 
 def large(impl, value: float, small: int) -> float:
-    """The gradient of a float16 weight on 4 expert ranks, each of which has this value."""
+    """Return the gradient of a float16 weight on 4 expert ranks, each of which contributes `value`."""
     mesh = impl.mesh.mesh.Mesh(expert=4)
     module = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False, dtype=torch.float16))
     fsdp = impl.mesh.fsdp_axis.FSDPAxis(module, mesh, small=small)
@@ -55,7 +55,7 @@ def large(impl, value: float, small: int) -> float:
 
 
 def refused(impl, sizes: dict, experts: list, meshes: list) -> list[str]:
-    """What is raised for a block as one layer, of which some parameters are experts', on each of some meshes."""
+    """Return the error of FSDPAxis on each mesh, if one layer (a whole block) has expert parameters and others."""
     errors = []
     for degrees in meshes:
         mesh, module = impl.mesh.mesh.Mesh(**degrees), Transformer(Config(**sizes))

@@ -1,4 +1,4 @@
-"""Asks a mesh for ranks and groups: on paper for any world, and on real ranks."""
+"""Queries a mesh for ranks and groups: without torch.distributed for any world, and on real ranks."""
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,7 @@ from lab.ranks import gates
 
 
 def on_paper(impl, cases: list) -> list:
-    """case: degrees, here, ranks, axes (a list of lists), moves ([axis, offset, wrap])."""
+    """Query meshes without processes. case: degrees, here (rank), ranks, axes (lists), moves ([axis, offset, wrap])."""
     results = []
     for case in cases:
         mesh = impl.mesh.mesh.Mesh(*case["degrees"], rank=case["here"])
@@ -39,7 +39,7 @@ def _number(rank) -> int | None:
 
 
 def refused(impl, degrees: list) -> dict:
-    """The errors of a mesh on paper for axes and places that it does not have."""
+    """Return the errors of a mesh without torch.distributed for axes and ranks that do not exist, by call."""
     make = impl.mesh.mesh.Mesh
     mesh = make(*degrees, rank=0)
     calls = {
@@ -62,12 +62,12 @@ def refused(impl, degrees: list) -> dict:
 
 
 def misfits(impl, degrees: list) -> list:
-    """The error for each of these degrees in this world, as text."""
+    """Return the error of a mesh with each of these degrees in this world, as text."""
     return [raised(lambda case=case: impl.mesh.mesh.Mesh(*case), text=True) for case in degrees]
 
 
 def groups(impl, degrees: list, axes: list) -> dict:
-    """Sum this rank's number over each group; return also how many groups this rank belongs to."""
+    """Sum 2**rank over each group, so that bits name its ranks; return also how many groups this rank belongs to."""
     before = len(c10d._world.pg_map)
     gates.mark("mesh")
     mesh = impl.mesh.mesh.Mesh(*degrees)

@@ -35,6 +35,6 @@ def clipped(impl, layout: dict, gradients: dict, limits: list, silent: list) -> 
 
 
 def refused(impl, layout: dict, gradients: dict, limits: list) -> list:
-    """The error for each max_norm on this rank."""
+    """Return the error per max_norm on this rank."""
     share = Share(impl, layout, gradients)
     return [raised(lambda limit=limit: impl.mesh.global_norm.clip_global_norm(share, limit)) for limit in limits]

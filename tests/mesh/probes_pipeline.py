@@ -1,4 +1,4 @@
-"""Lists schedules, and runs them: on a small model in stages, and on stages whose every action asks for a gate."""
+"""Lists schedules, and runs them on a small model, or on stages in which every action asks for a gate."""
 
 import itertools
 from typing import Any
@@ -14,7 +14,7 @@ from lab.ranks import gates
 
 
 def listed(impl, name: str, cases: list) -> list:
-    """Each rank's actions [kind, micro-batch, chunk], for each case (stages, micro-batches, perhaps chunks)."""
+    """Return each rank's actions [kind, micro-batch, chunk] per case (stages, micro-batches, perhaps chunks)."""
     function = getattr(getattr(impl.mesh, name), name)
     return [
         [[[str(a.kind), int(a.micro_batch), int(a.chunk)] for a in function(rank, *case)] for rank in range(case[0])]
@@ -41,7 +41,7 @@ class Layer(nn.Module):
 
 
 class Mean(torch.autograd.Function):
-    """The mean over a group, of activations in forward and of gradients in backward: a chunk's own collective."""
+    """Average activations over a group in forward, gradients in backward: a collective inside a chunk."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -57,7 +57,7 @@ class Mean(torch.autograd.Function):
 
 
 class Chunk(nn.Module):
-    """A virtual stage: some layers, before them the embedding if it is the first, after them the head if the last."""
+    """A virtual stage: some layers, after the embedding on the first stage, before the head on the last."""
 
     def __init__(self, state: dict, layers: range, first: bool, last: bool, group: Any = None):
         super().__init__()
@@ -78,8 +78,8 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 def train(impl, schedule: list, pipelines: list, layers: list, tied: bool, accumulate: bool, state: dict,
           batches: list, lr: float) -> dict:  # fmt: skip
-    """Steps of SGD. pipelines: global ranks of each; [] for one of all ranks. layers: of each virtual stage.
-    accumulate: gradients stay from step to step. batches: [step] -> inputs, targets."""
+    """Take steps of SGD. pipelines: global ranks of each; [] for one of all ranks. layers: their number per virtual
+    stage. accumulate: keep gradients from step to step. batches: (inputs, targets) per step."""
     stages, rank = len(schedule), dist.get_rank()
     pipeline = next((ranks for ranks in pipelines or [[*range(stages)]] if rank in ranks), None)
     pipes = {ranks[0]: dist.new_group(ranks) for ranks in pipelines}
@@ -121,7 +121,7 @@ def train(impl, schedule: list, pipelines: list, layers: list, tied: bool, accum
 
 
 class GatedStage(nn.Module):
-    """A chunk. number: its virtual stage. extra: how many elements it saves for backward."""
+    """A chunk whose actions ask for gates. number: its virtual stage. extra: elements that it saves for backward."""
 
     def __init__(self, number: int, extra: int):
         super().__init__()
@@ -138,8 +138,8 @@ class GatedStage(nn.Module):
 
 
 class Act(torch.autograd.Function):
-    """Multiply x + weight by a gate, and the gradient by another. A message (rows, 3) has columns for that value, the
-    micro-batch, and the virtual stage that made it, plus a half in backward."""
+    """Multiply x + weight by one gate's number, and the gradient by another's. A message (rows, 3) has as columns the
+    value, the micro-batch, and the virtual stage that made it (plus ½ in backward)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stage: GatedStage) -> Tensor:
@@ -158,7 +158,7 @@ def gated(impl, schedule: list, micro_batches: int, chunks: int, rows: int, extr
     """Run a schedule on rows of ones; return the loss and the gradients of this rank's weights."""
     rank, stages = dist.get_rank(), dist.get_world_size()
     modules = [GatedStage(c * stages + rank, extra) for c in range(chunks)]
-    # Rows that are expanded take no memory.
+    # Expanded rows take no memory.
     inputs = [torch.tensor([[1, i, 1]], dtype=torch.float64).expand(rows, 3) for i in range(micro_batches)]
     loss = impl.mesh.execute.execute(
         actions_of(schedule, rank), modules, inputs, [None] * micro_batches,

@@ -14,7 +14,7 @@ CUT = dict.fromkeys(OUTPUTS, 0) | {"o_proj": 1, "down_proj": 1, "down": 1}  # th
 
 
 def coordinate(degrees: dict, rank: int) -> dict:
-    """A rank's index on each axis, tensor innermost."""
+    """Return a rank's index on each axis, tensor innermost."""
     indices = {}
     for axis in reversed(AXES):
         rank, indices[axis] = divmod(rank, degrees.get(axis, 1))
@@ -22,7 +22,7 @@ def coordinate(degrees: dict, rank: int) -> dict:
 
 
 def part_of(name: str, full: Tensor, index: int, ranks: int) -> Tensor:
-    """The part of the tensor rank at `index` of `ranks`. Rows that pad a vocabulary are zeros."""
+    """Return the part of the tensor rank at `index` of `ranks`. Rows that pad a vocabulary are zeros."""
     dim = cut_along(name, ranks)
     if dim == 0:
         full = torch.cat([full, full.new_zeros(-len(full) % ranks, *full.shape[1:])])
@@ -30,17 +30,17 @@ def part_of(name: str, full: Tensor, index: int, ranks: int) -> Tensor:
 
 
 def cut_along(name: str, ranks: int) -> int | None:
-    """The dim along which this many tensor ranks cut the parameter; None if they do not."""
+    """Return the dim along which this many tensor ranks cut the parameter; None if they do not."""
     return None if ranks == 1 or ".experts." in name else CUT.get(name.rpartition(".")[0].rpartition(".")[2])
 
 
 def stage_of(layer: int, layers: int, stages: int) -> int:
-    """The stage of a layer; if layers do not divide evenly, the first stages have one more."""
+    """Return the stage of a layer; if layers do not divide evenly, some stages, the first included, have one more."""
     return next(s for s in range(stages) if layer < -(-layers * (s + 1) // stages))
 
 
 def names_at(names: Iterable[str], coord: dict, layout: dict) -> list[str]:
-    """The parameters of which a rank at these coordinates has a part. layout: degrees, layers, experts, tied."""
+    """Return the parameters that a rank at these coordinates has a part of. layout: degrees, layers, experts, tied."""
     degrees, last, found = layout["degrees"], layout["degrees"].get("pipe", 1) - 1, []
     per_rank = max(1, layout["experts"] // degrees.get("expert", 1))
     for name in names:
@@ -57,10 +57,10 @@ def names_at(names: Iterable[str], coord: dict, layout: dict) -> list[str]:
 
 
 class Share(nn.Module):
-    """What a rank has of the tensors `values`, as parameters: has what `Placed` says, and nothing that trains.
+    """A rank's parts of the tensors `values`, as parameters: a `Placed` without layers, which cannot run.
 
-    layout: degrees, by axis; config, as a dict; layers; experts, of each layer; tied; small: None, or with the data
-    axis fully sharded the number of elements below which what would be cut together stays whole.
+    layout: degrees by axis, config as a dict, number of layers, experts per layer, tied, and small: None, or if data is
+    fully sharded the number of elements below which a unit stays whole.
     """
 
     def __init__(self, impl, layout: dict, values: dict):
@@ -94,7 +94,7 @@ class Share(nn.Module):
         return dict(zip(self.shares, self._placements, strict=True))
 
     def cut(self, values: dict) -> list[Tensor | None]:
-        """This rank's parts of whole tensors, one per parameter of the rank; None if a tensor is missing."""
+        """Return this rank's parts of whole tensors, one per parameter of the rank; None if a tensor is missing."""
         local: list[Tensor | None] = []
         for names, shape in self._parts:
             if names[0] not in values:
@@ -108,7 +108,7 @@ class Share(nn.Module):
         return local
 
     def _units(self, values: dict) -> list[list[tuple[str, Tensor]]]:
-        """This rank's part of each parameter, grouped by the units that FSDP would cut."""
+        """Return this rank's part of each parameter, grouped into the units that FSDP would shard."""
         units: dict = {}
         for name in names_at(values, self.coord, self.layout):
             layer = name.split(".")[1] if name.startswith("blocks.") else name

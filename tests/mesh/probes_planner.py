@@ -19,7 +19,7 @@ def job_of(case: dict) -> Job:
 
 
 def drawn(seed: str, job: Job, plan: Plan) -> tuple[float, float, float]:
-    """Random (floor, price, memory), unrelated to the mesh. A price has a part for each of the cluster's rates."""
+    """Return random (floor, price, memory), unrelated to the mesh. A price has a term per rate of the cluster."""
     digest = hashlib.sha256(f"{seed} {plan}".encode()).digest()
     parts = [int.from_bytes(digest[i : i + 4], "big") / 2**32 for i in range(0, 28, 4)]
     c = job.cluster
@@ -30,7 +30,7 @@ def drawn(seed: str, job: Job, plan: Plan) -> tuple[float, float, float]:
 
 
 def unfit(job: Job, plan: Plan) -> str:
-    """Why a plan is invalid when prices are random: the kit's reasons, and one more."""
+    """Return why a plan is invalid when prices are random: the kit's reasons, and one more; "" if it is valid."""
     return jobs.unfit(job, plan) or "three of these may not meet" * (plan.zero == 3 and plan.chunks == 2)
 
 
@@ -55,12 +55,12 @@ def _tools(impl, case: dict, priced: list):
 
 
 def listed(impl, cases: list) -> list:
-    """All candidates of each case."""
+    """Return the candidates per case."""
     return [[list(astuple(p)) for p in impl.mesh.planner.candidates(job_of(c), _tools(impl, c, []))] for c in cases]
 
 
 def planned(impl, cases: list) -> list:
-    """For each case: the choices as [plan, seconds, memory], and all plans whose price was computed, in order."""
+    """Return per case the choices as [plan, seconds, memory], and all plans that were priced, in order."""
     results = []
     for case in cases:
         priced: list = []
@@ -70,7 +70,7 @@ def planned(impl, cases: list) -> list:
 
 
 def bound(impl, cases: list) -> list:
-    """The bottleneck of the best choice of each case."""
+    """Return per case, for its best choice, the share of the step that twice as much of each resource saves."""
     results = []
     for case in cases:
         job, tools = job_of(case), _tools(impl, case, [])
@@ -80,6 +80,6 @@ def bound(impl, cases: list) -> list:
 
 
 def refused(impl, cases: list) -> list:
-    """The error of each case, as text."""
+    """Return the error per case, as text."""
     plan = impl.mesh.planner.planner
     return [raised(lambda c=c: plan(job_of(c), c["keep"], _tools(impl, c, [])), text=True) for c in cases]

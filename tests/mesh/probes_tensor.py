@@ -17,7 +17,7 @@ AGAIN = functools.partial(gates.mark, "again")
 
 
 def group_of(groups: list):
-    """This rank's group among [[ranks], …]; the default group if the list is empty."""
+    """Make groups of [[ranks], …]; return this rank's, or None, the default group, if the list is empty."""
     pairs = [(ranks, dist.new_group(ranks)) for ranks in groups]
     return next((group for ranks, group in pairs if dist.get_rank() in ranks), None)
 
@@ -31,7 +31,7 @@ def function(impl, name: str):
 
 
 def conjugate(impl, name: str, cases: list, groups: list) -> list:
-    """One of the four functions, forward and backward. cases: x and dy per rank, and how they lie in memory."""
+    """Run one of the four functions forward and backward. cases: x and dy per rank, and their tensor layouts."""
     group, rank, results = group_of(groups), dist.get_rank(), []
     for operands, layouts in cases:
         x, dy = lay_out_all({n: operands[n][rank] for n in ("x", "dy")}, layouts).values()
@@ -46,7 +46,7 @@ def conjugate(impl, name: str, cases: list, groups: list) -> list:
 
 
 def kept_for_backward(impl, name: str, elements: int, ballast: int) -> float:
-    """Sum the result of ones; then free x and the result, and let the process grow by the ballast."""
+    """Apply the function to ones, free input and result, raise the peak by the ballast; return the result's sum."""
     x = torch.ones(1, 2, elements // 2, requires_grad=True)
     y = function(impl, name)(x * 1, None)
     total, backward = float(y.detach().sum(dtype=torch.float64)), y.grad_fn
@@ -56,7 +56,7 @@ def kept_for_backward(impl, name: str, elements: int, ballast: int) -> float:
 
 
 def shared(impl, name: str, x: list, other: list) -> torch.Tensor:
-    """The gradient of an x that is used beside the function too."""
+    """Return the gradient of an x that the loss also uses directly."""
     rank = dist.get_rank()
     local = x[rank].clone().requires_grad_()
     y = function(impl, name)(local, None)
@@ -75,7 +75,7 @@ class Experts(nn.ModuleDict):
 
 
 def full_layer(kind: str, sizes: dict) -> tuple[nn.Module, tuple]:
-    """A whole layer of this kind, and its arguments besides x."""
+    """Build a whole layer of this kind; return it and its arguments besides x."""
     if kind in ("column", "row"):
         return nn.Linear(sizes["columns"], sizes["rows"], bias=sizes.get("bias", True)), ()
     if kind == "embedding":
@@ -100,7 +100,7 @@ OPTIONS = {"column": ["enter"], "row": ["leave"], "mlp": [*DEFAULTS], "attention
 
 
 def parallel(impl, kind: str, layer: nn.Module, group, sequence: bool = False, **options) -> nn.Module:
-    """This rank's part of a whole layer. options: its enter and leave."""
+    """Return this rank's part of a whole layer. options: its functions `enter` and `leave`."""
     if sequence:
         return impl.mesh.tensor_parallel.tensor_parallel_block(layer, group, sequence=True)
     if kind == "block":
@@ -113,9 +113,9 @@ def parallel(impl, kind: str, layer: nn.Module, group, sequence: bool = False, *
 
 def part(impl, kind: str, sizes: dict, state: dict, x: list, dy: list, groups: list, layouts: dict,
          sequence: bool = False) -> dict:  # fmt: skip
-    """A rank's part of a layer, forward and backward. x, dy: by rank; layouts: of both.
+    """Run a rank's part of a layer forward and backward. x, dy: one per rank. layouts: tensor layouts of both.
 
-    In a group the part is given its enter and leave. "unused": those that forward did not call.
+    In a group the part gets its functions `enter` and `leave`; "unused" lists those that forward did not call.
     """
     group, rank, used = group_of(groups), dist.get_rank(), []
 
@@ -159,7 +159,7 @@ def part(impl, kind: str, sizes: dict, state: dict, x: list, dy: list, groups: l
 
 
 def of_ones(impl, kind: str, sizes: dict) -> nn.Module:
-    """A rank's part of a whole layer of ones."""
+    """Return this rank's part of a layer whose parameters are all ones."""
     layer, _ = full_layer(kind, sizes)
     for p in layer.parameters():
         p.data.fill_(1.0)
@@ -167,7 +167,7 @@ def of_ones(impl, kind: str, sizes: dict) -> nn.Module:
 
 
 def weighed_part(impl, kind: str, sizes: dict, ballast: int) -> dict:
-    """Make a rank's part, and let the process grow by the ballast, so that its peak shows what it holds now."""
+    """Make this rank's part, then `weigh`, so that the memory peak shows how much the process holds."""
     part = of_ones(impl, kind, sizes)
     weigh(ballast)
     return {
@@ -177,7 +177,7 @@ def weighed_part(impl, kind: str, sizes: dict, ballast: int) -> dict:
 
 
 def frozen(impl) -> dict:
-    """[dtype, requires_grad] of each parameter of the parts of a frozen layer in bfloat16."""
+    """Return [dtype, requires_grad] per parameter of this rank's parts of a frozen layer in bfloat16."""
     layer = nn.Linear(4, 4, dtype=torch.bfloat16).requires_grad_(False)
     parts = {kind: parallel(impl, kind, layer, None) for kind in ("column", "row")}
     named = ((f"{kind}, {name}", p) for kind, part in parts.items() for name, p in part.named_parameters())
@@ -185,7 +185,7 @@ def frozen(impl) -> dict:
 
 
 def refused(impl, cases: list) -> list:
-    """The error of each layer that the number of ranks does not divide, as text. case: [kind, sizes]."""
+    """Return the error of making each part, as text. case: [kind, sizes]."""
     return [raised(lambda case=case: of_ones(impl, *case), text=True) for case in cases]
 
 
@@ -193,7 +193,7 @@ def refused(impl, cases: list) -> list:
 
 
 def partial(impl, gradients: list) -> dict:
-    """Sum given gradients over ranks; each rank has its own; None for no gradient."""
+    """Sum partial gradients over ranks. gradients[rank]: a list, with None for no gradient."""
     local = gradients[dist.get_rank()]
     parameters = [nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in local]
     for p, g in zip(parameters, local, strict=True):
@@ -206,7 +206,7 @@ def partial(impl, gradients: list) -> dict:
 
 
 def scatter_refused(impl, lengths: list) -> list:
-    """The error for each sequence length that the number of ranks does not divide, as text."""
+    """Return the error of scatter_sequence per sequence length, as text."""
     scatter = impl.mesh.sequence_parallel.scatter_sequence
     return [raised(lambda n=n: scatter(torch.ones(1, n, 2), None), text=True) for n in lengths]
 
@@ -214,7 +214,7 @@ def scatter_refused(impl, lengths: list) -> list:
 def cross_entropy(
     impl, logits: list, targets: torch.Tensor, vocabulary: int, scale: float, groups: list, layouts: dict
 ) -> dict:
-    """The loss of this rank's columns, and the gradient of scale · loss."""
+    """Return the loss from this rank's columns, and the gradient of scale · loss."""
     group = group_of(groups)
     x, targets = lay_out_all({"logits": logits[dist.get_rank()], "targets": targets}, layouts).values()
     x = x.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Oracles of pipeline schedules, and checks that all of them share. An action is [kind, micro-batch, chunk] here."""
+"""Oracles of pipeline schedules, and checks for all of them. An action is [kind, micro-batch, chunk] here."""
 
 import math
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ def gpipe(stages: int, micro_batches: int) -> list:
 
 
 def one_forward_one_backward(stages: int, micro_batches: int, chunks: int = 1) -> list:
-    """1F1B, interleaved where chunks > 1: forward until as many activations live as may, else backward."""
+    """1F1B, interleaved if chunks > 1: forward while fewer activations live than allowed, else backward."""
     return [_merged(stages, micro_batches, chunks, max_alive(r, stages, chunks)) for r in range(stages)]
 
 
 def max_alive(rank: int, stages: int, chunks: int = 1) -> int:
-    """How many activations of a chunk a rank may keep, for any number of micro-batches."""
+    """Return how many activations of a chunk a rank may keep, for any number of micro-batches."""
     return stages - rank if chunks == 1 else 2 * (stages - 1 - rank) + (chunks - 1) * stages + 1
 
 
@@ -68,7 +68,7 @@ def draw_cases(rng, chunks: int = 0, count: int = 5) -> list:
 
 
 def listed(run, id: str, cases: list) -> Iterator[tuple[list, list]]:
-    """For each case: (case, lists of actions of all ranks, by the exercise)."""
+    """Yield (case, lists of actions of all ranks) per case. The lists come from the exercise `id`."""
     return zip(cases, run(probes.listed, id.partition(".")[2], cases), strict=True)
 
 

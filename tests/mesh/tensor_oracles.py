@@ -21,7 +21,7 @@ def draw_groups(rng, size: int, grouped: bool = True) -> tuple[int, list]:
 
 
 def memberships(world: int, groups: list) -> list[tuple[int, int, list]]:
-    """(rank, index in its group, the group) of all ranks, group by group; group [] is the group of all ranks."""
+    """Return (rank, index in its group, its group) of all ranks, group by group. groups: [] for one of all ranks."""
     return [(rank, index, group) for group in groups or [[*range(world)]] for index, rank in enumerate(group)]
 
 
@@ -75,7 +75,7 @@ def check_layer(run, rng, expect, kind: str, drawn: tuple, size: int, grouped=Fa
     cut = {"x": 1, "y": 1} if sequence else {"column": {"y": -1}, "row": {"x": -1}}.get(kind, {})
 
     def local_parts(name: str, rank: int, *tensors: torch.Tensor) -> list:
-        """The rank's part of tensors that are cut as x is, or y."""
+        """Return the rank's parts of tensors that are cut like x or y (`name`)."""
         return [t.chunk(size, cut[name])[index[rank]] if name in cut else t for t in tensors]
 
     inputs = [[local_parts(name, r, t)[0] for r in range(world)] for name, t in (("x", x), ("y", dy))]
@@ -84,9 +84,9 @@ def check_layer(run, rng, expect, kind: str, drawn: tuple, size: int, grouped=Fa
         run, probes.part, kind, sizes, state, *inputs, groups, layout, sequence, world=world, parts=(*TWICE, "finish"),
     )  # fmt: skip
     want, plain = (expect(run_layer, kind, sizes, state, x, dy, dtype) for dtype in ("float64", "float32"))
-    prefix = {"column": "up.", "row": "down.", "embedding": "embedding."}.get(kind, "")  # which `part_of` knows
+    prefix = {"column": "up.", "row": "down.", "embedding": "embedding."}.get(kind, "")  # names that `part_of` knows
     for rank, got in enumerate(ranks):  # first, since one wrong part makes the sums of all ranks wrong
-        has_its_part(got["parameters"], state, f"{kind}, rank {rank} of the world", index[rank], size, prefix)
+        check_parts(got["parameters"], state, f"{kind}, rank {rank} of the world", index[rank], size, prefix)
     for rank, got in enumerate(ranks):
         what = f"{kind}, place {index[rank]} of {size}, in memory: {layouts.listed(layout)}"
         assert not got["unused"], f"{what}: the given {got['unused']} is never called in forward"
@@ -96,7 +96,7 @@ def check_layer(run, rng, expect, kind: str, drawn: tuple, size: int, grouped=Fa
                     got[name], *local_parts(cut_like, rank, want[name], plain[name]), f"{what}, {name}", factor=10,
                     cause=CAUSES.get(kind) or CAUSES[name],
                 )  # fmt: skip
-        same_gradients(got["gradients"], want["gradients"], plain["gradients"], what, index[rank], size, prefix)
+        check_gradients(got["gradients"], want["gradients"], plain["gradients"], what, index[rank], size, prefix)
     return ranks
 
 
@@ -109,7 +109,7 @@ CAUSES = {
 }
 
 
-def has_its_part(actual: dict, state: dict, what: str, index: int, size: int, prefix: str) -> None:
+def check_parts(actual: dict, state: dict, what: str, index: int, size: int, prefix: str) -> None:
     """Assert that a rank's parameters have the shape of its part, and are not another rank's."""
     for name in actual.keys() & state.keys():
         full = state[name]
@@ -125,7 +125,7 @@ def has_its_part(actual: dict, state: dict, what: str, index: int, size: int, pr
         )
 
 
-def same_gradients(got: dict, want: dict, plain: dict, what: str, index: int, size: int, prefix: str = "") -> None:
+def check_gradients(got: dict, want: dict, plain: dict, what: str, index: int, size: int, prefix: str = "") -> None:
     """Assert that each parameter has its part of the whole gradient."""
     assert sorted(got) == sorted(want), f"{what}: parameters {sorted(got)}, expected {sorted(want)}"
     for name in want:
@@ -136,14 +136,14 @@ def same_gradients(got: dict, want: dict, plain: dict, what: str, index: int, si
             close(got[name], true, yardstick, f"{what}, gradient of {name}", factor=20, dims="row, column", cause=cause)
 
 
-def keeps_its_share(run, kind: str, sizes: dict, small: dict, shapes: dict, hoarding=False) -> None:
+def check_share_kept(run, kind: str, sizes: dict, small: dict, shapes: dict, hoarding=False) -> None:
     """Assert that each of four ranks has parameters of these shapes, all ones, and does not hold the whole layer.
 
-    sizes, small: of a large and a tiny layer. The kernel measures memory. hoarding: a stand-in takes part, and
-    stand-ins hold whole layers.
+    sizes, small: of a large and a tiny layer. The kernel measures memory. hoarding: skips that check, because a
+    stand-in, which holds whole layers, takes part.
     """
     part_bytes = 4 * sum(math.prod(shape) for shape in shapes.values())
-    ballast = 12 * part_bytes  # the whole is there three times while it is cut
+    ballast = 12 * part_bytes  # three copies of the whole exist while it is cut
     (tiny, *_), traces = (
         run.trace(probes.weighed_part, kind, *args, world=4) for args in ((small, 1 << 12), (sizes, ballast))
     )
@@ -165,7 +165,7 @@ DIRECTIONS = {  # forward and backward
     "gather_sequence": ("gather", "scatter"),
     "scatter_sequence": ("scatter", "gather"),
 }
-COLLECTIVES = {  # the operation, its result in words, and the result of the rank at this index of a group
+COLLECTIVES = {  # operation, its result in words, and a function: tensors of a group, index of a rank -> its result
     "same": ("", "what came in", lambda tensors, index: tensors[index]),
     "sum": ("all_reduce", "the sum over the group", lambda tensors, _: sum(tensors)),
     "gather": ("all_gather", "all ranks' tokens, in the order of the ranks", lambda tensors, _: torch.cat(tensors, 1)),
@@ -174,7 +174,7 @@ COLLECTIVES = {  # the operation, its result in words, and the result of the ran
 }  # fmt: skip
 
 
-def conjugate_is_right(run, rng, name: str, size: int, grouped: bool = False, dtype=torch.float32) -> list:
+def check_conjugate(run, rng, name: str, size: int, grouped: bool = False, dtype=torch.float32) -> list:
     """Judge both directions in all layouts; return (rank, its group, a part's elements, each case's values and
     messages). Batch and context differ, and the ranks divide both."""
     world, groups = draw_groups(rng, size, grouped)
@@ -197,9 +197,9 @@ def conjugate_is_right(run, rng, name: str, size: int, grouped: bool = False, dt
     return [(rank, group, batch * tokens * width, ranks[rank]) for rank, _, group in memberships(world, groups)]
 
 
-def conjugate_sends_once(run, rng, name: str, size: int, grouped: bool = False, dtype=torch.float32) -> None:
+def check_one_message(run, rng, name: str, size: int, grouped: bool = False, dtype=torch.float32) -> None:
     """Assert that each direction sends one message over the group in x's own dtype, and the identity none."""
-    for rank, group, elements, cases in conjugate_is_right(run, rng, name, size, grouped, dtype):
+    for rank, group, elements, cases in check_conjugate(run, rng, name, size, grouped, dtype):
         for got in cases:
             for collective, part in zip(DIRECTIONS[name], BOTH, strict=True):
                 operation, words, _ = COLLECTIVES[collective]
@@ -210,8 +210,8 @@ def conjugate_sends_once(run, rng, name: str, size: int, grouped: bool = False, 
                 )  # fmt: skip
 
 
-def keeps_nothing(run, rng, name: str, factor: int) -> None:
-    """Assert that one of the four functions keeps nothing for backward. factor: that of a sum of ones."""
+def check_nothing_kept(run, rng, name: str, factor: int) -> None:
+    """Assert that one of the four functions keeps nothing for backward. factor: its sum of ones, per element."""
     elements = 2 * rng.integers(4_300_000, 4_400_000)
     (tiny, *_), traces = (
         run.trace(probes.kept_for_backward, name, *args, world=2) for args in ((2, 1 << 12), (elements, 40 * elements))

@@ -1,10 +1,10 @@
-"""What a step on a mesh costs, counted on paper.
+"""The cost of a step on a mesh, computed from formulas.
 
-What must be true: FLOPs, parameters and bytes are those of every weight and every message, for any degrees, stage and
-model; limits are where communication just takes as long as compute. How it would be faked or got wrong: everything
-divided by all ranks; experts reduced over data×expert; norms and router divided by tensor; the head on every stage; a
-ring's (W − 1)/W forgotten; all experts' FLOPs for a token's k; overlap and no overlap alike. The oracle lists weights
-and messages one by one, and knows no formula.
+Must hold: FLOPs, parameters and bytes count every weight and every message, for any degrees, stage and model. At a
+limit, communication takes just as long as compute.
+Typical fakes: all costs divided by all ranks; experts reduced over data×expert; norms and router divided by tensor; a
+head on every stage; no (W − 1)/W for a ring; FLOPs of all experts instead of a token's k; the same times with and
+without overlap (all caught by an oracle that lists weights and messages one by one, without formulas).
 """
 
 import math
@@ -93,7 +93,7 @@ def test_what_does_not_divide_is_refused(run):
 
 
 def draw_layer(rng, **fixed) -> dict:
-    """A layer whose communication takes between a hundredth and a hundred times its compute."""
+    """Draw a layer with 0.1 to 10 times the tokens at which data's communication takes about as long as compute."""
     case = {
         "width": 64 * rng.integers(1, 64), "hidden": 64 * rng.integers(1, 200), "data": rng.choice([1, 2, 3, 8, 64]),
         "tensor": rng.choice([1, 2, 3, 8, 16]), "element": rng.choice([1, 2, 4]), "sharded": None, "overlap": True,
@@ -106,7 +106,7 @@ def draw_layer(rng, **fixed) -> dict:
 
 
 def timed(case: dict, **change) -> list:
-    """[compute, data, tensor] in seconds, from products and messages."""
+    """Return [compute, data, tensor] in seconds, from matrix products and messages."""
     c = {**case, **change}
     rows, columns = c["tokens"] / c["data"], c["hidden"] / c["tensor"]
     compute = sum(2 * rows * m * n for m, n in ((c["width"], columns), (columns, c["width"])))
@@ -128,14 +128,14 @@ def test_a_layer_takes_as_long_as_its_products_and_messages(run, rng):
 
 
 def ratio(case: dict, tokens: float) -> float:
-    """Compute time over communication time: below 1, the network is the limit."""
+    """Return compute time over communication time: below 1, the network is the limit."""
     compute, data, tensor = timed(case, tokens=tokens)
     sent = max(data, tensor) if case["overlap"] else data + tensor
     return math.inf if sent == 0 else compute / sent
 
 
 def fastest(case: dict) -> tuple[int, int]:
-    """The fastest (data, tensor) of all splits of the ranks; among equal times, the one with the least tensor."""
+    """Return the fastest split (data, tensor) of the ranks; among equal times, the one with the least tensor."""
     ranks, combine = case["data"] * case["tensor"], max if case["overlap"] else sum
     splits = [(ranks // t, t) for t in range(1, ranks + 1) if ranks % t == 0]
     steps = [combine(timed(case, data=d, tensor=t)) for d, t in splits]
@@ -145,7 +145,7 @@ def fastest(case: dict) -> tuple[int, int]:
 @exercise(ACCOUNTING, kind="numerics")
 @pytest.mark.parametrize("overlap", [True, False])
 def test_limits_are_where_communication_just_takes_as_long(run, rng, overlap):
-    """Data alone, tensor alone and their product; and no split of the ranks is faster than the best."""
+    """Cases have data alone, tensor alone, or both. No split of the ranks is faster than the best one."""
     kinds = [{}, {"tensor": 1}, {"data": 1}, {"tensor": 1, "data": 1}, {"tensor": 2, "hidden": 64 * 200}]
     cases = [draw_layer(rng, overlap=overlap, **kinds[i % 5]) for i in range(50)]
     for case, (limit, data, tensor) in zip(cases, run(probes.limits, cases), strict=True):

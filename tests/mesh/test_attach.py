@@ -1,8 +1,8 @@
 """A loss that is attached to activations.
 
-What must be true: the value is x, x's gradient goes on as it came, and the loss gets a gradient of 1, whatever comes
-back for x, once for each backward. How it would be faked or got wrong: x + loss − loss.detach(), which gives the loss
-the sum of x's gradient; x + 0 · loss, which gives it none; a gradient of the activations' dtype; something kept.
+Must hold: y equals x, and the gradient of x passes unchanged. Each backward gives the loss a gradient of exactly 1.
+Typical fakes: x + loss − loss.detach(), which gives the loss the sum of y's gradient; x + 0 · loss, which gives the
+loss a gradient of 0; a gradient in the dtype of the activations; tensors kept for backward.
 """
 
 import pytest

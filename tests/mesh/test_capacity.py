@@ -1,9 +1,9 @@
 """Choices that exceed an expert's capacity.
 
-What must be true: no expert takes more than its limit, first choices come first, then lower tokens; all that is dropped
-is counted, is not sent, and a token that lost all its choices leaves the layer as zeros, so that the residual passes it
-on. How it would be faked or got wrong: a limit rounded down; second choices that push out first ones; a queue that
-dropped choices of other experts lengthen; drops counted by token; a loop over tokens.
+Must hold: no expert takes more than its limit. First choices come first, then lower tokens. Dropped choices are counted
+and not sent. A token that lost all its choices leaves the layer as zeros, so only the residual carries it on.
+Typical fakes: a limit rounded down; second choices that displace first ones; a queue in which dropped choices of other
+experts count; drops counted per token; a loop over tokens.
 """
 
 import pytest
@@ -34,7 +34,7 @@ def test_expert_keeps_first_tokens_up_to_its_limit(run, rng, k):
     n = rng.integers(2, 5)
     even = (torch.arange(3 * n * k) % n).view(-1, k)
     cases += [{"experts": e, "n": n, "factor": 1.0} for e in (torch.zeros(0, k, dtype=torch.int64), even)]
-    many = rng.integers(4500, 5000)  # more in one queue than 16 bits can count; one limit in two hides that
+    many = rng.integers(4500, 5000)  # more than 16-bit floats can count; half of the limits hide that
     cases += [
         {"experts": torch.arange(k).repeat(tokens, 1), "n": k + 1, "factor": 0.75 * (k + 1) / k}
         for tokens in range(many, many + 4)
@@ -66,7 +66,7 @@ def test_invalid_capacity_factor_is_refused(run):
 
 @exercise(CAPACITY, kind="property")
 def test_what_is_dropped_is_not_sent(run, rng):
-    """And leaves the layer as zeros. With a limit of 1 for each of 4 experts, at least 4 of 8 tokens lose all."""
+    """Such tokens leave the layer as zeros. With a limit of 1 for each of 4 experts, at least 4 of 8 lose all."""
     sizes, state = draw_layer(rng, 4)
     sizes |= {"factor": 0.25, "reduce": False}
     shares = [{name: rng.normal(8, sizes["width"]) for name in ("x", "weights")} for _ in range(2)]

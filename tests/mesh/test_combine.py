@@ -1,9 +1,9 @@
-"""Results of experts on their way home.
+"""Results of experts return to their tokens.
 
-What must be true: each token gets the sum of its choices' results, each times its gate, in its own place; gates have
-their gradient, dropped choices none. How it would be faked or got wrong: results left in the order they arrived; gates
-forgotten, or applied without a gradient; a token's second choice overwriting its first; sums in 16 bits; gates or
-numbers sent along.
+Must hold: each token gets, in its own place, the sum of gate · result over its choices. Gates get their gradient, and
+gates of dropped choices get 0.
+Typical fakes: results left in the order of arrival; gates left out, or without a gradient; a second choice that
+overwrites the first; sums in 16 bits; messages besides the results.
 """
 
 import pytest
@@ -28,7 +28,7 @@ def draw(rng, world: int, dtype: torch.dtype = torch.float32) -> list:
 
 
 def oracle(case: dict, dtype: torch.dtype) -> dict:
-    """Expert e makes ((e + 1)·t, t[0]² + e) of a token t; choices that were dropped are e = −1 and add nothing."""
+    """Combine in one process. Expert e turns a token t into ((e + 1)·t, t[0]² + e); dropped choices (−1) add 0."""
     x, gates = (case[name].to(dtype).requires_grad_() for name in ("x", "gates"))
     e, t = case["experts"][..., None], x[:, None]  # (tokens, k, 1), (tokens, 1, width)
     results = torch.cat([t * (e + 1), t[..., :1] ** 2 + e], -1)  # (tokens, k, width + 1)
@@ -46,7 +46,7 @@ CAUSES = {
 
 
 def judged(run, cases: list, members: list = (), no_group: bool = False) -> list:
-    """Judge results that come home weighted; return all values and messages, [kind][rank]. cases: [rank][kind]."""
+    """Judge the combined results; return all values and messages, [kind][rank]. cases: [rank][kind]."""
     answers = in_group(run, probes.there_and_back, cases, members, no_group, parts=PARTS)
     for kind, rank_cases, rank, case, got in each_case(KINDS, cases, answers):
         want, plain = oracle(case, torch.float64), oracle(case, case["x"].dtype)
@@ -71,7 +71,7 @@ def test_combine_in_a_subgroup_and_without_a_group(run, rng):
 @exercise(COMBINE, kind="numerics")
 @pytest.mark.parametrize(("dtype", "other"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
 def test_16_bits_are_summed_in_the_wider_dtype(run, rng, dtype, other):
-    """Of results or gates: two results that nearly cancel keep digits that a sum of bfloat16 has lost."""
+    """Results or gates have 16 bits. Two results that nearly cancel keep digits that a sum in bfloat16 loses."""
     (case,) = draw_tokens(rng, 1, 2, 2, "even", dtype)
     tokens = 64
     case["x"] = rng.normal(tokens, 3).to(dtype)

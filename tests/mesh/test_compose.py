@@ -1,12 +1,12 @@
 """The same transformer on any mesh.
 
-What must be true: on each axis alone, on every pair of axes and on all four, the losses of a few steps and the
-gradients of the first are those of one process on the same micro-batches; every number of the model is on some rank,
-and no rank has more than its share; what is sent along each axis is what the accounting says; two runs are equal to the
-bit. How it would be faked or got wrong: every rank trains the whole model (its elements are counted); groups along the
-wrong axis; a loss averaged per rank; a balancing loss that stays on its stage; a head that drifts from the embedding it
-is tied to; dropout that differs between ranks that hold the same, or is alike where they hold other tokens; any
-schedule for the one that was asked; a placement that tells norms and checkpoints of other copies than there are.
+Must hold: on each axis, each pair of axes and all four, a few steps have the losses of one process on the same
+micro-batches, and the first step has its gradients. Each number of the model is on some rank, and no rank holds more
+than its share. Messages along each axis have the bytes that the accounting predicts. Two runs are equal bit for bit.
+Typical fakes: the whole model on every rank (caught by counting elements); groups along the wrong axis; a loss averaged
+per rank; a balancing loss that stays on its stage; a head that drifts from its tied embedding; dropout that differs
+between ranks with the same activations, or is equal on ranks with different tokens; another schedule than requested; a
+placement that reports wrong copies to norms and checkpoints.
 """
 
 import itertools
@@ -21,13 +21,13 @@ from lab.harness.judge import measured, never_holds
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_compose as probes
-from .compose import bare, check, compare, draw_model, draw_run, members, model_for, same_training, with_dropout
+from .compose import bare, check, check_same_training, compare, draw_model, draw_run, members, model_for, with_dropout
 from .costs import listed
 from .probes_placed import AXES, coordinate, names_at, part_of
 
 COMPOSE = "mesh.compose"
 ALL = dict.fromkeys(AXES, 2)
-HOARDERS = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel", "mesh.fsdp_axis"]  # of stand-ins
+HOARDERS = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel", "mesh.fsdp_axis"]  # as stand-ins
 
 
 @exercise(COMPOSE, kind="numerics")
@@ -35,7 +35,7 @@ HOARDERS = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_paral
 def test_each_axis_alone(run, rng, expect, axis):
     ranks = rng.integers(2, 3)
     degrees = {} if axis == "none" else {axis: ranks}
-    plan = {"micro_batches": 5 - ranks, "balance": 0.1}  # a factor of 2 or 3 tells what it is the number of
+    plan = {"micro_batches": 5 - ranks, "balance": 0.1}  # differs from ranks, so a wrong factor names its cause
     check(run, rng, expect, degrees, plan, model_for(rng, degrees), rows=2)
 
 
@@ -48,11 +48,11 @@ def test_every_pair_of_axes(run, rng, expect, pair):
 
 
 MIXTURE = {"experts": 3, "k": 2}
-LIMITED = {"experts": 4, "k": 2, "factor": 0.5}  # each rank's tokens have a limit of their own, on each tensor rank too
+LIMITED = {"experts": 4, "k": 2, "factor": 0.5}  # each rank has a limit for its own tokens, also each tensor rank
 UNEVEN = {"sizes": {"layers": 5}}
 ROUND = {"micro_batches": 4, "schedule": "interleaved", "chunks": 2}
 SEQUENCE = {"micro_batches": 4, "sequence": True}
-CASES = {  # mesh, plan, and what the model has
+CASES = {  # mesh, plan, changes of the model
     "all four, sharded": (ALL, {"fsdp": True}, {}),
     "all four, with a capacity": (ALL, {"sequence": True}, LIMITED),
     "experts together": ({"data": 2, "pipe": 2, "tensor": 2}, {"micro_batches": 3}, MIXTURE),  # yet one balancing loss
@@ -93,7 +93,7 @@ def test_clipping_comes_between_gradients_and_step(run, rng, expect):
 
 @exercise(COMPOSE, kind="property")
 def test_no_rank_holds_more_than_its_share(run, rng, replaced):
-    """Of a model with experts on all axes; what FSDP shards is padded by less than one number a unit and rank."""
+    """The model has experts, on all axes. FSDP pads by less than one number per unit and rank."""
     model = model_for(rng, ALL)
     state, plans = bare(model).state_dict(), [{}, {"fsdp": True, "small": 0}]
     hoarding = replaced(HOARDERS)
@@ -116,7 +116,7 @@ def test_no_rank_holds_more_than_its_share(run, rng, replaced):
 @exercise(COMPOSE, kind="property")
 @pytest.mark.parametrize(("axes", "plan"), [(("pipe", "tensor"), {}), (("data", "expert"), {"fsdp": True, "small": 0})])
 def test_no_rank_holds_other_parts_elsewhere(run, rng, replaced, axes, plan):
-    """Of a larger model, by the kernel's counters: in torch or outside."""
+    """The kernel measures a larger model, so memory outside torch counts too."""
     seed, degrees, traces = rng.integers(0, 10**6), dict.fromkeys(axes, 2), []
     for width, layers in ((8, 2), (256, 14 if "expert" in axes else 20)):
         model = {"experts": 2 * ("expert" in axes), "k": 1, "sizes": {
@@ -144,7 +144,7 @@ def test_no_rank_holds_other_parts_elsewhere(run, rng, replaced, axes, plan):
     ids=str,
 )  # fmt: skip
 def test_bytes_along_each_axis_are_those_of_the_accounting(run, rng, expect, replaced, degrees, fsdp):
-    """In one step. Beside them, ranks send only the loss over data × pipe × expert: 4 bytes."""
+    """Bytes of one step. In addition, ranks send only the loss over data × pipe × expert, 4 bytes."""
     experts, micro_batches = 4 if "expert" in degrees else 0, 2
     sizes = {"layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 8, "vocabulary": 16, "context": 4}
     model = {"sizes": sizes, "experts": experts, "k": experts or 1, "tied": False}
@@ -216,7 +216,7 @@ def test_dropout_on_a_whole_mesh(run, rng, expect, sequence):
     ranks = run(probes.trained, model, state, degrees, plan, batches, world=8)
     masks = [got["masks"] for got in ranks]
     for rank, drawn in enumerate(masks):
-        sites = (3, 1)[coordinate(degrees, rank)["pipe"]]  # behind embedding and two blocks, and behind the third
+        sites = (3, 1)[coordinate(degrees, rank)["pipe"]]  # after embedding and two blocks; after the third block
         assert len(drawn) == 4 * sites, f"rank {rank} dropped {len(drawn)} times, expected 2 steps × 2 × {sites}"
         assert not all(bool(mask.all()) for mask in drawn), (
             f"rank {rank}: with dropout of 0.5 nothing was dropped: are p and training of each nn.Dropout right?"
@@ -224,7 +224,7 @@ def test_dropout_on_a_whole_mesh(run, rng, expect, sequence):
         assert not all(torch.equal(a, b) for a, b in zip(drawn, drawn[2 * sites :], strict=False)), (
             f"rank {rank} drops the same in both steps: seed once, when the model is parallelized, not in each step"
         )
-    same_training(ranks, with_dropout(model, state, batches, degrees, plan, masks), degrees, "dropout 0.5")
+    check_same_training(ranks, with_dropout(model, state, batches, degrees, plan, masks), degrees, "dropout 0.5")
 
 
 @exercise(COMPOSE, kind="property")
@@ -234,7 +234,7 @@ def test_what_runs_is_the_schedule_of_the_plan(run, rng, expect, replaced, sched
     model = draw_model(rng, layers=2 * chunks)
     state, batches, want = draw_run(rng, expect, model, degrees, plan, 1)
     traces = run.trace(probes.trained, model, state, degrees, plan, batches, True, world=2)
-    same_training([trace.values for trace in traces], want, degrees, schedule)
+    check_same_training([trace.values for trace in traces], want, degrees, schedule)
     for rank, trace in enumerate(traces):
         ran, planned = [gate.name for gate in trace.gates[1:]], trace.values["planned"]
         assert ran == planned or replaced(["mesh.execute"]), (
@@ -247,7 +247,7 @@ def test_what_runs_is_the_schedule_of_the_plan(run, rng, expect, replaced, sched
 def test_placements_tell_who_has_copies(run, rng, replaced, degrees, experts):
     """Norms and checkpoints rely on placements: exactly the ranks along the named axes hold the same numbers."""
     model = {**draw_model(rng, 2, 2, experts=experts), "tied": True}
-    plans = [{}, {"fsdp": True, "small": 0}, {"fsdp": True}]  # the last: all is small
+    plans = [{}, {"fsdp": True, "small": 0}, {"fsdp": True}]  # in the last, all layers are small
     shapes = {name: t.shape for name, t in bare(model).state_dict().items() if name != "head.weight"}
     ranks = run(probes.placed, model, degrees, plans, world=math.prod(degrees.values()))
     for number, plan in enumerate(plans):

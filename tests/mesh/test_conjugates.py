@@ -1,9 +1,9 @@
 """The two conjugate functions at which a tensor-parallel region begins and ends.
 
-What must be true: copy_to is the identity forward and a sum over the group backward, reduce_from the reverse; one
-message of the tensor's size, nothing kept, and nothing overwritten that belongs to others. How it would be faked or got
-wrong: an all-reduce in both directions, which counts the gradient T times; in place, on an input or an incoming
-gradient; a gradient taken for contiguous (that of a sum is one element with strides of 0); the default group.
+Must hold: copy_to is the identity in forward and a sum over the group in backward; reduce_from is the reverse. The sum
+takes one message of the tensor's size. Nothing is kept for backward, and no tensor of the caller is overwritten.
+Typical fakes: an all-reduce in both directions, which counts the gradient T times; an all-reduce in place, on an input
+or an incoming gradient; a gradient assumed contiguous (that of a sum has strides of 0); the default group.
 """
 
 import pytest
@@ -13,7 +13,7 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from .tensor_oracles import conjugate_is_right, conjugate_sends_once, keeps_nothing
+from .tensor_oracles import check_conjugate, check_nothing_kept, check_one_message
 
 CONJUGATES = "mesh.conjugates"
 BOTH = ["copy_to", "reduce_from"]
@@ -24,7 +24,7 @@ BOTH = ["copy_to", "reduce_from"]
 @pytest.mark.parametrize("world", [1, 2, 3, "groups"])
 def test_one_direction_is_the_identity_and_the_other_the_sum(run, rng, name, world):
     grouped = world == "groups"
-    conjugate_is_right(run, rng, name, rng.integers(2, 3) if grouped else world, grouped)
+    check_conjugate(run, rng, name, rng.integers(2, 3) if grouped else world, grouped)
 
 
 @exercise(CONJUGATES, kind="numerics")
@@ -44,10 +44,10 @@ def test_x_may_be_used_elsewhere_too(run, rng, name):
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("grouped", [False, True])
 def test_one_all_reduce_in_one_direction_and_nothing_in_the_other(run, rng, name, grouped):
-    conjugate_sends_once(run, rng, name, 2 if grouped else 3, grouped, torch.float16 if grouped else torch.float32)
+    check_one_message(run, rng, name, 2 if grouped else 3, grouped, torch.float16 if grouped else torch.float32)
 
 
 @exercise(CONJUGATES, kind="property")
 @pytest.mark.parametrize("name", BOTH)
 def test_nothing_is_kept_for_backward(run, rng, name):
-    keeps_nothing(run, rng, name, 1 if name == "copy_to" else 2)
+    check_nothing_kept(run, rng, name, 1 if name == "copy_to" else 2)

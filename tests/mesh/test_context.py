@@ -1,10 +1,11 @@
-"""Attention over a sequence that is spread over ranks.
+"""Attention over a sequence that is divided over ranks.
 
-What must be true: results and gradients are those of the whole sequence's causal attention; keys and values go around a
-ring, in their own dtype, and every rank has as much to do. How it would be faked or got wrong: all keys gathered
-everywhere; partial results added without their lse; whole matrices with a mask, half of it for nothing; a split in
-blocks, where the last rank works W times as long; all computed before it is sent on (a gate before the first product);
-gradients of keys that stay where they were computed; all that came kept for backward (the kernel tells).
+Must hold: results and gradients are those of causal attention over the whole sequence. Keys and values travel around a
+ring in their own dtype. All ranks have equal work.
+Typical fakes: all keys gathered on every rank; partial results added without their lse; whole score matrices, half of
+them masked out; one block of the sequence per rank, so that the last rank attends to W blocks and the first to one;
+computing before sending (caught by a gate before the first matrix product); gradients of keys left on the rank that
+computed them; all received keys kept for backward (caught by the memory peak).
 """
 
 import pytest
@@ -16,7 +17,7 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_context as probes
-from .carried import does_not_grow, traced
+from .carried import check_no_growth, traced
 
 CONTEXT = "mesh.context"
 ZIGZAG = "impl.mesh.context.zigzag"
@@ -29,7 +30,7 @@ def draw(rng, world: int, dtype=torch.float32, local: int = 0, lead: list | None
 
 
 def oracle(full: dict, dtype: torch.dtype) -> dict:
-    """Attention with the whole score matrix, and backward written out from lse, rounded in `dtype` as tiles are."""
+    """Compute attention with the whole score matrix, and backward written out from lse, all in `dtype`."""
     q, k, v, do = (full[name].to(dtype) for name in ("q", "k", "v", "do"))
     scale = q.shape[-1] ** -0.5
     s = (q @ k.mT * scale).masked_fill(torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1), float("-inf"))
@@ -57,7 +58,7 @@ def judged(run, rng, full: dict, world: int, members: list = (), factor: float =
 
 
 def judge(full: dict, layout: dict, ranks: list, members: list, factor: float) -> None:
-    """All ranks' positions are put together: the error of a few values alone may be luckily small."""
+    """Compare the positions of all ranks at once, because the error of a few values may be small by luck."""
     wide = torch.promote_types(full["q"].dtype, torch.float32)
     want, plain = oracle(full, torch.float64), oracle(full, wide)
     for name, cause in CAUSES.items():
@@ -69,7 +70,7 @@ def judge(full: dict, layout: dict, ranks: list, members: list, factor: float) -
             joined[..., ranks[r]["positions"], :] = ranks[r][name]
         positions = [ranks[r]["positions"] for r in members]
         detail = f" that hold positions {positions}" if joined.shape[-2] <= 32 else ""
-        # Products of several roundings are summed: small sums of large terms have the error of the terms.
+        # A small sum of large terms has the rounding error of the terms.
         close(
             joined, want[name], plain[name].to(joined.dtype),
             f"{name} of {len(members)} ranks{detail}, in memory: {layouts.listed(layout)}", factor=factor, cause=cause,
@@ -168,7 +169,7 @@ def test_keys_and_values_go_around_the_ring(run, rng):
 
 @exercise(CONTEXT, kind="property")
 def test_keys_travel_while_the_first_product_is_computed(run, rng):
-    """Answers to what is sent come only after the rank's next product: who waits for them at once stands still."""
+    """The switch answers a send only after the rank's next matrix product, so a rank that waits at once stalls."""
     world = rng.integers(3, 4)
     case, hold = layouts.draw(rng, **draw(rng, world)), [("forward", "*"), probes.PARTS[2:4]]
     traces = run.trace(probes.ring, [case], [], True, world=world, hold=hold)
@@ -204,7 +205,7 @@ def test_every_rank_has_as_much_to_do(run, rng):
 @exercise(CONTEXT, kind="property")
 @pytest.mark.parametrize("backward", [False, True])
 def test_no_rank_holds_more_than_its_own_and_its_neighbours_keys(run, rng, backward):
-    """Forward is weighed alone, too, since backward holds more."""
+    """Forward is also measured alone, because backward holds more."""
     local, dim, seed = 16, rng.integers(46_000, 48_000), rng.integers(0, 10**6)
 
     def judge(ranks: list, *_) -> None:
@@ -221,4 +222,4 @@ def test_no_rank_holds_more_than_its_own_and_its_neighbours_keys(run, rng, backw
     part, sizes = 2 * 4 * local * dim, ((2, 2, 8), (2, local, dim), (8, local, dim))
     cases = [(world, [length, width, seed, backward]) for world, length, width in sizes]
     what = "the keys and values of six more ranks (forget those that you have passed on)"
-    does_not_grow(run, probes.large, cases, judge, what, 6 * part, 24 * part)
+    check_no_growth(run, probes.large, cases, judge, what, 6 * part, 24 * part)

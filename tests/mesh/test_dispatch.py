@@ -1,9 +1,9 @@
 """Tokens on their way to experts.
 
-What must be true: each expert gets, on the rank that holds it, the tokens that chose it and no others, in one order;
-gradients come home and add up over a token's choices; what is sent is what the routing says, to the byte. How it would
-be faked or got wrong: padding to a capacity; everyone's tokens to everyone; rows that stay grouped by rank; float32 on
-the wire for 16-bit tokens; counts found by gathering the whole routing; dropped choices sent all the same.
+Must hold: each expert gets, on the rank that holds it, exactly the tokens that chose it, in the documented order.
+Gradients return to their tokens and add up over a token's choices. Messages have exactly the bytes of the routing.
+Typical fakes: padding to a capacity; all tokens sent to all ranks; rows left grouped by rank; float32 messages for
+16-bit tokens; counts taken from a gathered routing; dropped choices that are sent too.
 """
 
 import pytest
@@ -42,7 +42,7 @@ def judged(run, cases: list, kinds: list = KINDS, members: list = (), no_group: 
         )
         metadata = for_combine(rank_cases, rank)
         assert got["kept"] == metadata, f"{what}: expected {metadata} for combine, got {got['kept']}"
-        gradient = case["x"].double() * (case["experts"] + 1).sum(1, keepdim=True)  # dropped: 0
+        gradient = case["x"].double() * (case["experts"] + 1).sum(1, keepdim=True)  # dropped: −1 + 1 = 0
         close(
             got["gradient"], gradient, gradient.to(case["x"].dtype), f"{what}, gradient of x", factor=6,
             cause="each choice adds the gradient of its row, from the rank that it was sent to",
@@ -51,10 +51,10 @@ def judged(run, cases: list, kinds: list = KINDS, members: list = (), no_group: 
 
 
 def for_combine(cases: list, index: int) -> dict:
-    """All that `Dispatched` keeps for combine."""
+    """Return the fields that `Dispatched` keeps for combine."""
     by_rank = [arrivals(cases, rank) for rank in range(len(cases))]
     chosen, sources = cases[index]["experts"].flatten().tolist(), [s for _, s, _ in by_rank[index]]
-    arrived = sorted(range(len(sources)), key=sources.__getitem__)  # by rank: where each row is grouped by expert
+    arrived = sorted(range(len(sources)), key=sources.__getitem__)  # rows grouped by expert, sorted by source rank
     return {
         "sent": [sum(s == index for _, s, _ in rows) for rows in by_rank],
         "received": [sources.count(rank) for rank in range(len(cases))],

@@ -1,8 +1,8 @@
-"""An all-to-all with a way back.
+"""An all-to-all with a backward pass.
 
-What must be true: rows arrive by rank, in any numbers, and gradients take the way back, each by one all-to-all. How it
-would be faked or got wrong: equal splits; splits not swapped in backward; a plain all_to_all_single, through which no
-gradient goes; everyone's rows to everyone; a rank that skips the call because it has nothing to send.
+Must hold: rows arrive ordered by rank, in any numbers, and gradients return, each by one all-to-all.
+Typical fakes: equal splits; splits not swapped in backward; a plain all_to_all_single, through which no gradient flows;
+all rows sent to all ranks; a rank that skips the call because it has nothing to send.
 """
 
 import math
@@ -25,7 +25,7 @@ KINDS = ["uneven", "empty", "from one", "nothing", "integers", "half", "three di
 
 
 def draw(rng, world: int) -> list:
-    """Draw cases [rank][kind]: rows from each rank to each."""
+    """Draw cases[rank][kind]: rows from each rank to each."""
     cases: list = [[] for _ in range(world)]
     for kind in KINDS:
         n = [[rng.integers(0, 3) if kind != "empty" else rng.choice([0, 0, 3]) for _ in range(world)]
@@ -48,7 +48,7 @@ def draw(rng, world: int) -> list:
 
 
 def delivered(rows: list, splits: list) -> list:
-    """What each rank gets, where rank s has rows[s] and sends splits[s][r] of them to r."""
+    """Return the rows that each rank gets, if rank s has rows[s] and sends splits[s][r] of them to rank r."""
     parts = [x.split(list(s)) for x, s in zip(rows, splits, strict=True)]
     return [torch.cat([p[r] for p in parts]) for r in range(len(rows))]
 

@@ -1,12 +1,12 @@
 """Running a schedule over messages.
 
-What must be true: losses and gradients are those of one process that takes the same micro-batches, for any valid
-schedule, for several chunks a rank, layers spread unevenly, a tied embedding, a pipeline in a larger mesh; the schedule
-is followed: every action asks the switch for a gate, so it sees in which order a rank acts, sends and waits. By logical
-clocks each action begins when the schedule says, so idle time is the formula's, and no more activations live than it
-keeps. How it would be faked: another order than the schedule's (gates and bubble); everything on one rank, or all
-activations to all (messages are counted); sending late or waiting early (an action then begins late); graphs kept until
-the end (the kernel tells); one micro-batch, or the sum instead of the mean (gradients).
+Must hold: losses and gradients are those of one process on the same micro-batches, for any valid schedule, several
+chunks per rank, layers spread unevenly, a tied embedding, and a pipeline in a larger mesh. Each action begins when the
+schedule says, so idle time is the formula's. No more activations live than the schedule keeps. Every action asks the
+switch for a gate, so the switch records the order in which a rank acts, sends and waits.
+Typical fakes: another order than the schedule's (caught by gates and bubble); everything on one rank, or all
+activations sent to all ranks (caught by counting messages); late sends and early waits (an action then begins late);
+graphs kept until the end (caught by the memory peak); one micro-batch, or a sum for the mean (caught by gradients).
 """
 
 import itertools
@@ -20,7 +20,7 @@ from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_pipeline as probes
-from .carried import does_not_grow, traced
+from .carried import check_no_growth, traced
 from .clocks import replayed
 from .compose import train
 from .schedules import draw_any, gpipe, one_forward_one_backward, simulated
@@ -38,7 +38,7 @@ def draw_model(rng, layers: int) -> dict:
 
 
 def draw_batches(rng, state: dict, micro_batches: int) -> list:
-    """[step] -> inputs, targets, each of micro_batches tensors (batch, context), for two steps."""
+    """Draw (inputs, targets) for two steps, each a list of `micro_batches` tensors (batch, context)."""
     shape, vocabulary = (rng.integers(1, 3), rng.integers(2, 4)), len(state["embedding"])
     return [
         tuple([rng.tokens(*shape, vocabulary=vocabulary) for _ in range(micro_batches)] for _ in range(2))
@@ -47,7 +47,7 @@ def draw_batches(rng, state: dict, micro_batches: int) -> list:
 
 
 def one_process(layers: int, tied: bool, accumulate: bool, state: dict, batches: list, lr: float, dtype: str) -> dict:
-    """One process on the same micro-batches: the mean loss and the gradients of each step."""
+    """Train in one process on the same micro-batches; return each step's mean loss and gradients."""
     chunk = probes.Chunk({n: t.to(getattr(torch, dtype)) for n, t in state.items()}, range(layers), True, True)
     if tied:
         chunk.head = chunk.embedding
@@ -59,7 +59,7 @@ def one_process(layers: int, tied: bool, accumulate: bool, state: dict, batches:
 
 
 def size(schedule: list) -> tuple[int, int, int]:
-    """(stages, micro-batches, chunks) of a schedule."""
+    """Return (stages, micro-batches, chunks) of a schedule."""
     _, micro_batches, chunks = (max(column) for column in zip(*schedule[0], strict=True))
     return len(schedule), micro_batches + 1, chunks + 1
 
@@ -91,7 +91,7 @@ def check_training(run, rng, schedule: list, tied=False, accumulate=False, pipel
             close(loss, want["losses"][step], plain["losses"][step], f"{where(rank)}: loss of step {step}", factor=15,
                   cause="the mean over all micro-batches")  # fmt: skip
 
-    # First the loss of the first step, then step by step on all ranks: what comes later tells less of where it began.
+    # The first loss comes first, then all ranks step by step, because a later error says less about its cause.
     for rank in stage_of:
         judge_loss(rank, 0)
     for step, rank in itertools.product(range(len(batches)), stage_of):
@@ -183,7 +183,7 @@ def judge_gated(ranks: list, numbers: dict, micro_batches: int, chunks: int) -> 
 
 
 def draw_numbers(rng, micro_batches: int, stages: int) -> dict[str, list[float]]:
-    """A number for each gate, exact in float64."""
+    """Draw one number per gate, a multiple of 1/64."""
     return {
         f"{kind} {i} {stage}": [rng.integers(48, 80) / 64]
         for kind in ("forward", "backward") for i in range(micro_batches) for stage in range(stages)
@@ -205,7 +205,7 @@ def gated(run, rng, kind: str, sends_held: bool = False) -> tuple:
 @exercise(EXECUTE, kind="property")
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved", "any"])
 def test_each_action_begins_when_the_schedule_says(run, rng, kind):
-    """And so ranks are idle no longer than in the schedule."""
+    """Then ranks are idle no longer than in the schedule."""
     schedule, traces, _ = gated(run, rng, kind)
     stages, micro_batches, chunks = size(schedule)
     ranks = replayed(traces, stages * chunks - 1)
@@ -215,7 +215,7 @@ def test_each_action_begins_when_the_schedule_says(run, rng, kind):
         assert len(events) == len(planned), f"rank {rank}: {len(events)} actions, expected {len(planned)}"
         for index, (got, (a, start)) in enumerate(zip(events, planned, strict=True)):
             actions.append((start, rank, index, got, [a.kind, a.micro_batch, a.chunk, start]))
-    for _, rank, index, got, want in sorted(actions):  # what comes first first: others wait for it
+    for _, rank, index, got, want in sorted(actions):  # earliest first, because later actions wait for it
         assert got == want, (
             f"{kind}, rank {rank} of {stages}, action {index}: {got[0]} of micro-batch {got[1]}, chunk "
             f"{got[2]} at {got[3]:g}, expected {want[0]} of {want[1]}, chunk {want[2]} at {want[3]:g} "
@@ -227,7 +227,7 @@ def test_each_action_begins_when_the_schedule_says(run, rng, kind):
 
 
 def order(got: list, want: list) -> str:
-    """How an action differs from the schedule's."""
+    """Explain how an action differs from the schedule's."""
     if got[:3] != want[:3]:
         return "follow the schedule that is given"
     if got[3] < want[3]:
@@ -241,7 +241,7 @@ def order(got: list, want: list) -> str:
 @exercise(EXECUTE, kind="property")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says whether a process sleeps")
 def test_ranks_do_not_wait_for_their_sends(run, rng):
-    """The answer to a send comes when its rank begins the next action: who waits for it stands still."""
+    """The switch answers a send when the rank begins its next action, so a rank that waits for the answer stalls."""
     _, traces, _ = gated(run, rng, "1f1b", sends_held=True)
     for rank, trace in enumerate(traces):
         assert not trace.stalls, (
@@ -267,7 +267,7 @@ def test_no_more_is_kept_than_the_schedule_keeps(run, rng, chunks, large):
         "drop input, output and graph of a micro-batch when its backward has run, once, and what was sent when it has "
         "arrived)"
     )
-    does_not_grow(
+    check_no_growth(
         run, probes.gated, cases, lambda ranks, _, n, *rest: judge_gated(ranks, gates, n, chunks), what,
         (many - few) * chunks * nbytes, 30 * chunks * nbytes, gates=gates,
     )  # fmt: skip

@@ -1,10 +1,10 @@
-"""Experts that are cut over ranks.
+"""Experts that are sharded over tensor ranks.
 
-What must be true: rows, their gradients and those of the parts are those of whole experts in one process; each rank
-keeps 1/T of every expert; one all-reduce of the rows forward and one backward, however many experts there are. How it
-would be faked or got wrong: whole experts everywhere, and a share of the result; an all-reduce for each expert; weights
-gathered when they are needed; the entrance forgotten, so that gradients of the rows are a summand; rows of one rank
-alone; an expert that is given nothing left out, so that its gradient is None.
+Must hold: rows and all gradients are those of whole experts in one process. Each rank keeps 1/T of every expert.
+Forward takes one all-reduce of the rows and backward another, for any number of experts.
+Typical fakes: whole experts on every rank, and a slice of the result; one all-reduce per expert; weights gathered on
+demand; no copy_to at the entrance, so that each rank returns only its summand of the rows' gradient; rows of one rank
+alone; an expert without rows that is skipped, so that its gradient is None.
 """
 
 import pytest
@@ -12,8 +12,8 @@ import pytest
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from .carried import BOTH, all_send
-from .tensor_oracles import check_layer, draw_state, keeps_its_share
+from .carried import BOTH, check_sends
+from .tensor_oracles import check_layer, check_share_kept, draw_state
 
 EXPERT_TENSOR = "mesh.expert_tensor"
 
@@ -46,7 +46,7 @@ def test_hidden_units_that_ranks_do_not_divide_are_refused(run, rng):
 def test_one_all_reduce_forward_and_one_backward_for_all_experts(run, rng, expect):
     drawn = sizes, _, x, _ = draw(rng, 2)
     ranks = check_layer(run, rng, expect, "experts", drawn, 2)
-    all_send(
+    check_sends(
         ranks, {part: [["all_reduce", x.numel(), "float32"]] for part in BOTH}, f"{len(sizes['numbers'])} experts, ",
         "experts share one entrance and one exit, and weights stay where they are", ("op", "elements", "dtype"),
     )  # fmt: skip
@@ -61,4 +61,4 @@ def test_each_rank_keeps_its_share_of_each_expert(run, rng, replaced):
     )
     layers = {"gate_proj": [share, width], "up_proj": [share, width], "down_proj": [width, share]}
     shapes = {f"{n}.{name}.weight": shape for n in numbers for name, shape in layers.items()}
-    keeps_its_share(run, "experts", sizes, small, shapes, hoarding=bool(replaced()))
+    check_share_kept(run, "experts", sizes, small, shapes, hoarding=bool(replaced()))

@@ -1,10 +1,10 @@
-"""The data axis, fully sharded, beside other axes.
+"""FSDP along the data axis, combined with other axes.
 
-What must be true: gradients are those of the mean over the whole batch: of the dense summed over data × expert, of
-experts over data, of partial ones over tensor as well, all divided by data · expert, however many micro-batches there
-were. Over data go reduce-scatters, over the others the D-th that is left, once a step. How it would be faked or got
-wrong: FSDP over data × expert, which tears experts apart; the whole gradient over expert before it is cut; an
-all-reduce after each micro-batch, which counts the first one twice; experts divided by data alone.
+Must hold: gradients are those of the mean over the whole batch, for any number of micro-batches. Dense ones are summed
+over data × expert, those of experts over data, partial ones also over tensor, and all are divided by data · expert.
+Reduce-scatters run over data. Once per step, the remaining 1/D is summed over the other axes.
+Typical fakes: FSDP over data × expert, which mixes different experts; the whole gradient summed over expert before it
+is sharded; an all-reduce after each micro-batch, which counts the first one twice; experts divided by data alone.
 """
 
 import math
@@ -25,12 +25,12 @@ PARTIAL = ["norm.weight", "blocks.0.attention_norm.weight", "blocks.0.mlp_norm.w
 
 
 def axes_of(name: str) -> tuple:
-    """The axes over which this parameter's gradient is summed."""
+    """Return the axes over which this parameter's gradient is summed."""
     return ("data", *(() if name in EXPERTS else ("expert",)), *(("tensor",) if name in PARTIAL else ()))
 
 
 def draw(rng, degrees: dict, micro_batches: int = 2) -> tuple:
-    """Sizes; a state a rank, alike along the axes over which a parameter's gradient is summed; batches a rank."""
+    """Draw sizes, then a state and batches per rank. A parameter is equal along the axes that sum its gradient."""
     heads = rng.integers(1, 2)
     sizes = {"layers": 1, "width": 4 * heads, "heads": heads, "kv_heads": heads, "hidden": rng.integers(3, 5),
              "vocabulary": rng.integers(5, 8), "context": 3}  # fmt: skip
@@ -49,7 +49,7 @@ def draw(rng, degrees: dict, micro_batches: int = 2) -> tuple:
 
 
 def one_process(sizes: dict, states: list, batches: list, degrees: dict, dtype: str) -> list:
-    """Each rank's gradients, summed over the right axes in one process."""
+    """Compute each rank's gradients in one process, summed over the right axes."""
     local = [
         train(bare({"sizes": sizes}, state, dtype), [micro_batches])["gradients"][0]
         for state, micro_batches in zip(states, batches, strict=True)
@@ -91,7 +91,7 @@ def judged(run, rng, expect, degrees: dict, small: int, micro_batches: int = 2, 
 @pytest.mark.parametrize("degrees", [{"data": 3}, {"data": 2, "expert": 2}, {"expert": 2}, {"data": 2, "tensor": 2},
                                      {"data": 2, "expert": 2, "tensor": 2}], ids=str)  # fmt: skip
 def test_gradients_are_those_of_the_whole_batch(run, rng, expect, degrees):
-    small = rng.choice([0, 1000]) if "expert" not in degrees else 10  # 10: norms stay whole, matrices are cut
+    small = rng.choice([0, 1000]) if "expert" not in degrees else 10  # 10: matrices are sharded, norms are not
     judged(run, rng, expect, degrees, 0 if len(degrees) == 1 else small)
 
 

@@ -1,10 +1,9 @@
 """Clipping by the norm of a gradient that is spread over a mesh.
 
-What must be true: on any mesh the norm is that of the whole model's gradient as one vector, each number counted once,
-and every rank scales by the same factor. How it would be faked or got wrong: the norm of this rank's numbers; a sum
-over all ranks, in which copies along data, expert or tensor count as often as there are ranks, and a tied head twice; a
-sum along one axis; squares in float16; a factor of one's own, by which copies drift apart; a rank that has no gradients
-and returns while the others wait.
+Must hold: on any mesh the norm counts each number of the whole model's gradient once. All ranks scale by one factor.
+Typical fakes: the norm of this rank's numbers; a sum over all ranks, which counts copies along data, expert or tensor
+once per rank, and a tied head twice; a sum along one axis; squares in float16; a different factor per rank, so that
+copies drift apart; a rank without gradients that returns while the others wait.
 """
 
 import math
@@ -29,14 +28,14 @@ MESHES = {
     "data × tensor, sharded": {"degrees": {"data": 2, "tensor": 2}, "small": 20},
     "data × expert, sharded": {"degrees": {"data": 2, "expert": 2}, "experts": 2, "small": 0},
     "all": {"degrees": {"data": 1, "pipe": 2, "expert": 2, "tensor": 2}, "experts": 2, "tied": True},
-    "frozen last stage": {"degrees": {"pipe": 2, "tensor": 2}},  # its ranks have no gradients, and take part
+    "frozen last stage": {"degrees": {"pipe": 2, "tensor": 2}},  # its ranks have no gradients, but take part
 }
 
 
 def judged(run, layout: dict, gradients: dict, shares: list, what: str, silent: list = ()) -> list:
     """Judge the norm, and the gradients that are scaled by it; return each rank's values and messages.
 
-    shares: the limits, as shares of the norm. silent: the ranks of the last of two stages, if they have no gradients.
+    shares: the limits, as fractions of the norm. silent: ranks of the last of two stages, if they have no gradients.
     """
     present = {n: g for n, g in gradients.items() if not silent or n.startswith(("embedding", "blocks.0"))}
     norm = math.sqrt(math.fsum(float(x) ** 2 for g in present.values() for x in g.double().flatten()))
@@ -109,7 +108,7 @@ def test_zeros_and_limits_that_are_not_above_0(run, rng):
 
 @exercise(NORM, kind="property")
 def test_all_ranks_have_the_same_bits(run, rng):
-    """Of a norm to which ranks contribute different amounts, and so of what they scale."""
+    """Norm and scaled gradients are equal bit for bit, although ranks contribute different amounts."""
     layout = draw_layout(rng, {"data": 3, "tensor": 2}, small=rng.choice([None, 40]))
     ranks = judged(run, layout, draw_values(rng, layout), [rng.uniform(0.1, 0.6)], "data × tensor")
     for rank, ((got,), (first,)) in enumerate(zip(ranks, [ranks[0]] * 6, strict=True)):

@@ -1,10 +1,10 @@
 """Ranks in a mesh of four axes, and their groups.
 
-What must be true: rank and coordinate are each other's inverse, tensor innermost and data outermost; the groups of an
-axis, or of several, are a partition of the ranks, and each rank gets the process group of its own part; a rank alone,
-or a product that is an axis already, needs no group of its own. How it would be got wrong: axes in another order (with
-equal degrees no shape tells, so degrees differ here); groups along the others' axes; groups made by their members
-alone, which waits for ever; a group a call, which leaks connections; an error that says only that degrees are wrong.
+Must hold: ranks and coordinates map one to one, tensor innermost and data outermost. Groups of one or several axes
+partition the ranks, and each rank gets its own. Sets of axes that differ only by axes of degree 1 share one group.
+Typical fakes: axes in another order (degrees differ here, because equal ones would hide it); groups along the other
+axes; new_group called by members only, which hangs; one new group per call, which leaks connections; an error
+that suggests no degrees that fit.
 """
 
 import itertools
@@ -27,7 +27,7 @@ SUBSETS = [list(c) for n in range(1, 5) for c in itertools.combinations(AXES, n)
 
 
 def partition(degrees, axes) -> list:
-    """Groups along these axes, by moving them to the end of an array of ranks."""
+    """Return the groups along these axes, found by moving the axes to the end of an array of ranks."""
     grid = numpy.arange(math.prod(degrees)).reshape(degrees)
     inner = [AXES.index(axis) for axis in AXES if axis in axes]
     size = math.prod(degrees[i] for i in inner)
@@ -48,7 +48,7 @@ def draw_paper(rng, degrees) -> dict:
 
 @pytest.fixture
 def paper(run, rng):
-    """Draw meshes on paper, small ones and ones of thousands of ranks; return cases and answers."""
+    """Query meshes without processes, small ones and one of 1024 ranks; return pairs (case, answer)."""
     cases = [draw_paper(rng, [rng.integers(1, 4) for _ in AXES]) for _ in range(4)]
     cases += [draw_paper(rng, rng.shuffled([2, 3, 4, 5])), draw_paper(rng, [16, 4, 2, 8])]
     return list(zip(cases, run(probes.on_paper, cases), strict=True))
@@ -59,7 +59,7 @@ def coord_of(degrees, rank) -> dict:
 
 
 def rank_at(degrees, coord: dict, **changes: int) -> int:
-    """The rank at this coordinate, with these changes."""
+    """Return the rank at this coordinate, with these changes."""
     return int(numpy.ravel_multi_index(list({**coord, **changes}.values()), degrees))
 
 
@@ -91,7 +91,7 @@ def test_unnamed_axes_keep_this_ranks_coordinates(paper):
 
 
 def brief(ranks: list[int] | None) -> str:
-    """The first few of a group."""
+    """Format a group, or its first 12 ranks."""
     if ranks is None:
         return "no group"
     return str(ranks) if len(ranks) <= 12 else f"{str(ranks[:12])[:-1]}, … {len(ranks)} ranks]"
@@ -159,7 +159,7 @@ def test_error_for_wrong_degrees_suggests_fixes(run, rng):
 
 @pytest.fixture(params=["2 axes", "3 axes", "16 ranks"])
 def ranks(request, run, rng):
-    """(degrees, axes, what each rank returned and sent)"""
+    """Make a real mesh; return (degrees, lists of axes, each rank's values and messages)."""
     degrees = rng.shuffled({"2 axes": [1, 1, 2, 3], "3 axes": [1, 2, 2, 2], "16 ranks": [2, 2, 2, 2]}[request.param])
     several = rng.shuffled(SUBSETS[4:])[: 3 if len(set(degrees)) == 1 else 6]
     axes = [[a] for a in AXES] + [rng.shuffled(s) for s in several]
@@ -185,7 +185,7 @@ def test_groups_partition_the_ranks_along_their_axes(ranks):
 @exercise(MESH, kind="property")
 def test_a_group_is_made_once(ranks):
     degrees, axes, results = ranks
-    wide = {tuple(a for a in AXES if a in names and degrees[AXES.index(a)] > 1) for names in axes}
+    unique = {tuple(a for a in AXES if a in names and degrees[AXES.index(a)] > 1) for names in axes}
     split = [axis for axis, n in zip(AXES, degrees, strict=True) if n > 1]
     for rank, got in enumerate(results):
         assert got["made"] >= len(split), (
@@ -200,8 +200,8 @@ def test_a_group_is_made_once(ranks):
             f"rank {rank}: group{tuple(forgotten[0])} and then group{tuple(forgotten[0][::-1])} are two groups, "
             "expected one: it is made once, and the order of axes does not matter"
         )
-        measured("groups that a rank is put into", got["joined"], len(wide), at_most=True)
-        assert got["joined"] <= len(wide), (
+        measured("groups that a rank is put into", got["joined"], len(unique), at_most=True)
+        assert got["joined"] <= len(unique), (
             f"rank {rank} of {degrees}: it was put into {got['joined']} groups for {len(axes)} that were asked for, of "
-            f"which only {len(wide)} differ in ranks: an axis of degree 1 adds nobody, and a group costs connections"
+            f"which only {len(unique)} differ in ranks: an axis of degree 1 adds nobody, and a group costs connections"
         )

@@ -1,12 +1,12 @@
 """Checkpoints that any mesh writes and any other mesh reads.
 
-What must be true: training that is saved on one mesh and goes on on a second and a third has the parameters of one that
-was never interrupted; a kill during a save leaves the checkpoint before it; each number is on the disk once, in
-safetensors and JSON; nothing is gathered, neither by messages nor in memory. How it would be faked or got wrong: each
-rank its own state_dict (meshes have other ranks); everybody writes everything (bytes on the disk); rank 0 writes for
-all (bytes sent, size of its file); the whole model is put together on each rank (memory); one axis is forgotten
-(columns, experts, a tied head, shards, padding); moments, counts of steps or hyperparameters begin anew; files are
-overwritten, or named before they are there.
+Must hold: training that is saved on one mesh and continued on a second and a third gives the parameters of
+uninterrupted training. A kill during a save leaves the previous checkpoint intact. The disk holds each number once, in
+safetensors and JSON. Nothing is gathered, neither by messages nor in memory.
+Typical fakes: one state_dict per rank (meshes have other ranks); all ranks write everything (caught by bytes on the
+disk); rank 0 writes for all (caught by bytes sent and by the size of its file); the whole model assembled on each rank
+(caught by memory); one axis forgotten (columns, experts, a tied head, shards, padding); moments, step counts or
+hyperparameters that start anew; files overwritten, or named in the index before they exist.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ CHECKPOINT = "mesh.mesh_checkpoint"
 ADAMW = {"lr": 0.05, "betas": [0.8, 0.9], "weight_decay": 0.1}
 SGD = {"lr": 0.05, "momentum": 0.9}
 
-CHAINS = {  # what the model has; then meshes, with FSDP where "small" is a number
+CHAINS = {  # options of the model; then (mesh, small), with FSDP if small is a number
     "tensor": ({}, [({"tensor": 2}, None), ({"tensor": 3}, None), ({}, None), ({"tensor": 4}, None)]),
     "shards": ({}, [({"data": 5}, 0), ({"data": 2, "tensor": 2}, 30), ({"data": 2}, None), ({"data": 3}, 0)]),
     "experts": ({"experts": 4}, [({"expert": 2}, None), ({"data": 2, "expert": 2}, 0), ({"expert": 4}, None)]),
@@ -42,20 +42,20 @@ CHAINS = {  # what the model has; then meshes, with FSDP where "small" is a numb
 
 
 def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str) -> None:
-    """Assert that each rank has the saved tensors when load() returns. want, plain: by key, by name."""
+    """Assert that each rank has the saved tensors when load() returns. want, plain: by key, then name."""
     for rank, got in enumerate(ranks):
         where, keys = f"{what}, rank {rank}, when load() returns", {(name, key) for name, _, _, key, _ in got["loaded"]}
         lost = [(n, key) for key, saved in want.items() for n in saved if (n, "") in keys and (n, key) not in keys]
         assert not lost, f"{where}: the optimizer has no {' of '.join(lost[0][::-1])}: a state is its parameter's"
         for piece in got["loaded"]:
             if piece[0] in want.get(piece[3], {}):
-                is_close(
+                check_piece(
                     piece, layout, want, plain, where, "are all files read, and does each piece go to its `start`?"
                 )
 
 
-def is_close(piece: list, layout: dict, want: dict, plain: dict, what: str, cause: str) -> None:
-    """Assert that a piece of a rank, as `probes.copied_pieces` has it, has the numbers of the whole tensors."""
+def check_piece(piece: list, layout: dict, want: dict, plain: dict, what: str, cause: str) -> None:
+    """Assert that a piece of a rank (see `probes.copied_pieces`) has the numbers of the whole tensors."""
     name, index, start, key, got = piece
     true, yardstick = (
         part_of(name, full[key][name], index, layout["degrees"].get("tensor", 1)).flatten()[start : start + len(got)]
@@ -65,7 +65,7 @@ def is_close(piece: list, layout: dict, want: dict, plain: dict, what: str, caus
 
 
 def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
-    """Run one session on each mesh; return (layout, each rank's values and messages) of each."""
+    """Run one session per mesh; return (layout, each rank's values and messages) per session."""
     layout = draw_layout(rng, {}, **model)
     values, files, trained = draw_values(rng, layout), dict[str, bytes](), []
     applied, sessions = [], []
@@ -74,7 +74,7 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
         mesh = {**layout, "degrees": degrees, "small": small}
         gradients = [draw_values(rng, layout) for _ in range(rng.integers(1, 2))]
         for grads in gradients:
-            del grads["norm.weight"]  # one that is never trained: it has no state
+            del grads["norm.weight"]  # never trained, so it has no state
         initial = {n: torch.full_like(v, probes.BEFORE) for n, v in values.items()} if number else values
         applied += gradients
         ranks = traced(
@@ -92,7 +92,9 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
         trained = [one_process(name, options, values, applied, dtype) for dtype in (torch.float64, torch.float32)]
         for rank, got in enumerate(ranks):
             for piece in got["parameters"]:
-                is_close(piece, mesh, *trained, f"{name}, {path}, rank {rank}", "not as if it had not been interrupted")
+                check_piece(
+                    piece, mesh, *trained, f"{name}, {path}, rank {rank}", "not as if it had not been interrupted"
+                )
             before = {"session": number - 1, "é": [0.5, None]} if number else None
             assert got["extra"] == before, f"{path}, rank {rank}: extra came back as {got['extra']}, was {before}"
             assert got["group"] == options, f"{path}, rank {rank}: hyperparameters {got['group']}, were {options}"
@@ -112,7 +114,7 @@ def test_training_goes_on_on_another_mesh(run, rng, chain):
 def test_what_does_not_fit_is_refused(run, rng):
     degrees = {"expert": 2}
     saved = draw_layout(rng, degrees, experts=4)
-    longer = {**saved, "config": {**saved["config"], "context": 8}}  # no shape tells
+    longer = {**saved, "config": {**saved["config"], "context": 8}}  # has the same shapes
     layouts = {
         "saved": saved, "another config": longer, "more experts": {**saved, "experts": 6},
         "fewer experts": {**saved, "experts": 2},
@@ -128,14 +130,14 @@ def test_what_does_not_fit_is_refused(run, rng):
 
 
 def numbers_of(layout: dict) -> int:
-    """How many numbers are saved, of the mesh's padded vocabulary and with momentum."""
+    """Return how many numbers are saved, with momentum and with padding of the vocabulary."""
     shapes = {n: [*s] for n, s in shapes_of(layout).items()}
     shapes["embedding.weight"][0] += -shapes["embedding.weight"][0] % layout["degrees"].get("tensor", 1)
     return sum(math.prod(s) * (1 if n == "norm.weight" else 2) for n, s in shapes.items())
 
 
 def kind_of(raw: bytes) -> tuple[str, int]:
-    """What a file is by what is in it, and how many bytes of tensors it has."""
+    """Return a file's kind, by its content, and the bytes of its tensors."""
     with contextlib.suppress(safetensors.SafetensorError):
         return "safetensors", sum(t.nbytes for t in safetensors.torch.load(raw).values())
     with contextlib.suppress(ValueError):
@@ -162,7 +164,7 @@ def test_each_number_is_written_once_by_who_has_it(run, rng):
         assert flushed >= set(files), (
             f"{sorted(set(files) - flushed)} may not be on the disk when power fails, and is named: os.fsync each file"
         )
-        if number != 1:  # sharded: all ranks have about the same
+        if number != 1:  # sharded meshes: all ranks hold about equally much
             assert max(found) <= 0.6 * sum(found), (
                 f"{layout['degrees']}: files of {found} bytes: all write what they have"
             )
@@ -178,7 +180,7 @@ def test_each_number_is_written_once_by_who_has_it(run, rng):
 @exercise(CHECKPOINT, kind="property")
 @pytest.mark.parametrize("small", [None, 0])
 def test_loading_takes_two_tensors_at_most(run, rng, small):
-    """Moments, which are the rank's own, do not count."""
+    """Moments do not count, because the rank keeps them."""
     layout = {**draw_layout(rng, {}), "layers": 24}
     values = draw_values(rng, layout)
     (first,) = run.trace(probes.session, layout, "AdamW", ADAMW, values, [values], {}, world=1, folder={})
@@ -197,7 +199,7 @@ def test_loading_takes_two_tensors_at_most(run, rng, small):
 
 @exercise(CHECKPOINT, kind="property")
 def test_no_rank_holds_the_whole_checkpoint(run, rng):
-    """By the kernel's counters of private memory: in torch or outside."""
+    """The kernel counts private memory, so memory outside torch counts too."""
     world, traces = 2, []
     for width, hidden, layers in ((12, 12, 2), (512, rng.integers(530, 550), 12)):
         layout = draw_layout(rng, {}, small=0)

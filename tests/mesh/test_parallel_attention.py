@@ -1,10 +1,10 @@
 """Attention split over ranks by heads.
 
-What must be true: each rank has a share of the query heads and the key and value heads that go with them, and the ranks
-together give what the whole attention gives; nothing is sent but one all-reduce forward and one backward, so that a
-whole block has two and two. How it would be faked or got wrong: whole projections and slices of heads (the memory
-tells); heads dealt out in turns, so that queries meet other heads' keys; keys repeated by the wrong factor; an entrance
-for each of q, k and v; heads that do not divide, cut in the middle.
+Must hold: each rank has a share of the query heads, and the key and value heads that belong to them. Together the ranks
+give the result of the whole attention. Each direction sends one all-reduce, so two for a whole block.
+Typical fakes: whole projections and slices of heads (caught by memory); heads assigned in turns, so that queries meet
+wrong keys; keys repeated by the wrong factor; one entrance each for q, k and v; a head cut in the middle where ranks do
+not divide the heads.
 """
 
 import pytest
@@ -13,8 +13,8 @@ from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from .carried import BOTH, all_send
-from .tensor_oracles import check_layer, draw_block, draw_sizes, keeps_its_share
+from .carried import BOTH, check_sends
+from .tensor_oracles import check_layer, check_share_kept, draw_block, draw_sizes
 
 ATTENTION = "mesh.parallel_attention"
 
@@ -36,9 +36,9 @@ def test_block_of_two_parallel_halves_matches_the_unsplit_block(run, rng, expect
 
 @exercise(ATTENTION, kind="numerics")
 def test_heads_that_do_not_divide_are_refused(run, rng):
-    """Six query heads divide by three ranks; two key heads do not, and four of both do not either."""
+    """Three ranks divide six query heads, but neither two key heads nor four heads of both kinds."""
     base = draw_sizes(rng, 3)
-    # A width at which three ranks divide every projection, in the middle of a head.
+    # At this width three ranks divide every projection, but in the middle of a head.
     cases = [
         ["attention", {**base, "heads": h, "kv_heads": k, "width": 6 * h}] for h, k in ((6, 2), (4, 4), (6, 3))
     ]  # fmt: skip
@@ -58,7 +58,7 @@ def test_each_rank_keeps_its_share_of_the_projections(run, rng):
     width, queries, keys = sizes["width"], 512, 256
     shapes = {"q_proj.weight": [queries, width], "k_proj.weight": [keys, width], "v_proj.weight": [keys, width],
               "o_proj.weight": [width, queries]}  # fmt: skip
-    keeps_its_share(run, "attention", sizes, small, shapes)
+    check_share_kept(run, "attention", sizes, small, shapes)
 
 
 @exercise(ATTENTION, kind="property")
@@ -67,7 +67,7 @@ def test_one_all_reduce_a_half_block_and_direction(run, rng, expect, kind, count
     drawn = _, _, x, _ = draw_block(rng, kind, 2)
     ranks = check_layer(run, rng, expect, kind, drawn, 2)
     measured(f"{kind}: all-reduces in forward", len(ranks[0]["sent"]["forward"]), count)
-    all_send(
+    check_sends(
         ranks, {part: [["all_reduce", x.numel()]] * count for part in BOTH}, f"{kind}, ",
         "q, k and v share one entrance, and only o has a sum to make",
     )  # fmt: skip

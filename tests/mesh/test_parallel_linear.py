@@ -1,10 +1,10 @@
 """Column- and row-parallel linear layers, and the SwiGLU that is made of them.
 
-What must be true: each rank keeps its share of the weight and no more, and the ranks together give what the whole layer
-gives, forward and backward; a pair of layers costs one all-reduce forward and one backward. How it would be faked or
-got wrong: whole weights and a slice of the result (the memory tells); a slice that is a view of the whole; the bias on
-every rank before the sum; cut along the other dim (square weights would hide it, so none is square); an entrance for
-each of two layers that share one input.
+Must hold: each rank keeps only its share of the weight. Together the ranks give the result of the whole layer, forward
+and backward. A pair of layers takes one all-reduce per direction.
+Typical fakes: whole weights and a slice of the result (caught by memory); a slice that is a view of the whole; the bias
+added on every rank before the sum; weights cut along the other dim (none is square, because that would hide it); one
+entrance per layer for two layers that share an input.
 """
 
 import pytest
@@ -12,8 +12,8 @@ import pytest
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from .carried import all_send
-from .tensor_oracles import check_layer, draw_block, draw_sizes, draw_state, keeps_its_share
+from .carried import check_sends
+from .tensor_oracles import check_layer, check_share_kept, draw_block, draw_sizes, draw_state
 
 LINEAR = "mesh.parallel_linear"
 
@@ -69,7 +69,7 @@ def test_each_rank_keeps_its_share_of_the_weights(run, rng, kind):
         sizes, small = {"rows": rows, "columns": columns}, {"rows": 4, "columns": 4}
         cut = (rows // 4, columns) if kind == "column" else (rows, columns // 4)
         shapes = {"weight": list(cut), "bias": [cut[0]]}
-    keeps_its_share(run, kind, sizes, small, shapes)
+    check_share_kept(run, kind, sizes, small, shapes)
 
 
 @exercise(LINEAR, kind="property")
@@ -78,6 +78,6 @@ def test_a_column_sends_backward_a_row_forward_and_an_mlp_both(run, rng, expect,
     drawn = _, _, x, dy = draw(rng, kind, 2)
     one = [["all_reduce", (dy if kind == "row" else x).numel()]]
     ranks = check_layer(run, rng, expect, kind, drawn, 2)
-    all_send(
+    check_sends(
         ranks, {"forward": one * forward, "backward": one * backward}, f"{kind}, ", "gate and up share one entrance"
     )

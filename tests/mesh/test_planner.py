@@ -1,10 +1,10 @@
-"""A plan for a job: which mesh, and why.
+"""The fastest plan for a job, and what limits it.
 
-What must be true: among all plans that fit none is faster than what is chosen; no price is asked for that could not
-change the choice; and a job that cannot be run gets one line that says what is nearest. How it would be faked: a rule
-of thumb ("tensor within a node, ZeRO 1, powers of two") that is right where it was tried; pricing everything; pricing
-the few with the least floor; forgetting memory, or what is reserved of it. So prices, floors and memory are also drawn,
-and then no rule of thumb holds: the oracle tries all.
+Must hold: no plan that fits in memory is faster than the chosen one. The planner prices no plan that could not change
+its choice. If no plan fits, a one-line error names the plan that needs the least memory.
+Typical fakes: a rule of thumb ("tensor within a node, ZeRO 1, powers of two") that is right for the jobs its author
+tried (caught by random prices, floors and memory, and an oracle that tries all plans); pricing all plans; pricing only
+the few with the lowest floors; ignoring memory, or the reserved part of it.
 """
 
 import itertools
@@ -43,7 +43,7 @@ def draw(rng, max_gpus: int = 64) -> dict:
 
 
 def all_plans(case: dict) -> list[Plan]:
-    """All valid plans, found by trying every combination."""
+    """Return all valid plans, found by trying every combination."""
     job = probes.job_of(case)
     gpus = [n for n in range(1, case["gpus"] + 1) if case["gpus"] % n == 0]
     meshes = [(d, p, t) for d, p, t in itertools.product(gpus, gpus, gpus)
@@ -55,7 +55,7 @@ def all_plans(case: dict) -> list[Plan]:
 
 
 def costs_of(case: dict, job: Job, plan: Plan) -> tuple[float, float, float]:
-    """(floor, price, memory) of a plan."""
+    """Return (floor, price, memory) of a plan."""
     if case["drawn"]:
         return probes.drawn(case["seed"], job, plan)
     return steps.floor_s(job, plan), steps.price(job, plan).step_s, steps.memory(job, plan)["total"]
@@ -66,14 +66,14 @@ def capacity(case: dict, job: Job) -> float:
 
 
 def fastest(case: dict, job: Job | None = None) -> list[tuple[float, Plan, float]]:
-    """(seconds, plan, memory) of all plans that fit, fastest first."""
+    """Return (seconds, plan, memory) of all plans that fit, fastest first."""
     job = job or probes.job_of(case)
     priced, limit = [(plan, *costs_of(case, job, plan)) for plan in all_plans(case)], capacity(case, job)
     return sorted((price, plan, size) for plan, _, price, size in priced if size <= limit)
 
 
 def draw_several(rng, count: int, max_gpus: int = 64, **changes) -> list[dict]:
-    """Draw as many cases; return those in which some plan fits."""
+    """Draw `count` cases; return those in which some plan fits."""
     cases = [draw(rng, max_gpus) | changes for _ in range(count)]
     return [case for case in cases if fastest(case)]
 
@@ -136,7 +136,7 @@ def test_a_real_job_gets_its_fastest_plan(run, rng):
 
 @exercise(PLANNER, kind="numerics")
 def test_what_binds_is_what_saves_most_when_doubled(run, rng):
-    share = 3.5e8 / 8e10  # one in seven plans fits: with twice as much one in two
+    share = 3.5e8 / 8e10  # one plan in seven fits; with twice the memory, one in two
     cases = draw_several(rng, 4, max_gpus=32, cluster="dgx-a100", room=share)
     for case, got in zip(cases, run(probes.bound, cases), strict=True):
         job, (now, plan, _) = probes.job_of(case), fastest(case)[0]

@@ -1,9 +1,9 @@
 """Gradients of a layer of experts on data×expert ranks are those of one process.
 
-What must be true: dense gradients are summed over all replicas, those of experts over data alone, both are divided by
-the number of replicas. How it would be faked or got wrong: experts reduced over data×expert, which mixes experts that
-have nothing in common; dense ones over data only; experts divided by the size of data; gradients that are None on a
-rank, which then issues other collectives; new tensors, which optimizers and buckets do not know of.
+Must hold: dense gradients are summed over all W replicas, those of experts over data. Both are divided by W.
+Typical fakes: experts reduced over data×expert, which mixes different experts; dense gradients reduced over data only;
+experts divided by the size of data; a rank that skips the collective of a gradient that is None; new tensors, which
+optimizers and buckets do not hold.
 """
 
 import pytest
@@ -20,7 +20,7 @@ REDUCE = "mesh.reduce_gradients"
 
 
 def draw(rng, data: int, expert: int, dtype=torch.float32) -> list:
-    """Draw gradients per rank, with the same shapes on all ranks. Some are None on all ranks that share them."""
+    """Draw gradients per rank, with the same shapes on all ranks. Some are not present, on all ranks."""
     shapes = {name: [[rng.integers(1, 4) for _ in range(rng.integers(1, 2))] for _ in range(3)]
               for name in ("dense", "experts")}  # fmt: skip
     present = {name: rng.shuffled([True, True, False]) for name in shapes}
@@ -54,7 +54,7 @@ def judged(run, cases: list, expert: int) -> list:
 
 @exercise(REDUCE, kind="numerics")
 def test_dense_and_expert_gradients_sum_over_their_own_ranks(run, rng):
-    data, expert = rng.choice([(2, 3), (3, 2)])  # factors that tell which axis is forgotten
+    data, expert = rng.choice([(2, 3), (3, 2)])  # unequal factors show which axis is forgotten
     judged(run, draw(rng, data, expert), expert)
 
 

@@ -1,10 +1,10 @@
-"""Which experts a token goes to, and how evenly a batch is spread.
+"""The experts that each token chooses, and the loss that balances them over a batch.
 
-What must be true: the k most probable, ties to the lower number, gates with their gradient; the balancing loss and its
-gradient are those of the whole batch, however it is split over ranks. How it would be faked or got wrong: torch.topk,
-which picks ties as it likes (logits here have few values); gates normalised, so that one of one expert teaches nothing;
-the mean of the ranks' losses for the loss of all (shares differ in size and in what they choose); a gradient that is
-1/W of it after averaging; shares of choices over tokens, not over tokens · k.
+Must hold: a token chooses the k most probable experts, and ties go to the lower number. Gates have their gradient. The
+balancing loss and its gradient are those of the whole batch, for any division over ranks.
+Typical fakes: torch.topk, whose order of ties is arbitrary (logits here have few values); normalised gates, which give
+no gradient if k is 1; the mean of the ranks' losses (ranks differ in size and in choices); a gradient that is 1/W of
+the right one after averaging; counts of choices divided by tokens instead of tokens · k.
 """
 
 import pytest
@@ -45,7 +45,7 @@ def oracle(cases: list, dtype=torch.float64) -> list:
 
 
 def check(got: dict, cases: list, rank: int, what: str) -> None:
-    """Judge one rank's answers. together: the cases of all ranks."""
+    """Judge one rank's answers. cases: those of all ranks."""
     want, plain = (oracle(cases, dtype)[rank] for dtype in (torch.float64, torch.float32))
     logits = cases[rank]["logits"]
     what += f", logits {tuple(logits.shape)}, k={cases[0]['k']}"
@@ -98,7 +98,7 @@ def test_ties_go_to_the_lower_number(run, rng):
         case = draw(rng, 2, n, 12)
         case["logits"] = case["logits"].round().clamp(-1, 1)
         cases.append(case)
-        cases.append(draw(rng, 2, n, 12, skew=300.0))  # most probabilities are 0 in float32, and yet no ties
+        cases.append(draw(rng, 2, n, 12, skew=300.0))  # most probabilities are 0 in float32, but logits do not tie
     judge(run, [cases], no_group=True)
 
 
@@ -107,7 +107,7 @@ def test_ties_go_to_the_lower_number(run, rng):
 def test_the_balance_is_that_of_the_whole_batch(run, rng, world):
     n = rng.integers(3, 6)
     uneven = [[draw(rng, k, n, rng.integers(1, 6) + 2 * r, skew=2.0) for k in (1, 2)] for r in range(world)]
-    uneven[-1].append(draw(rng, 2, n, 0))  # nothing here, and with one rank nothing at all
+    uneven[-1].append(draw(rng, 2, n, 0))  # no tokens on the last rank; with one rank, none at all
     for cases in uneven[:-1]:
         cases.append(draw(rng, 2, n, 4))
     judge(run, uneven)
@@ -115,7 +115,7 @@ def test_the_balance_is_that_of_the_whole_batch(run, rng, world):
 
 @exercise(ROUTE, kind="numerics")
 def test_balance_gradients_when_averaged_over_half_the_ranks(run, rng):
-    """As with sequence parallelism: statistics are of four ranks, and gradients are divided by two."""
+    """As under sequence parallelism: statistics cover four ranks, but gradients are divided by two."""
     cases = [[draw(rng, 3, 5, 3, skew=2.0, averaged_over=2)] for _ in range(4)]
     judge(run, cases)
 
@@ -135,7 +135,7 @@ def test_a_k_that_no_token_can_have_is_refused(run, rng):
 
 @exercise(ROUTE, kind="property")
 def test_statistics_are_all_that_is_sent(run, rng):
-    """Its size does not depend on the number of tokens. Backward sends nothing."""
+    """The message's size does not depend on the number of tokens. Backward sends nothing."""
     n, tokens = rng.integers(3, 8), rng.integers(40, 60)
     counts = [tokens, 4 * tokens]
     cases = [[draw(rng, 2, n, count) for count in counts] for _ in range(2)]

@@ -1,9 +1,9 @@
-"""1F1B: GPipe's bubble, and no more activations than there are stages after a rank.
+"""1F1B: the bubble of GPipe with fewer activations, at most p − r on rank r.
 
-What must be true: each rank's list has every action once and in order, and all lists together run to the end; idle over
-busy time is (p − 1)/m; rank r keeps at most min(m, p − r) activations, micro-batches come back first in, first out. How
-it would be faked: GPipe under another name (its activations grow with m); no warm-up, one forward and its backward at a
-time (the bubble is p − 1); a warm-up of p on every rank (the right bubble, too many activations).
+Must hold: each rank lists every action once and in order, and all ranks together run to the end. Idle over busy time is
+(p − 1)/m. Rank r keeps at most min(m, p − r) activations. Backwards come in the order of forwards.
+Typical fakes: GPipe under another name (its activations grow with m); no warm-up, so that one forward and its backward
+alternate (the bubble is p − 1); a warm-up of p on every rank (the right bubble, too many activations).
 """
 
 from lab.harness.pytest_plugin import exercise
@@ -36,7 +36,7 @@ def test_micro_batches_run_in_order_in_both_directions(run, rng):
 
 @exercise(ONE, kind="property")
 def test_bubble_equals_gpipes_and_live_activations_are_bounded(run, rng):
-    """One test for both: GPipe has the short idle time, a pipeline without warm-up the few activations, 1F1B both."""
+    """One test checks both: GPipe alone has the idle time, and a pipeline without warm-up has the activations."""
     for case, ranks in schedules.listed(run, ONE, schedules.draw_cases(rng)):
         warm_up = "min(m, p − r) forwards come before rank r's first backward, then a backward and a forward alternate"
         schedules.check_bubble(ranks, case, warm_up)

@@ -1,9 +1,9 @@
 """GPipe: all forwards, then all backwards.
 
-What must be true: each rank's list has every action once and in order, and all lists together run to the end; idle over
-busy time is (p − 1)/m; nothing goes back before everything went forward. How it would be faked: 1F1B, whose bubble is
-the same (the first backward comes too early); each rank's backwards in another order (the bubble grows, or nothing
-moves); micro-batches one after the other (the bubble is p − 1).
+Must hold: each rank lists every action once and in order, and all ranks together run to the end. Idle over busy time is
+(p − 1)/m. No backward comes before the last forward.
+Typical fakes: 1F1B, which has the same bubble (its first backward comes too early); backwards in a different order per
+rank (the bubble grows, or ranks deadlock); micro-batches one after the other (the bubble is p − 1).
 """
 
 from lab.harness.pytest_plugin import exercise

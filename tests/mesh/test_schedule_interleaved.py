@@ -1,9 +1,9 @@
-"""Interleaved 1F1B: v chunks a rank, and a bubble v times smaller.
+"""Interleaved 1F1B: v chunks per rank, and a bubble v times smaller.
 
-What must be true: each rank's list has every action of each of its chunks once, and all lists together run to the end;
-idle over busy time is (p − 1)/(v·m); rank r keeps at most 2(p − 1 − r) + (v − 1)p + 1 activations of a chunk. How it
-would be faked: chunk after chunk as 1F1B each (the bubble stays (p − 1)/m or grows); everything forward first (the
-right bubble, but all v·m activations); the warm-up of 1F1B (nothing comes back so early: ranks wait, or for ever).
+Must hold: each rank lists every action of each of its chunks once, and all ranks together run to the end. Idle over
+busy time is (p − 1)/(v·m). Rank r keeps at most 2(p − 1 − r) + (v − 1)p + 1 activations of a chunk.
+Typical fakes: 1F1B of one chunk after the other (the bubble stays (p − 1)/m or grows); all forwards first (the right
+bubble, but all v·m activations); the short warm-up of 1F1B (ranks wait for backwards that come later, or deadlock).
 """
 
 from lab.harness.pytest_plugin import exercise

@@ -1,11 +1,11 @@
 """Sequence parallelism: between tensor-parallel regions, each rank has 1/T of the tokens.
 
-What must be true: gather and scatter are each other's conjugates along the tokens; a block gives its share of what the
-whole block gives, its norms see a T-th of the tokens, and it sends as many bytes as with all-reduces; gradients of the
-norms are sums over ranks, made once. How it would be faked or got wrong: gather first, run a plain tensor-parallel
-block and cut the result (the norms' inputs tell); an all-reduce and a slice, at twice the bytes; along the batch, which
-no shape tells if both are alike; a slice where backward needs a sum; norms that drift apart from rank to rank; a
-message a parameter.
+Must hold: gather and scatter are each other's conjugates along the tokens. A block gives its share of the whole block's
+result, its norms see 1/T of the tokens, and it sends as many bytes as with all-reduces. The gradients of the norms are
+summed over ranks, once.
+Typical fakes: gather first, run a plain tensor-parallel block and slice the result (caught by the norms' inputs); an
+all-reduce and a slice, at twice the bytes; a cut along the batch (caught where batch and tokens differ in size); a
+slice where backward needs a sum; norms that drift apart between ranks; one message per parameter.
 """
 
 import pytest
@@ -16,7 +16,7 @@ from lab.harness.trace import sends
 
 from . import probes_tensor as probes
 from .carried import BOTH, traced
-from .tensor_oracles import check_layer, conjugate_is_right, conjugate_sends_once, draw_block, keeps_nothing
+from .tensor_oracles import check_conjugate, check_layer, check_nothing_kept, check_one_message, draw_block
 
 SEQUENCE = "mesh.sequence_parallel"
 NAMES = ["gather_sequence", "scatter_sequence"]
@@ -26,11 +26,11 @@ NAMES = ["gather_sequence", "scatter_sequence"]
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("world", [1, 2, 3, "groups"])
 def test_one_direction_gathers_tokens_and_the_other_sums_and_cuts(run, rng, name, world):
-    conjugate_is_right(run, rng, name, 2 if world == "groups" else world, world == "groups")
+    check_conjugate(run, rng, name, 2 if world == "groups" else world, world == "groups")
 
 
 def check_block(run, rng, expect, size: int, grouped: bool = False) -> tuple:
-    """Judge a block of which each rank has its tokens; return x, and each rank's values and messages."""
+    """Judge a block whose tokens are divided over ranks; return x, and each rank's values and messages."""
     drawn = _, _, x, _ = draw_block(rng, "block", size)
     return x, check_layer(run, rng, expect, "block", drawn, size, grouped, sequence=True)
 
@@ -44,7 +44,7 @@ def test_a_block_on_its_share_of_the_tokens(run, rng, expect, size, grouped):
 @exercise(SEQUENCE, kind="numerics")
 def test_tokens_that_do_not_divide_are_refused(run):
     errors = run(probes.scatter_refused, [4, 2, 6], world=3)[0]
-    # The group itself refuses parts that are no third, once they are sent.
+    # The group also refuses parts that are not a third, but only once they are sent.
     names = ["too late" if "reduce_scatter: expected" in error else error.partition(":")[0] for error in errors]
     assert names == ["ValueError", "ValueError", "nothing"], (
         f"4, 2 and 6 tokens over 3 ranks: raised {errors}, expected ValueError twice and nothing: check the number of "
@@ -55,8 +55,8 @@ def test_tokens_that_do_not_divide_are_refused(run):
 @exercise(SEQUENCE, kind="property")
 @pytest.mark.parametrize("name", NAMES)
 def test_one_message_in_each_direction_and_nothing_kept(run, rng, name):
-    conjugate_sends_once(run, rng, name, 2)
-    keeps_nothing(run, rng, name, 2 if name == "gather_sequence" else 1)
+    check_one_message(run, rng, name, 2)
+    check_nothing_kept(run, rng, name, 2 if name == "gather_sequence" else 1)
 
 
 @exercise(SEQUENCE, kind="property")
@@ -80,7 +80,7 @@ def test_as_many_bytes_as_with_all_reduces_and_a_share_of_the_activations(run, r
     size = rng.integers(2, 3)
     x, ranks = check_block(run, rng, expect, size)
     share = [len(x), x.shape[1] // size, x.shape[2]]
-    part_bytes = 4 * x.numel() // size  # by a ring, one of each sends as many bytes as an all-reduce of x
+    part_bytes = 4 * x.numel() // size  # on a ring, one of each sends the bytes of one all-reduce of x
     want = [["all_gather", part_bytes]] * 2 + [["reduce_scatter", part_bytes]] * 2
     for rank, got in enumerate(ranks):
         for part in BOTH:

@@ -1,10 +1,10 @@
-"""Embedding and cross-entropy of which each rank has a share of the vocabulary.
+"""Embedding and cross-entropy with the vocabulary sharded over ranks.
 
-What must be true: rows and losses are those of the whole, for vocabularies that divide and for padded ones; a token
-costs three numbers, not a row of logits, and backward costs nothing. How it would be faked or got wrong: gather the
-logits (the switch and the kernel tell); forget the offset, or add other ranks' rows instead of zeros; a
-maximum of this rank's own columns, which no other rank subtracts, or none, which overflows; padding that takes
-probability; a loss averaged over ranks, whose gradient is 1/T too small; each rank holding the whole table.
+Must hold: rows and losses are those of the whole vocabulary, with and without padding. Forward of the loss sends three
+numbers per token, not a row of logits; backward sends nothing.
+Typical fakes: gathered logits (caught by messages and memory peak); a forgotten offset, or other ranks' rows added
+instead of zeros; the maximum of this rank's own columns, which no other rank subtracts; no maximum, which overflows;
+padding that gets probability; a loss averaged over ranks, whose gradient is 1/T of the right one; the whole table kept.
 """
 
 import pytest
@@ -17,8 +17,8 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
 
 from . import probes_tensor as probes
-from .carried import BOTH, all_send, does_not_grow, traced
-from .tensor_oracles import check_layer, draw_groups, draw_state, keeps_its_share, memberships
+from .carried import BOTH, check_no_growth, check_sends, traced
+from .tensor_oracles import check_layer, check_share_kept, draw_groups, draw_state, memberships
 
 VOCAB = "mesh.vocab_parallel"
 CASES = [(1, 0, False), (2, 1, False), (3, 0, False), (4, 3, False), (2, 1, True)]  # ranks, rows of padding, in groups
@@ -53,7 +53,7 @@ def test_each_token_gets_its_row_and_each_row_its_gradient(run, rng, expect, siz
 
 
 def full_loss(logits: torch.Tensor, targets: torch.Tensor, scale: float, dtype: str) -> dict:
-    """The mean cross entropy of whole logits, and the gradient of scale · loss."""
+    """Return the mean cross entropy of whole logits, and the gradient of scale · loss."""
     x = logits.to(getattr(torch, dtype)).requires_grad_()
     loss = F.cross_entropy(x.flatten(0, 1), targets.flatten())
     (loss * scale).backward()
@@ -66,7 +66,7 @@ def check_loss(run, rng, expect, logits: torch.Tensor, targets: torch.Tensor, si
     (world, groups), vocabulary = draw_groups(rng, size, grouped), logits.shape[-1]
     scale, height = rng.uniform(0.5, 2.0), float(logits.abs().max())
     want, plain = (expect(full_loss, logits, targets, scale, dtype) for dtype in ("float64", "float32"))
-    parts = F.pad(logits, (0, missing), value=height).chunk(size, -1)  # counting padding changes the loss
+    parts = F.pad(logits, (0, missing), value=height).chunk(size, -1)  # counted padding would change the loss
     index = {rank: index for rank, index, _ in memberships(world, groups)}
     inputs = [parts[index[r]] for r in range(world)]
     layout = layouts.draw(rng, logits=inputs[0], targets=targets)[1]
@@ -109,13 +109,13 @@ def test_float16_logits_are_summed_in_float32(run, rng, expect):
 def test_each_rank_keeps_its_share_of_the_rows(run, rng):
     rows, columns = rng.integers(4000, 4100), 1000
     sizes, small = ({"rows": 4 * n, "columns": columns} for n in (rows, 1))
-    keeps_its_share(run, "embedding", sizes, small, {"weight": [rows, columns]})
+    check_share_kept(run, "embedding", sizes, small, {"weight": [rows, columns]})
 
 
 @exercise(VOCAB, kind="property")
 def test_an_embedding_is_one_all_reduce_forward(run, rng, expect):
     y, ranks = check_embedding(run, rng, expect, 2, 0, grouped=False)
-    all_send(ranks, {"forward": [["all_reduce", y.numel()]], "backward": []}, cause="one number for each of y")
+    check_sends(ranks, {"forward": [["all_reduce", y.numel()]], "backward": []}, cause="one number for each of y")
 
 
 @exercise(VOCAB, kind="property")
@@ -148,6 +148,6 @@ def test_no_rank_holds_the_whole_logits(run, rng):
                 assert error <= 1e-5, f"rank {rank} of {world}, {columns} columns each, {name}: off by {error:.3g}"
 
     part, cases = 4 * tokens * columns, [(2, [8, 8, seed]), (2, [tokens, columns, seed]), (8, [tokens, columns, seed])]
-    does_not_grow(
+    check_no_growth(
         run, probes.large_loss, cases, judge, "the logits of six more ranks", 6 * part, 16 * part
     )  # fmt: skip
