@@ -43,7 +43,7 @@ def draw_steps(rng, warmup: int, steps: int) -> dict:
 
 
 def measure(run, drawn: dict) -> dict:
-    """Return the probe's result. Assert the numbers of calls and samples, and that each step waited for the device."""
+    """Return the probe's result. Assert the numbers of calls and samples, and that right samples come from waiting."""
     (trace,) = run.trace(probes.timed_steps, *drawn.values(), device="simulated", world=1)
     got, warmup, steps = trace.values, drawn["warmup"], drawn["steps"]
     hint = ": there was no warm-up" if got["calls"] == steps else ""

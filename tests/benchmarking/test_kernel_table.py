@@ -95,7 +95,7 @@ def test_every_microsecond_is_counted_once_and_in_its_range(run, rng, case, wher
     if on_device:
         tree.append(["aten::mm", False, 10.0, [["a_kernel_of_no_name", 77.0]], []])
     tree.append(["idle", True, 2.0, [], [["aten::mm", False, 0.0, [["instant", 0.0]] * on_device, []]]])  # share: 0
-    tree.append(["empty", True, 4.0, [], []])  # no share
+    tree.append(["empty", True, 4.0, [], []])  # no operators, so no share
     check(run(probes.table, tree, on_device), *tabulate(pieces(tree, on_device)))
 
 

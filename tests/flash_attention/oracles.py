@@ -78,7 +78,7 @@ def tiles(got: dict) -> tuple[int, int]:
 
 
 def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
-    """dq, dk and dv from the given lse and delta: P = exp(S − lse), dS = P ∘ (do vᵀ − delta); delta from o.
+    """dq, dk and dv from the given lse and delta: P = exp(S − lse), dS = P ∘ (do vᵀ − delta). Also delta, from o.
 
     dtype: "float64", or the inputs' dtype: then compute in float32, and round P and dS, as tensor cores require.
     """

@@ -74,7 +74,7 @@ def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
 
 
 def ranges(impl: Any, cases: list) -> list:
-    """Call key_range inside a kernel, for each (i, queries, keys, BLOCK_M, BLOCK_N, is_causal)."""
+    """[full, end] of key_range in a kernel, for each (i, queries, keys, BLOCK_M, BLOCK_N, is_causal)."""
     key_range = impl.flash_attention.causal.key_range
 
     @triton.jit

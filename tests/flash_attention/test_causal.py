@@ -39,7 +39,7 @@ def tile_map(i, queries, keys, block_m, block_n, is_causal) -> str:
 
 
 def check(run, rng, kind, is_causal, wrong) -> None:
-    """wrong(full, end, limit, stop, block_n): what is wrong with full and end, if limit and stop are right, or ""."""
+    """wrong(full, end, limit, stop, block_n) returns what is wrong with full and end; limit and stop are right."""
     cases = []
     for _ in range(12):
         block_m, block_n = rng.choice([16, 32, 64]), rng.choice([16, 32, 64])
@@ -47,7 +47,7 @@ def check(run, rng, kind, is_causal, wrong) -> None:
         keys += rng.integers(1, 150) if kind == "more keys" else 0
         queries += rng.integers(1, 150) if kind == "more queries" else 0
         last = (queries - 1) // block_m
-        i = rng.choice([last, rng.integers(0, last)])  # the last tile is short
+        i = rng.choice([last, rng.integers(0, last)])  # often the last tile, which may be short
         cases.append([i, queries, keys, block_m, block_n, is_causal])
     for case, got in zip(cases, run(probes.ranges, cases), strict=True):
         i, queries, keys, block_m, block_n, _ = case

@@ -157,7 +157,7 @@ def test_thousands_of_rows_and_words(run, rng):
 
 def check_memory(run, rng, case: dict, what: str, forbidden: int, needs: int) -> None:
     """Assert that a run whose numbers are right never held `forbidden` bytes of `what`."""
-    trace = check(run, [case], factor=10.0)  # thousands are summed, in another order
+    trace = check(run, [case], factor=10.0)  # thousands are summed in another order
     (small,) = run.trace(probes.fused_losses, [draw(rng, 9, 30, 4, case["x"].dtype)])
     arguments = [case[name] for name in ("x", "weight", "targets", "chunk")]
     never_holds(trace, small, what, forbidden, needs, seen=lambda: run(metered, APPLY, arguments, 2))

@@ -73,7 +73,7 @@ def judge(x: torch.Tensor, split: list[int], got: dict) -> None:
         )
         close(
             got[name][~masked], want[name][~masked], yardstick[name][~masked], f"{name} {what}",
-            factor=10.0 if len(split) > 20 else 3.0,  # hundreds of sums, in another order
+            factor=10.0 if len(split) > 20 else 3.0,  # hundreds of tiles are summed in another order
         )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ LONG = {  # (what must not exist, the least possible bytes per element)
     "many keys": ("a matrix of 16 queries × all keys", 4),
     "many queries": ("a matrix of all queries × a tile of keys", 4),
 }  # fmt: skip
-LONG_FACTOR = 10.0  # thousands are summed, in another order
+LONG_FACTOR = 10.0  # times the plain error: thousands are summed in another order
 LEADING = {"none": [], "one": [3], "two": [2, 2], "three": [2, 1, 3]}
 causal = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 
@@ -142,7 +142,7 @@ def test_logits_fifty_times_larger_do_not_overflow(run, rng, expect, dtype):
 def test_sums_are_accumulated_in_float32(run, rng, expect, dtype):
     """For a long row of keys, sums in 16 bits drift away from one rounding at the end."""
     q, k, v, _ = draw(rng, 16, 2000, batch=1, heads=1, dim=16, dtype=dtype)
-    v = v.abs()  # sums that grow
+    v = v.abs()  # so that sums grow
     got, want = run(probes.attend, q, k, v, False, {}), expect(attention, q, k, v, False, "float64")
     rounded, unavoidable = rounding(got["o"], want["o"], q.dtype)
     lse_error = (lse_of(got, q).double() - want["lse"]).abs().max().item()

@@ -1,8 +1,8 @@
 """The dtypes of a training step, predicted and then observed.
 
-Must hold: the prediction is what a run shows, on the CPU and on CUDA, whose lists of operators differ. Without a GPU,
-CUDA's autocast runs on fake tensors. Typical fake: run the model (caught by layers whose forward raises); such a run
-would also show nothing about a missing device.
+Must hold: the prediction is what a run shows, on the CPU and on CUDA, whose lists of operators differ. CUDA's autocast
+runs on fake tensors, so it needs no GPU. Typical fake: run the model (caught by layers whose forward raises); such a
+run would also show nothing about a missing device.
 """
 
 import pytest

@@ -34,7 +34,7 @@ def draw(rng, steps: int, weight: float = 1.0) -> dict:
         "unused.weight": rng.normal(1, 3),
     }  # fmt: skip
     registered = [plain_name(name) for name in probes.Net(state).state_dict()]
-    state = {name: state[name].half().float() for name in registered}  # masters start as the model can hold them
+    state = {name: state[name].half().float() for name in registered}  # start values that float16 can hold
     batches = [(rng.normal(16, width).half().float(), rng.normal(16, 3)) for _ in range(steps)]
     return {"state": state, "batches": batches, "weights": [weight] * steps}
 
@@ -98,7 +98,7 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_masters_follow_float32_training(run, rng, dtype, optimizer):
     drawn, lr = draw(rng, 6), {"sgd": 0.5, "adamw": 1e-3}[optimizer]
-    # A common scale for both, so that AdamW sees the same signs of tiny gradients.
+    # The plain run has the same scale, so that AdamW sees the same signs of tiny gradients.
     got = train_student(run, drawn, dtype=dtype, optimizer=optimizer, lr=lr, scale=256.0)
     check(got, drawn, dtype, 256.0, optimizer=optimizer, lr=lr)
 

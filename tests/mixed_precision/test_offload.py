@@ -16,7 +16,7 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_offload as probes
 
 OFFLOAD = "mixed_precision.offload"
-HOST_BYTES_PER_S = 32e9  # of the simulated device's link
+HOST_BYTES_PER_S = 32e9  # bandwidth of the simulated device's link to the host
 OVERHEAD_S = 40e-6  # launches and small operators that nothing hides
 SMALL = 4096  # bytes of x and its gradients
 

@@ -73,7 +73,7 @@ def test_a_transformer_keeps_what_hooks_see(run, rng):
     }  # fmt: skip
     got = run(probes.model_saved, sizes, rng.integers(1, 3), rng.integers(9, 30))
     assert got["sum"] == got["total"], f"by_operation sums to {got['sum']:,}, total is {got['total']:,}"
-    # A Python number that divides is kept too, as 8 bytes that no hook sees.
+    # A Python number as divisor is kept, too: 8 bytes that no hook sees.
     measured("bytes kept by a transformer, beside what hooks see", got["total"], got["hooks"], "bytes")
     assert 0 <= got["total"] - got["hooks"] <= 8 * sizes["layers"], (
         f"hooks see {got['hooks']:,} bytes kept without parameters, saved_bytes says {got['total']:,}"
