@@ -1,4 +1,4 @@
-"""Probes of `benchmark`: steps of known duration, and its results for them."""
+"""Probes of `benchmark`: it times steps whose durations are known."""
 
 import functools
 import gc
@@ -18,9 +18,9 @@ COLLECT_S = 0.03  # seconds of a garbage collection in a process that has import
 def timed_steps(
     impl: Any, host_s: list[float], device_s: list[float], stream_s: list[float], warmup: int, steps: int
 ) -> dict:
-    """Time steps on the simulated GPU; call i is busy host_s[i], then queues two pieces of work and returns.
+    """Time steps on the simulated GPU. Call i keeps the host busy for host_s[i], then queues work and returns.
 
-    device_s[i] seconds go to the current stream, stream_s[i] seconds to another stream; 0 queues nothing.
+    The current stream gets device_s[i] seconds of work, another stream stream_s[i] seconds; 0 queues nothing.
     """
     gpu = current()
     side_stream = torch.cuda.Stream()
@@ -52,7 +52,7 @@ def timed_steps(
     return {
         **plain(timing),
         "calls": len(starts),
-        "order": [*gpu.calls],  # the last few thousand: steps, clock reads, collections, waits for the device
+        "order": [*gpu.calls],  # the last few thousand calls: steps, clock reads, collections, waits for the device
         "busy": busy,  # whether the device was still busy when call i began
         "pauses": [begin - end for begin, end in zip(starts[1:], ends[:-1], strict=True)],
         "busy_at_the_end": gpu.busy(),
@@ -72,7 +72,7 @@ def timed_products(impl: Any, shapes: list[list[int]], warmup: int, steps: int) 
 
 
 def busy_host(impl: Any, host_s: list[float], warmup: int, steps: int) -> dict:
-    """Without the simulation: call i keeps the CPU busy for host_s[i] real seconds."""
+    """Time steps without the simulation. Call i keeps the CPU busy for host_s[i] real seconds."""
     calls = iter(host_s)
 
     def step() -> None:
@@ -86,7 +86,7 @@ def busy_host(impl: Any, host_s: list[float], warmup: int, steps: int) -> dict:
 
 
 def refused(impl: Any, warmup: int, steps: int) -> dict:
-    """The error of `benchmark` for invalid counts."""
+    """The exception that `benchmark` raises for invalid counts, and how often it called step()."""
     calls = []
     benchmark = impl.benchmarking.benchmark.benchmark
     error = raised(lambda: benchmark(lambda: calls.append(1), warmup=warmup, steps=steps))

@@ -1,4 +1,4 @@
-"""Probes of counts on paper, and the same counts measured in a run of the real model."""
+"""Probes that count FLOPs and bytes by formula, and measure the same in a run of the real model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
 
 
 def flops(impl: Any, sizes: dict, batch: int, context: int, on_paper: bool = False) -> dict:
-    """[forward, backward] by layer. on_paper: creating a module raises."""
+    """FLOPs of each layer: [forward, backward]. on_paper: creating a module raises."""
     return _on_paper(impl.benchmarking.flops.flops, sizes, batch, context, on_paper)
 
 
@@ -35,7 +35,7 @@ def _on_paper(count: Any, sizes: dict, batch: int, context: int, on_paper: bool,
 
 
 def roofline(impl: Any, sizes: dict, batch: int, context: int, dtype: str, peaks: tuple[float, float]) -> dict:
-    """Of each "layer direction", the fields of its bound."""
+    """The fields of each bound, by "layer direction", for example "q_proj forward"."""
     module = impl.benchmarking.roofline
     bounds = module.roofline(
         Config(**sizes), batch=batch, context=context, dtype=DTYPES[dtype], device=module.Device("drawn", *peaks)
@@ -49,7 +49,7 @@ def mfu(impl: Any, step_flops: float, seconds: float, peaks: tuple[float, float]
 
 
 def counted(impl: Any, sizes: dict, batch: int, context: int, dtype: str) -> dict:
-    """By layer: FLOPs and bytes of its products, [forward, backward] each, in the real model. Does not call impl."""
+    """FLOPs and bytes of each layer's matrix products in the real model, [forward, backward]. Does not call impl."""
     model = Transformer(Config(**sizes), attend=Attend()).to(DTYPES[dtype])
     calls: list[tuple[str, nn.Module, Any]] = []
     for name, layer in model.named_modules():
@@ -96,7 +96,7 @@ class Attend(nn.Module):
 
 
 class Counter(TorchDispatchMode):
-    """FLOPs and bytes of every matrix product inside."""
+    """Counts FLOPs and bytes of every matrix product inside the block."""
 
     def __init__(self) -> None:
         super().__init__()

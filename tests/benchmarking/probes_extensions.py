@@ -27,7 +27,7 @@ SOURCES = ("python", "numpy", "torch", "dropout", "shuffle", *["cuda"] * torch.c
 
 
 def drawn(n: int) -> dict:
-    """Random numbers from every generator."""
+    """Draw random numbers from every generator."""
     items = [*range(n)]
     random.shuffle(items)
     return {
@@ -52,7 +52,7 @@ def runs(impl: Any, seed: int, other_seed: int, n: int) -> dict:
 
 
 def block_effects(impl: Any, seed: int, enter: bool, broken: bool) -> dict:
-    """Random numbers drawn after the block, and settings before, inside and after it. enter: use the block."""
+    """Settings inside and after the block, and numbers drawn after it. enter: use the block; broken: raise in it."""
     random.seed(1)
     numpy.random.seed(2)
     torch.manual_seed(3)
@@ -86,7 +86,7 @@ def settings() -> dict:
 
 
 def graphed(impl: Any, x: Tensor, weight: Tensor, batches: list[Tensor]) -> dict:
-    """On CUDA: a chain of small products as a graph, called on several inputs; results, calls, errors."""
+    """Capture a chain of small products as a CUDA graph and call it on several inputs: results, calls, errors."""
     calls = []
 
     def step(x: Tensor, weight: Tensor) -> Tensor:

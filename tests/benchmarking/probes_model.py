@@ -1,4 +1,4 @@
-"""Probes with a model that records how it is used, on a simulated GPU with known times."""
+"""Probes of `benchmark_model`: the model records its calls, and the simulated GPU has known times."""
 
 import copy
 from typing import Any
@@ -43,7 +43,7 @@ def watched(
 ) -> dict:
     """Return the model's records, and the number of samples. training: the model's mode before the call.
 
-    "apart" in the result: distance to a copy trained by AdamW on all parameters, with default arguments.
+    "apart" in the result: largest difference from a copy that AdamW trains, with default arguments, on all parameters.
     """
     model = Watched(Config(**sizes)).train(training)
     twin = copy.deepcopy(model)
@@ -63,7 +63,7 @@ def watched(
 
 
 def placement(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> list[list[bool]]:
-    """On the simulated GPU: whether tokens and targets were on it, at each loss."""
+    """Whether tokens and targets were on the simulated GPU, for each call of loss."""
     on_gpu = []
 
     class Placed(Transformer):
@@ -76,7 +76,7 @@ def placement(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> li
 
 
 def timed(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> list[float]:
-    """The samples, on the simulated GPU."""
+    """The samples in seconds, timed on the simulated GPU."""
     timing = _benchmarked(impl, Transformer(Config(**sizes)).cuda(), batch, context, mode, warmup, steps)
     return [float(s) for s in timing.samples]
 
@@ -87,7 +87,7 @@ def _benchmarked(impl: Any, model: Transformer, batch: int, context: int, mode: 
 
 
 def costs(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> list[float]:
-    """Expected cost of each step for device and host on the simulated GPU. Does not call impl."""
+    """Seconds that each measured step takes on the simulated GPU. Does not call impl."""
     gpu, model = current(), Transformer(Config(**sizes)).cuda()
     tokens, targets = torch.randint(sizes["vocabulary"], (2, batch, context), device="cuda").unbind()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -109,7 +109,7 @@ def costs(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: i
 
 
 def refused(impl: Any, sizes: dict, options: dict) -> list:
-    """For invalid arguments: the exception's name, and how often the model was called."""
+    """The name of the exception for invalid arguments, and how often the model was called."""
     model = Watched(Config(**sizes))
     model.watch()
     benchmark_model = impl.benchmarking.benchmark_model.benchmark_model

@@ -12,12 +12,12 @@ from lab.model.transformer import SIZES, Transformer
 
 
 def table(impl: Any, tree: list, on_device: bool) -> dict:
-    """The table of a made-up profile: nodes are [name, is range, µs before and after, [[kernel, µs]], [children]]."""
+    """The table of a made-up profile. Each node is [name, is range, own µs, [[kernel, µs]], [children]]."""
     events: list[FunctionEvent] = []
     _lay_out(tree, 0.0, events)
     if on_device:
         for node in [*events]:
-            for kernel in node.kernels:  # like the profiler: once at the operator, once as separate events
+            for kernel in node.kernels:  # as the profiler does: at its operator, and again as an event of its own
                 events.append(_event(len(events), kernel.name, 5e6, 5e6 + kernel.duration, device=DeviceType.CUDA))
             if node.is_user_annotation:
                 annotation = _event(len(events), node.name, 5e6, 6e6, device=DeviceType.CUDA)
@@ -29,7 +29,7 @@ def table(impl: Any, tree: list, on_device: bool) -> dict:
 
 
 def _lay_out(tree: list, start: float, events: list[FunctionEvent]) -> float:
-    """Place nodes one after the other from `start` on; return the end of the last."""
+    """Place nodes one after another from `start` on; half of a node's own time follows its children. Return the end."""
     for name, is_range, self_us, kernels, children in tree:
         event = _event(len(events), name, start, start)
         event.is_user_annotation = is_range
@@ -47,7 +47,7 @@ def _event(id: int, name: str, start: float, end: float, device: Any = DeviceTyp
 
 
 def real_profile(impl: Any, ranges: list[str]) -> dict:
-    """A real profile on the CPU: [name, number of the parent or -1, self µs, is range] of each event, and its table."""
+    """Profile a real run on the CPU: [name, parent's index or -1, own µs, is range] of each event, and the table."""
     model, tokens = Transformer(SIZES["tiny"]), torch.randint(256, (2, 32))
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for name in ranges:

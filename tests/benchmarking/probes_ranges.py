@@ -75,7 +75,7 @@ def _events(backend: str, recorder: Any) -> list[list[str]]:
 
 
 def _visit(annotate: Any, nodes: list) -> int:
-    """Open nested ranges, some left by an exception; return how many exceptions were passed on."""
+    """Open nested ranges, and leave some by an exception. Return how many exceptions came out of their range."""
     caught = 0
     for name, children, broken in nodes:
         try:
@@ -90,14 +90,14 @@ def _visit(annotate: Any, nodes: list) -> int:
 
 
 def pushes_and_pops(impl: Any, tree: list, backend: str) -> dict:
-    """The pushes and pops, and how many exceptions were passed on."""
+    """The pushes and pops, and how many exceptions came out of their range."""
     recorder = _install_nvtx(backend)
     caught = _visit(impl.benchmarking.annotate.annotate, tree)
     return {"events": _events(backend, recorder), "caught": caught}
 
 
 def decorated(impl: Any, name: str, depth: int, backend: str) -> dict:
-    """A decorated function that calls itself."""
+    """Value and events of a decorated function that calls itself `depth` times."""
     recorder = _install_nvtx(backend)
 
     @impl.benchmarking.annotate.annotate(name)
@@ -108,7 +108,7 @@ def decorated(impl: Any, name: str, depth: int, backend: str) -> dict:
 
 
 def profiled(impl: Any, tree: list, names: list[str], backend: str) -> list:
-    """[name, start, end] of every range of these names that torch's profiler saw, by start; exceptions end some."""
+    """[name, start, end] of each range that torch's profiler recorded, sorted by start. Exceptions end some ranges."""
     _install_nvtx(backend)
     annotate = impl.benchmarking.annotate.annotate
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -118,7 +118,7 @@ def profiled(impl: Any, tree: list, names: list[str], backend: str) -> list:
 
 
 def attend(impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> dict:
-    """o and its gradients; the ranges, and the range in which each product, scale, mask and softmax ran."""
+    """o and its gradients; all ranges, and the range in which each product, scale, mask and softmax ran."""
     recorder = _install_nvtx("package")
     module = impl.benchmarking.annotate
     q, k, v = (t.requires_grad_() for t in (q, k, v))

@@ -1,9 +1,9 @@
-"""Ranges: opened and closed in order, whoever records them, also when the block is left by an exception.
+"""Ranges open and close in order for every recorder, also when an exception leaves the block.
 
-What must be true: the nvtx package gets them where it is installed, torch.cuda.nvtx where it is not and there is CUDA,
-nobody where there is neither, and torch's profiler always. How it would be faked: for one of these alone; with a pop
-that an exception skips (blocks are broken off); with names for the parts of attention that hold other work (the range
-in which every product and softmax runs is noted).
+Must hold: the nvtx package gets the ranges if it is installed; without it, torch.cuda.nvtx gets them if there is CUDA;
+torch's profiler always gets them. Typical fakes: only one of these recorders (caught by a test of each); a pop that an
+exception skips (caught by blocks that raise); names in attention that cover other work (caught by recording the range
+in which every product and softmax runs).
 """
 
 import pytest
@@ -23,7 +23,7 @@ SETUPS = {
 
 
 def draw(rng, depth: int, break_rate: float = 0.4) -> list:
-    """Nested ranges: [name, [those inside], broken off]."""
+    """Nested ranges, each [name, [inner ranges], whether an exception leaves it]."""
     if depth == 0:
         return []
     names = [f"{rng.choice(['layer', 'step', 'naïve', '100% {of} it'])} {rng.integers(0, 99)}" for _ in range(2)]

@@ -1,16 +1,14 @@
-"""`benchmark` on a device whose every duration the judge knows.
+"""`benchmark` on a simulated device that knows the duration of every step.
 
-What must be true: each sample is what its own step took, from its call until the device is done, and the
-statistics are of these samples. How it would be faked, and why it does not work here: by not waiting (a
-launch returns in 5 µs, the work takes milliseconds); by waiting once and dividing, or sorting, or repeating
-one sample (every step has its own length); by waiting for the current stream only (some work is on
-another); by reading the end of the device's work instead of the clock (part of a step is the host's); by
-measuring the warm-up, or starting while it still runs (first calls are slow, and the last warm-up step is
-the longest of all); by collecting garbage in the loop (the device sits idle); by a clock that stops in
-sleep, or one taken before the simulation (the implementation is imported only after it has begun); by
-returning numbers without running the steps (their lengths are drawn from the seed, and calls are counted);
-by reading the simulator's own books (the switch sees whether the device was waited for, or polled until it
-was done).
+Must hold: each sample is the duration of its own step, from its call until the device is done, and the statistics are
+those of the samples. Typical fakes: no wait for the device (caught because a launch returns in 5 µs and its work takes
+milliseconds); one wait for all steps and a division, sorted samples, or one sample repeated (caught because every step
+has its own length); a wait for the current stream only (caught by work on another stream); the end of the device's work
+in place of the clock (caught by work on the host); a warm-up that is measured, or still runs when measuring starts
+(caught by slow first calls, and by much work in the last); garbage collection in the loop (caught because the device
+idles); a clock that stops in sleep, or one saved before the simulation starts (caught because the implementation is
+imported later); invented numbers (caught by lengths drawn from the seed, and by counting calls); the simulator's own
+numbers (caught because the switch records whether code waited for the device, or polled it until it was done).
 """
 
 import itertools
@@ -26,13 +24,13 @@ from lab.harness.pytest_plugin import exercise
 from . import probes
 
 BENCHMARK = "benchmarking.benchmark"
-# A sample may also hold what the calls around a step cost the host: at most a dozen clock reads, events and
-# waits, of 0.05 to 0.5 µs each, and a launch of 5 µs. Steps take at least 1 ms.
+# A sample may include host time for the calls around a step: at most a dozen clock reads, events and waits, of 0.05
+# to 0.5 µs each, and one launch of 5 µs. A step takes at least 1 ms.
 OVERHEAD_S = 20e-6
 
 
 def draw_steps(rng, warmup: int, steps: int) -> dict:
-    """Lengths of all calls: slow first ones, as if they compiled; the last of the warm-up longest of all."""
+    """Draw lengths of all calls. First calls are slow, as if they compiled; the last warm-up call queues the most."""
     calls = warmup + steps
     host_s = [0.0] * calls
     device_s = [rng.uniform(2e-3, 20e-3) for _ in range(calls)]
@@ -45,7 +43,7 @@ def draw_steps(rng, warmup: int, steps: int) -> dict:
 
 
 def measure(run, drawn: dict) -> dict:
-    """The probe's result, after asserting that step() ran as often as requested."""
+    """Return the probe's result. Assert the numbers of calls and samples, and that right samples come from waiting."""
     (trace,) = run.trace(probes.timed_steps, *drawn.values(), device="simulated", world=1)
     got, warmup, steps = trace.values, drawn["warmup"], drawn["steps"]
     hint = ": there was no warm-up" if got["calls"] == steps else ""
@@ -78,7 +76,7 @@ def check(
 
 
 def gc_hint(got: dict, drawn: dict) -> str:
-    """A line if garbage is collected during measurement; else ""."""
+    """A hint if garbage is collected during measurement, else ""."""
     steps = [i for i, what in enumerate(got["order"]) if what == "step"]
     measured_from = steps[min(drawn["warmup"], len(steps) - 1)]
     return "gc.collect() takes longer than many a step: call it before the loop, if at all" * (
@@ -87,7 +85,7 @@ def gc_hint(got: dict, drawn: dict) -> str:
 
 
 def calls_hint(got: dict, drawn: dict, index: int) -> str:
-    """The calls around the measured steps, in order; "" if unknown."""
+    """The calls around the measured steps, in order; "" if unknown, or if there are more than 8 in one place."""
     order, warmup = got["order"], drawn["warmup"]
     steps = [i for i, what in enumerate(order) if what == "step"]
     if len(steps) != got["calls"]:
@@ -108,7 +106,7 @@ def calls_hint(got: dict, drawn: dict, index: int) -> str:
 
 
 def expected_samples(drawn: dict) -> list[float]:
-    """Host first, then both streams at once."""
+    """Seconds of each measured step: first the host works, then both streams in parallel."""
     rows = zip(drawn["host_s"], drawn["device_s"], drawn["stream_s"], strict=True)
     return [host + max(device, stream) for host, device, stream in rows][drawn["warmup"] :]
 
@@ -121,7 +119,7 @@ def assert_samples(
     tolerance_s: float = OVERHEAD_S,
     context: Callable[[int], str] = lambda index: "",
 ) -> None:
-    """context: what was called around the sample of an index."""
+    """context(index): returns what was called around this sample, for the message."""
     assert all(map(math.isfinite, got)), f"sample {[*map(math.isfinite, got)].index(False)} of {got} is no time at all"
     errors = [g - e for g, e in zip(got, expected, strict=True)]
     worst = max(range(len(errors)), key=lambda i: abs(errors[i]))
@@ -176,7 +174,7 @@ def test_the_step_runs_warmup_plus_steps_times(run, rng, case):
 def test_mean_median_and_standard_deviation_are_of_the_samples(run, rng, parity):
     steps = 2 * rng.integers(2, 4) + (parity == "odd")
     drawn = draw_steps(rng, warmup=rng.integers(1, 4), steps=steps)
-    middle = drawn["warmup"] + steps // 2  # the sample in the middle is the smallest, so that order matters
+    middle = drawn["warmup"] + steps // 2  # the middle sample is the smallest, so the median needs sorting
     drawn["device_s"][middle] = rng.uniform(1e-3, 1.5e-3)
     got = measure(run, drawn)
     assert_samples(got["samples"], expected_samples(drawn))
@@ -207,7 +205,7 @@ def test_one_step_without_a_warm_up(run, rng):
 @exercise(BENCHMARK, kind="numerics")
 def test_a_step_is_waited_for_on_every_stream(run, rng):
     drawn = draw_steps(rng, warmup=rng.integers(1, 3), steps=rng.integers(4, 8))
-    for call in range(drawn["warmup"], len(drawn["stream_s"]), 2):  # every other step: its own ends last
+    for call in range(drawn["warmup"], len(drawn["stream_s"]), 2):  # in every other step, the other stream ends last
         drawn["stream_s"][call] = drawn["device_s"][call] + rng.uniform(5e-3, 20e-3)
     drawn["device_s"][drawn["warmup"]] *= rng.integers(0, 1)  # and sometimes the current stream has no work at all
     cause = "wait for the whole device (torch.cuda.synchronize), not for one stream or an event in it"

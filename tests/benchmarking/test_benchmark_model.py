@@ -1,9 +1,9 @@
-"""A transformer's forward pass, backward pass and training step, each timed as what it is.
+"""Forward pass, backward pass and training step of a transformer, each timed separately.
 
-What must be true: a step does exactly what its mode says, no more (data and optimizers are made before) and no less
-(gradients really are computed, the optimizer really steps). On the simulated GPU that gives one number, which is known.
-How it would be faked: "forward" with autograd on, as backward is near; gradients that add up over steps; an optimizer
-made anew each step; tokens drawn, or copied to the device, inside the measured step.
+Must hold: a step does exactly what its mode says. Data and optimizer are made before; gradients are computed, and the
+optimizer steps. The time on the simulated GPU is then known. Typical fakes: "forward" with autograd on; gradients that
+accumulate over steps; a new optimizer per step; tokens drawn, or copied to the device, inside the measured step (caught
+by the known time, and by the model's records).
 """
 
 import pytest

@@ -1,7 +1,7 @@
-"""A recorded step, replayed. Needs CUDA; where there is none, it was not run.
+"""A recorded step, replayed. Needs CUDA; without it, the tests are skipped.
 
-What must be true: results are those of the step for any inputs, earlier results stay, and a replay runs no Python and
-launches no operator. How it would be faked: by calling the step (calls and operators are counted).
+Must hold: a replay returns the step's results for any inputs, leaves earlier results unchanged, runs no Python and
+launches no operator. Typical fake: call the step again (caught by counting calls and operators).
 """
 
 import pytest

@@ -1,7 +1,7 @@
-"""Two runs that are bit for bit the same, and a world outside that does not notice.
+"""Two runs with one seed agree bit for bit, and code outside the block notices nothing.
 
-What must be true: every source of chance is seeded; determinism is asked for; and afterwards everything is as before.
-How it would be faked: torch.manual_seed alone; settings that stay; a block that an exception leaves open.
+Must hold: every generator is seeded, deterministic algorithms are requested, and the block restores everything. Typical
+fakes: torch.manual_seed alone; settings that stay; a block that an exception leaves open.
 """
 
 import pytest

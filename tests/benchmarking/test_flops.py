@@ -1,9 +1,9 @@
-"""FLOPs on paper, against those of a run.
+"""FLOPs by formula, compared with those of a run.
 
-What must be true: each layer's products, forward and backward, are those that the real model makes, causal attention
-counted half. How it would be faked: 6·N·D of all parameters (the quadratic part and the embedding are in the cases);
-one number split by shares (every layer is compared); running the model and counting (a million layers, and
-no module can be made).
+Must hold: each layer's FLOPs, forward and backward, are those of the real model's products; causal attention counts
+half. Typical fakes: 6·N·D with all parameters (caught by long contexts and large embeddings); one total that is split
+in proportion (caught because every layer is compared); running the model and counting (caught by a million layers,
+where creating a module raises).
 """
 
 import pytest
@@ -18,7 +18,7 @@ FLOPS = "benchmarking.flops"
 NAMES = ("q_proj", "k_proj", "v_proj", "scores", "values", "o_proj", "gate_proj", "up_proj", "down_proj", "head")
 SQUARES, DIRECTIONS = ("scores", "values"), ("forward", "backward")
 TOLERANCE = 0.01
-PATIENCE_S = 8.0  # to count a million layers: a formula takes none of it, a model of so many a quarter of an hour
+PATIENCE_S = 8.0  # to count a million layers: a formula takes almost no time, a model a quarter of an hour
 CASES = {
     "long context": {"batch": (1, 2), "context": (120, 160), "width": 16, "hidden": (20, 40), "vocabulary": (20, 60)},
     "short context": {"batch": (8, 12), "context": (6, 12), "width": 48, "hidden": (90, 150), "vocabulary": (50, 90)},
@@ -46,7 +46,7 @@ def test_each_layer_forward_and_backward(run, rng, case):
     got = run(probes.flops, sizes, batch, context)
     want = run(probes.counted, sizes, batch, context, "float32")["flops"]
     assert set(got) == set(NAMES), f"expected the layers {', '.join(NAMES)}, got {', '.join(sorted(got))}"
-    expected = {  # causal attention counts half of its matrix, by the conventions
+    expected = {  # by convention, causal attention counts half of its matrix
         (name, i): want[name][i] / (2 if name in SQUARES else 1) for name in NAMES for i in (0, 1)
     }
     ratios = {(name, i): got[name][i] / count for (name, i), count in expected.items()}
@@ -61,7 +61,7 @@ def test_each_layer_forward_and_backward(run, rng, case):
         )
 
 
-# Layers whose counts are off, how many times as much was counted if that is one number, and the likely cause.
+# (layers with wrong counts, the ratio got / expected or None if it varies, the likely cause)
 CAUSES = [
     ({*NAMES}, 1 / 2, "a product of (m, k) and (k, n) is 2·m·k·n, and backward is two of them for each of forward's"),
     ({*NAMES} - {*SQUARES}, 1 / 2, "each multiply-add is two operations: a product of (m, k) and (k, n) is 2·m·k·n"),
@@ -74,7 +74,7 @@ CAUSES = [
 
 @harmless
 def why(wrong: dict[tuple[str, int], float]) -> str:
-    """One cause for all counts that are off. wrong: how many times as much was counted, by layer and direction."""
+    """The likely cause of all wrong counts. wrong: ratio got / expected, by (layer, direction)."""
     names, ratio = {name for name, _ in wrong}, next(iter(wrong.values()))
     alike = max(wrong.values()) <= min(wrong.values()) * (1 + TOLERANCE)
     for layers, times, cause in CAUSES:
@@ -85,7 +85,7 @@ def why(wrong: dict[tuple[str, int], float]) -> str:
 
 @exercise(FLOPS, kind="property")
 def test_a_million_layers_are_counted_without_a_model(run, rng):
-    """A formula answers, and a run does not, on the meta device or otherwise; only attention grows with context²."""
+    """A formula can answer; a run cannot, not even on the meta device. Only attention grows with context²."""
     sizes, batch, context = draw(rng, rng.choice([*CASES]))
     few, many = sizes["layers"], rng.integers(10**6, 2 * 10**6)
     want = run(probes.counted, sizes, batch, context, "float32")["flops"]
@@ -96,7 +96,7 @@ def test_a_million_layers_are_counted_without_a_model(run, rng):
     for name in NAMES:
         square, blocks = name in SQUARES, (1, 1) if name == "head" else (many, few)
         for direction in (0, 1):
-            one = want[name][direction] // (2 if square else 1)  # causal: by the conventions
+            one = want[name][direction] // (2 if square else 1)  # causal attention counts half
             expected = (16 if square else 4) * one * blocks[0] // blocks[1]
             assert got[name][direction] == expected, (
                 f"{name}, {DIRECTIONS[direction]}, of {many:,} layers: got {got[name][direction]:,}, "

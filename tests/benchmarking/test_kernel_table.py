@@ -1,9 +1,9 @@
-"""A profile as a table, from profiles whose every microsecond is drawn, and from a real one.
+"""A profile as a table: for made-up profiles with drawn times, and for a real one.
 
-What must be true: every kernel is counted once, in the innermost range around the operator that launched it; operators
-by the time they took themselves. How it would be faked: total times, which count children twice; every event of the
-list, which counts kernels twice and ranges as operators; products guessed from kernel names (here they say nothing);
-key_averages(), which knows no ranges.
+Must hold: every kernel counts once, in the innermost range around the operator that launched it; every operator counts
+with its own time. Typical fakes: total times, which count children twice; every event of the list, which counts kernels
+twice and ranges as operators; products guessed from kernel names (caught by misleading names); key_averages(), which
+knows no ranges.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from . import probes_profile as probes
 TABLE = "benchmarking.kernel_table"
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::_scaled_mm")
 OPERATORS = (*PRODUCTS, "aten::softmax", "aten::add", "aten::mul", "aten::copy_", "aten::matmul")
-RANGES = ("forward", "backward", "attention", "gemm")  # a range is no product, whatever it is called
+RANGES = ("forward", "backward", "attention", "gemm")  # a range is never a product, not even with this name
 KERNELS = ("sm90_xmma_gemm", "elementwise_kernel", "cutlass_tile", "reduce_kernel", "triton_fused")
 
 
@@ -40,7 +40,7 @@ def draw(rng, depth: int, on_device: bool, parent: str = "") -> list:
 
 
 def pieces(nodes: list, on_device: bool, range_: str = "") -> Iterator[tuple[str, str, str, float]]:
-    """(range, operator, what took time there, µs), each piece of time once."""
+    """Yield (range, operator, kernel or operator that took the time, µs), each piece of time once."""
     for name, is_range, self_us, kernels, children in nodes:
         for what, microseconds in kernels if on_device else [] if is_range else [(name, self_us)]:
             yield range_, name, what, microseconds
@@ -95,7 +95,7 @@ def test_every_microsecond_is_counted_once_and_in_its_range(run, rng, case, wher
     if on_device:
         tree.append(["aten::mm", False, 10.0, [["a_kernel_of_no_name", 77.0]], []])
     tree.append(["idle", True, 2.0, [], [["aten::mm", False, 0.0, [["instant", 0.0]] * on_device, []]]])  # share: 0
-    tree.append(["empty", True, 4.0, [], []])  # no share
+    tree.append(["empty", True, 4.0, [], []])  # no operators, so no share
     check(run(probes.table, tree, on_device), *tabulate(pieces(tree, on_device)))
 
 

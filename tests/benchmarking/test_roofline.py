@@ -1,9 +1,9 @@
-"""Bytes, intensity, the bound, and what share of the peak a step reached.
+"""Bytes, arithmetic intensity, the roofline bound, and MFU.
 
-What must be true: bytes are those of the real model's products, operands and results once each; the bound is the
-larger of two times, and its side is named. How it would be faked: bytes of the weights alone (activations weigh more
-here); one side always (devices are drawn on both sides of every layer); running the model (a million layers, and no
-module can be made).
+Must hold: bytes are those of the real model's products: each operand and each result once. The bound is the larger of
+two times, and its side is named. Typical fakes: bytes of the weights only (caught because activations are larger here);
+always the same side (caught by devices on both sides of every layer); running the model (caught by a million layers,
+where creating a module raises).
 """
 
 import pytest

@@ -1,8 +1,8 @@
-"""The straggler, from timings that are drawn.
+"""The straggler, found from drawn timings.
 
-What must be true: every rank gives the same, right answer, by typical steps and not by the slowest single one, and asks
-the others for one number. How it would be faked: each rank by its own samples; the largest sample; means; all samples
-sent around, which must then be equally many.
+Must hold: all ranks return the same right answer, by typical steps and not by the slowest single step, and each rank
+sends one number. Typical fakes: each rank uses its own samples only; the largest sample, or the mean (caught by ranks
+with outliers); all samples are sent, which then must be equally many (caught by unequal numbers).
 """
 
 import statistics
@@ -18,7 +18,7 @@ STRAGGLER = "benchmarking.straggler"
 
 
 def draw(rng, world: int) -> list[list[float]]:
-    """A slow rank; one with a single step that is slower still, one with a larger mean, and one with one sample."""
+    """Samples per rank. One rank is slow; the others have one slow outlier, a larger mean, or a single sample."""
     slow, spiky, *third = rng.shuffled(range(world))
     samples = []
     for rank in range(world):
@@ -26,7 +26,7 @@ def draw(rng, world: int) -> list[list[float]]:
         steps = [base * rng.uniform(0.95, 1.05) for _ in range(rng.integers(5, 9))]
         if rank == spiky:
             steps[rng.integers(0, len(steps) - 1)] = 9.0
-        elif rank in third[:1]:  # a larger mean: two steps that were slow, of few
+        elif rank in third[:1]:  # two slow steps of five: a larger mean, the usual median
             steps = [*steps[:3], 6.0, 6.0]
         elif rank in third:
             steps = steps[:1]
@@ -58,7 +58,7 @@ def test_every_rank_names_the_rank_with_the_longest_typical_step(run, rng, world
     samples = draw(rng, world)
     slowest = max(samples, key=statistics.median)
     other = rng.choice([rank for rank in range(world) if samples[rank] is not slowest])
-    tied = [slowest if rank == other else s for rank, s in enumerate(samples)]  # the first of equals is named
+    tied = [slowest if rank == other else s for rank, s in enumerate(samples)]  # of equal ranks, the first is named
     for given in (samples, tied):
         for rank, got in enumerate(run(probes.straggler, given, [], world=world)):
             check(got, given, f"rank {rank}")
@@ -67,7 +67,7 @@ def test_every_rank_names_the_rank_with_the_longest_typical_step(run, rng, world
 @exercise(STRAGGLER, kind="numerics")
 def test_straggler_is_chosen_from_group_members(run, rng):
     samples, members = draw(rng, 4), [1, 3]
-    samples[0] = [50.0] * 5  # the slowest of all, and no member
+    samples[0] = [50.0] * 5  # the slowest rank is not a member
     values = run(probes.straggler, samples, members, world=4)
     for rank in members:
         check(values[rank], [samples[m] for m in members], f"rank {rank}, in the group {members}")

@@ -1,1 +1,1 @@
-"""What CS336's assignment 2 asks of the same exercises: its domain, its interfaces, and no more. Run for its forks."""
+"""Tests by CS336's assignment 2: the same exercises, with its interfaces and requirements only. Run on its forks."""

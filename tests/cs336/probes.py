@@ -1,4 +1,4 @@
-"""What runs beside a CS336 fork: the same as beside any other submission, on the models that course has."""
+"""Probes for CS336 forks. They work like all other probes, on models of the kind that the course has."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from lab.measure.memory import LiveStorages
 from lab.ranks import gates
 from lab.solution.wire import PerRank
 
-if TYPE_CHECKING:  # ranks have no use for it
+if TYPE_CHECKING:  # ranks do not need it
     from lab.harness.trace import Trace
 
 from ..zero.probes_fsdp import at_rest
 
 
 def function(impl, kind: str):
-    """The autograd function, of (batch, length, dim): "pytorch" or "triton"."""
+    """The autograd function for tensors of (batch, length, dim). kind: "pytorch" or "triton"."""
     stage = impl.flash_attention
     return stage.tiled_forward.TiledAttention if kind == "pytorch" else stage.attention.FlashAttention
 
 
 def attend(impl, kind: str, cases: list, is_causal: bool) -> list:
-    """Of each case (q, k, v, do): o, tensors saved for backward, and the kernels and operators of forward."""
+    """For each case (q, k, v, do): o, the tensors saved for backward, and forward's operators and kernel grids."""
     apply, found = function(impl, kind).apply, []
     for q, k, v, _ in cases:
         with watching() as seen:
@@ -40,7 +40,7 @@ def attend(impl, kind: str, cases: list, is_causal: bool) -> list:
 
 
 def saved(o: Tensor) -> list[Tensor]:
-    """Tensors saved for backward, whatever views of o came after the function."""
+    """Tensors that the function saved for backward, even if o is a view of the function's result."""
     node = o.grad_fn
     while node is not None and not hasattr(node, "saved_tensors") and node.next_functions:
         node = node.next_functions[0][0]
@@ -48,17 +48,17 @@ def saved(o: Tensor) -> list[Tensor]:
 
 
 def gradients(impl, kind: str, cases: list, is_causal: bool, layout: str = "contiguous") -> list:
-    """Of each case (q, k, v, do): dq, dk and dv. layout: how do lies in memory."""
+    """dq, dk and dv for each case (q, k, v, do). layout: the memory layout of do."""
     apply, found = function(impl, kind).apply, []
     for q, k, v, do in cases:
-        with watching():  # a kernel that leaves its tensors is to be reported, and not to bring the process down
+        with watching():  # report a kernel that leaves its tensors, instead of crashing
             apply(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), is_causal).backward(lay_out(do, layout))
         found.append({"dq": q.grad, "dk": k.grad, "dv": v.grad})
     return found
 
 
 class Shapes(TorchDispatchMode):
-    """Notes the shapes of all that torch computes: products, sums, exponentials, but no views and no copies."""
+    """Records the shape of every tensor that one of these torch operators returns."""
 
     def __init__(self, names: list):
         super().__init__()
@@ -72,17 +72,17 @@ class Shapes(TorchDispatchMode):
 
 
 def computed(impl, q: Tensor, k: Tensor, v: Tensor, names: list) -> dict:
-    """o of the PyTorch version, and the shapes of what operators of these names gave."""
+    """o of the PyTorch version, and the shapes of tensors that operators with these names returned."""
     with Shapes(names) as shapes:
         o = function(impl, "pytorch").apply(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), False)
     return {"o": o.detach(), "shapes": sorted(shapes.seen)}
 
 
-RESTING: set[int] = set()  # layers of Toy that forward leaves out, on all ranks: its models take one argument
+RESTING: set[int] = set()  # layers that Toy.forward skips on all ranks; global, as models take one argument
 
 
 class Toy(nn.Module):
-    """A perceptron with a tensor that is not trained, and perhaps a weight in two places; no buffers."""
+    """A perceptron with one frozen tensor and no buffers. tied: layers 1 and 3 share their weight."""
 
     def __init__(self, width: int, tied: bool):
         super().__init__()
@@ -109,10 +109,10 @@ def wrapped(impl, kind: str, module: nn.Module, megabytes: float) -> nn.Module:
 def train(
     impl, kind: str, tied: bool, states: PerRank, shares: PerRank, lr: float, megabytes: float, resting: list
 ) -> dict:
-    """The state after steps on this rank's shares, [rank][step] -> (x, y); the switch sees when each PHASE begins.
+    """The state after training on this rank's shares, [rank][step] -> (x, y). The switch records when a PHASE begins.
 
-    resting: of each step, the layers that have no part in it. The parameters are those that the wrapper has, as in the
-    course's own tests: it may have copied the model.
+    resting: layers to skip, per step. Train the wrapper's parameters, as the course's own tests do; the wrapper may
+    have copied the model.
     """
     rank = dist.get_rank()
     m = Toy(shares[rank][0][0].shape[1], tied)
@@ -136,7 +136,7 @@ def train(
 
 
 def by_phase(trace: Trace, steps: int, end: Sequence[str] = ()) -> dict[str, list[dict]]:
-    """What the switch carried in each phase of all steps. end: marks after the last."""
+    """The messages of each phase, over all steps. end: names of the marks after the last step."""
     found: dict[str, list[dict]] = {phase: [] for phase in PHASES}
     for phase, rows in zip([*PHASES * steps, *end], trace.cut([*PHASES * steps, *end]), strict=True):
         found.setdefault(phase, []).extend(rows)
@@ -144,7 +144,7 @@ def by_phase(trace: Trace, steps: int, end: Sequence[str] = ()) -> dict[str, lis
 
 
 class Tokens(nn.Module):
-    """Embedding, a norm without weights in its own dtype, linear layers without bias: those that are cut there."""
+    """Embedding and linear layers without bias, which CS336 shards, and norms that share one gain, which is whole."""
 
     def __init__(self, vocabulary: int, width: int, depth: int):
         super().__init__()
@@ -162,9 +162,9 @@ class Tokens(nn.Module):
 
 
 def train_sharded(impl, sizes: list, state: dict, batches: PerRank, lr: float, dtype: str) -> dict:
-    """The whole state after steps on this rank's batches, [rank][step] -> (tokens, targets).
+    """The full state after training on this rank's batches, [rank][step] -> (tokens, targets), and gradients' dtypes.
 
-    The switch sees when each PHASE begins, and the end.
+    The switch records when each PHASE begins, and the end.
     """
     m = Tokens(*sizes)
     m.load_state_dict(state)

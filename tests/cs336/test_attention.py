@@ -1,10 +1,10 @@
-"""FlashAttention-2 as CS336 asks for it: (batch, length, dim) in float32, lengths and dim powers of two from 16.
+"""FlashAttention-2 as CS336 requires it: (batch, length, dim) in float32, lengths and dim powers of two from 16.
 
-The PyTorch version need not know a causal mask; the Triton version must, aligned top left. Its backward pass may be
-recomputation in PyTorch. How it would be faked: the same function handed in for both (a kernel must run, and torch may
-not multiply); whole rows of scores (the shapes that torch computes). How it goes wrong: a tile is larger than a length
-and is not masked, queries and keys are taken to be equally many (such lengths are always tried, and one pair is drawn);
-the output's gradient is taken to lie in memory as the output does.
+The PyTorch version need not support a causal mask. The Triton version must, aligned top left; its backward pass may
+recompute in PyTorch. Typical fakes: one function for both versions (caught because a kernel must run, and torch may not
+multiply); whole rows of scores (caught by the shapes that torch computes). Typical errors: a tile is longer than the
+sequence and not masked; the code assumes as many keys as queries (other lengths are always tried, and one drawn pair);
+the code assumes that the output's gradient has the output's memory layout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ causal = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causa
 
 
 def draw(rng, which: str) -> list:
-    """Cases, each (q, k, v, do)."""
+    """Draw cases, each (q, k, v, do)."""
     drawn = [(rng.choice([64, 128, 256]), rng.choice([64, 128, 256]))]
     pairs = {"one": [(64, 64)], "square": SQUARE, "not square": OTHER, "drawn": drawn}[which]
     batch, dim = rng.integers(1, 3), rng.choice([16, 32, 64])
@@ -139,7 +139,7 @@ def test_a_kernel_does_the_work(run, rng):
 @needs_triton
 @exercise(TRITON, kind="property")
 def test_programs_share_the_queries(run, rng):
-    """A grid of one program for each matrix would walk over all queries by itself: nothing runs beside it."""
+    """With one program per matrix, that program would process all queries alone, without parallelism."""
     case = [rng.normal(2, 512, 16) for _ in range(4)]
     (got,) = run(probes.attend, "triton", [case], False)
     programs = max((math.prod(grid) for grid in got["grids"]), default=0)

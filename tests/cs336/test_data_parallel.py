@@ -1,9 +1,9 @@
-"""Data parallelism as CS336 asks for it: parameters start as rank 0's, gradients are means, and leave during backward.
+"""Data parallelism as CS336 requires it: parameters start as rank 0's; gradients are averaged and leave in backward.
 
-The course wraps "an arbitrary module", so a layer may rest for a step, on all ranks alike: its parameters then have no
-gradient, and all others are averaged as ever. Buffers, groups, accumulation and layers that rest on one rank alone are
-not asked for. How it would be faked: the module comes back as it was (ranks start elsewhere, on other shares); the mean
-is missing; all is sent after backward, or waited for in it.
+The course wraps "an arbitrary module", so a layer may rest for a step, on all ranks. Its parameters then have no
+gradient, and all other gradients are averaged as usual. Buffers, groups, accumulation and layers that rest on one rank
+only are not required. Typical fakes: the module is returned unchanged (caught because ranks start differently, on
+different data); no division by the number of ranks; all messages after backward, or waits during backward.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def draw(rng, world, tied):
 
 
 def oracle(tied, state, shares, lr, resting, dtype) -> dict:
-    """One process on the whole batch."""
+    """Parameters after one process has trained on the whole batch."""
     kind = {"float64": torch.float64, "float32": torch.float32}[dtype]
     m = probes.Toy(shares[0][0][0].shape[1], tied)
     m.load_state_dict(state)
@@ -50,8 +50,8 @@ def oracle(tied, state, shares, lr, resting, dtype) -> dict:
     return {name: p.detach() for name, p in m.named_parameters()}
 
 
-def trains_as_one(run, rng, expect, kind, tied=False, resting=AWAKE, megabytes=1e-4, world=2):
-    """Assert that ranks have what one process has learnt; return their traces."""
+def check_trains_as_one(run, rng, expect, kind, tied=False, resting=AWAKE, megabytes=1e-4, world=2):
+    """Assert that all ranks end with the parameters of a single process; return their traces."""
     states, shares = draw(rng, world, tied)
     lr = rng.uniform(0.05, 0.2)
     traces = run.trace(probes.train, kind, tied, states, shares, lr, megabytes, resting, world=world)
@@ -69,36 +69,36 @@ def trains_as_one(run, rng, expect, kind, tied=False, resting=AWAKE, megabytes=1
 @exercise("ddp.overlapped", kind="numerics")
 @pytest.mark.parametrize("tied", [False, True], ids=["plain", "tied"])
 def test_gradients_sent_as_they_come_train_as_one(run, rng, expect, tied):
-    trains_as_one(run, rng, expect, "overlapped", tied)
+    check_trains_as_one(run, rng, expect, "overlapped", tied)
 
 
 @exercise("ddp.bucketed", kind="numerics")
 @pytest.mark.parametrize("tied", [False, True], ids=["plain", "tied"])
 def test_buckets_train_as_one(run, rng, expect, tied):
-    trains_as_one(run, rng, expect, "bucketed", tied)
+    check_trains_as_one(run, rng, expect, "bucketed", tied)
 
 
 @exercise("ddp.overlapped", kind="numerics")
 def test_gradients_sent_as_they_come_when_a_layer_rests(run, rng, expect):
-    trains_as_one(run, rng, expect, "overlapped", resting=draw_resting(rng))
+    check_trains_as_one(run, rng, expect, "overlapped", resting=draw_resting(rng))
 
 
 @exercise("ddp.bucketed", kind="property")
 def test_buckets_when_a_layer_rests(run, rng, expect):
-    """In one bucket, which never fills up, and in many. A property, for that course's own tests have no such layer."""
+    """With one bucket, which never fills, and with many. A property, as the course's own tests have no such layer."""
     for megabytes in (1, 1e-4):
-        trains_as_one(run, rng, expect, "bucketed", resting=draw_resting(rng), megabytes=megabytes)
+        check_trains_as_one(run, rng, expect, "bucketed", resting=draw_resting(rng), megabytes=megabytes)
 
 
 def draw_resting(rng) -> list:
-    """Of each step, the layers that rest in it: one in the second step, another in the third."""
+    """The layers that rest, per step: none, then one, then another."""
     first, second = rng.shuffled(range(4))[:2]
     return [[], [first], [second]]
 
 
-def sums(run, rng, expect, kind, megabytes) -> list:
-    """Of each rank, how many messages each phase began in all steps; what they learnt is right."""
-    traces = trains_as_one(run, rng, expect, kind, megabytes=megabytes)
+def reductions_by_phase(run, rng, expect, kind, megabytes) -> list:
+    """Check training; return how many reductions each phase started, over all steps, for each rank."""
+    traces = check_trains_as_one(run, rng, expect, kind, megabytes=megabytes)
     found = [probes.by_phase(trace, STEPS) for trace in traces]
     ops = ("all_reduce", "reduce_scatter")
     return [Counter({phase: sum(r["op"] in ops for r in rows) for phase, rows in phases.items()}) for phases in found]
@@ -106,7 +106,7 @@ def sums(run, rng, expect, kind, megabytes) -> list:
 
 @exercise("ddp.overlapped", kind="property")
 def test_communication_begins_during_backward(run, rng, expect):
-    for rank, phases in enumerate(sums(run, rng, expect, "overlapped", 1)):
+    for rank, phases in enumerate(reductions_by_phase(run, rng, expect, "overlapped", 1)):
         assert phases["backward"] >= STEPS, (
             f"rank {rank}: sums by phase in {STEPS} steps: {dict(phases)}; expected them to begin during backward"
         )
@@ -114,9 +114,9 @@ def test_communication_begins_during_backward(run, rng, expect):
 
 @exercise("ddp.bucketed", kind="property")
 def test_buckets_hold_what_fits_and_leave_during_backward(run, rng, expect):
-    """Of eight parameters: all in one bucket where it is large, one in each where it is tiny, few in 150 bytes."""
+    """Eight parameters fit into one large bucket, need eight tiny ones, or three to eight of 150 bytes."""
     for megabytes, low, high in ((1, 1, 1), (1e-5, 8, 8), (150 / 2**20, 3, 8)):
-        for rank, phases in enumerate(sums(run, rng, expect, "bucketed", megabytes)):
+        for rank, phases in enumerate(reductions_by_phase(run, rng, expect, "bucketed", megabytes)):
             assert STEPS * low <= phases.total() <= STEPS * high, (
                 f"rank {rank}: {phases.total()} messages in {STEPS} steps with buckets of {megabytes * 2**20:.0f} "
                 f"bytes, expected {low} to {high} in each step: eight parameters, four bytes an element"

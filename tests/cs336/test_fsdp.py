@@ -1,7 +1,7 @@
-"""Fully sharded layers as CS336 asks for them (2026): Linear and Embedding weights in parts, all else whole.
+"""Fully sharded layers as CS336 requires them (2026): Linear and Embedding weights are sharded, all else is whole.
 
-Ranks are handed equal models, and every size divides. Bias, groups, resting layers and accumulation are not asked for.
-How it would be faked: a replica with all-reduces (bytes held, and the ledger).
+All ranks get equal models, and every size divides evenly. Bias, groups, resting layers and accumulation are not
+required. Typical fake: a replica with all-reduces (caught by the bytes held, and by the ledger).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def draw(rng) -> tuple:
 
 
 def oracle(sizes, state, batches, lr, dtype) -> dict:
-    """One process on the whole batch. float16: of the weights that are cut, as they are used; masters are float32."""
+    """State after one process trained on the whole batch. float16: weights are cast for use, masters are float32."""
     half = dtype == "float16"
     m = probes.Tokens(*sizes)
     m.load_state_dict(state)
@@ -45,8 +45,8 @@ def oracle(sizes, state, batches, lr, dtype) -> dict:
     return dict(m.state_dict())
 
 
-def trains_as_one(run, rng, expect, dtype):
-    """Assert that ranks have what one process has learnt; return what each sent in each phase, and the sizes."""
+def check_trains_as_one(run, rng, expect, dtype):
+    """Assert that all ranks end with a single process's weights; return their messages by phase, and the sizes."""
     sizes, state, batches, lr = draw(rng)
     traces = run.trace(probes.train_sharded, sizes, state, batches, lr, dtype, world=WORLD)
     want, plain = (expect(oracle, sizes, state, batches, lr, d) for d in ("float64", dtype))
@@ -66,17 +66,17 @@ def trains_as_one(run, rng, expect, dtype):
 
 @exercise(GATHER, kind="numerics")
 def test_training_is_that_of_one_process(run, rng, expect):
-    trains_as_one(run, rng, expect, "float32")
+    check_trains_as_one(run, rng, expect, "float32")
 
 
 @exercise(MIXED, kind="numerics")
 def test_training_with_weights_in_float16(run, rng, expect):
-    trains_as_one(run, rng, expect, "float16")
+    check_trains_as_one(run, rng, expect, "float16")
 
 
 @exercise(GATHER, kind="property")
 def test_weights_are_gathered_for_each_use_and_gradients_scattered(run, rng, expect):
-    ranks, sizes = trains_as_one(run, rng, expect, "float32")
+    ranks, sizes = check_trains_as_one(run, rng, expect, "float32")
     for rank, sent in enumerate(ranks):
         ops = {r["op"] for r in sent["forward"]}
         assert ops & {"all_gather", "broadcast"}, f"rank {rank}: nothing was gathered in forward"
@@ -104,6 +104,6 @@ def test_a_rank_holds_its_part(run, rng):
 
 @exercise(MIXED, kind="property")
 def test_what_is_gathered_is_in_float16(run, rng, expect):
-    for rank, sent in enumerate(trains_as_one(run, rng, expect, "float16")[0]):
+    for rank, sent in enumerate(check_trains_as_one(run, rng, expect, "float16")[0]):
         dtypes = sorted({r["dtype"] for r in sent["forward"] if r["op"] == "all_gather"})
         assert dtypes == ["float16"], f"rank {rank}: forward gathered {dtypes or 'nothing'}, expected float16"

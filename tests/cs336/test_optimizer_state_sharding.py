@@ -1,9 +1,9 @@
-"""The sharded optimizer as CS336 asks for it: steps of the whole one, a share of its state, groups of any kind.
+"""The sharded optimizer as CS336 requires it: the plain optimizer's steps, a share of its state, groups of any kind.
 
-Schedulers, closures, frozen tensors, even shares of uneven tensors and names in `param_groups` are not asked for. How
-it would be faked: the plain optimizer on every rank (the bytes that two steps leave behind, and the elements that are
-updated). How it goes wrong: it is one tensor a rank at least, or one learning rate for all; only a rank's own gradients
-are cleared, so the others grow from step to step.
+Schedulers, closures, frozen tensors, even shares of uneven tensors and names in `param_groups` are not required.
+Typical fake: the plain optimizer on every rank (caught by the bytes that two steps leave, and by the number of updated
+elements). Typical errors: the code needs at least one tensor per rank, or uses one learning rate for all groups; it
+clears only the rank's own gradients, so the others grow from step to step.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def draw(rng, steps=3, shapes=None) -> dict:
             "steps": [{"gradients": draw_gradients(rng, values)} for _ in range(steps)]}  # fmt: skip
 
 
-def steps_as_the_whole(run, plan, world):
-    """What each rank did, in steps that are those of the whole optimizer."""
+def check_steps(run, plan, world):
+    """Assert that every step is the plain optimizer's; return the record of each rank."""
     want = run(probes.train, "plain", plan)
     ranks = run(probes.train, "zero1", plan, world=world)
     for rank, got in enumerate(ranks):
@@ -44,7 +44,7 @@ def steps_as_the_whole(run, plan, world):
 @exercise(ZERO1, kind="numerics")
 @pytest.mark.parametrize("world", [2, 3])
 def test_steps_are_those_of_adamw(run, rng, world):
-    steps_as_the_whole(run, draw(rng), world)
+    check_steps(run, draw(rng), world)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -54,7 +54,7 @@ def test_a_group_that_is_added_in_training(run, rng):
     plan["groups"], plan["steps"][1]["add"] = [{"params": [*indices][:3]}], [{"params": [*indices][3:]}]
     for i in [*indices][3:]:
         plan["steps"][0]["gradients"][i] = None
-    steps_as_the_whole(run, plan, 2)
+    check_steps(run, plan, 2)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -62,13 +62,13 @@ def test_groups_have_learning_rates_of_their_own(run, rng):
     plan = draw(rng)
     indices = [*range(len(plan["values"]))]
     plan["groups"] = [{"params": indices[:2], "lr": 0.01}, {"params": indices[2:], "weight_decay": 0.0}]
-    steps_as_the_whole(run, plan, 2)
+    check_steps(run, plan, 2)
 
 
 @exercise(ZERO1, kind="numerics")
 @pytest.mark.parametrize("tensors", [1, 3])
 def test_fewer_tensors_than_ranks(run, rng, tensors):
-    steps_as_the_whole(run, draw(rng, shapes=[(rng.integers(2, 9), 3) for _ in range(tensors)]), tensors + 1)
+    check_steps(run, draw(rng, shapes=[(rng.integers(2, 9), 3) for _ in range(tensors)]), tensors + 1)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -76,12 +76,12 @@ def test_a_tensor_without_a_gradient_in_one_step(run, rng):
     plan = draw(rng)
     for i in (0, len(plan["values"]) - 1):
         plan["steps"][1]["gradients"][i] = None
-    steps_as_the_whole(run, plan, 2)
+    check_steps(run, plan, 2)
 
 
 @exercise(ZERO1, kind="numerics")
 def test_zero_grad_clears_the_gradient_of_every_tensor(run, rng):
-    for rank, got in enumerate(steps_as_the_whole(run, draw(rng), 2)):
+    for rank, got in enumerate(check_steps(run, draw(rng), 2)):
         for step, grads in enumerate(got["kept"]):
             grown = [i for i, largest in enumerate(grads) if largest > 0]
             assert not grown, (
@@ -95,14 +95,14 @@ def test_zero_grad_clears_the_gradient_of_every_tensor(run, rng):
 def test_a_rank_keeps_a_share_of_the_state(run, rng, world):
     plan = draw(rng, 1, [(rng.integers(30, 40),) * 2] * 8)
     total = run(probes.held_bytes, "plain", plan)["live"]
-    limit = 1.5 * total / world + 64 * 8  # AdamW has two numbers an element; a rank may copy its own parameters, too
+    limit = 1.5 * total / world + 64 * 8  # AdamW keeps two numbers per element; a rank may copy its parameters, too
     elements = sum(v.numel() for v in plan["values"])
     for rank, got in enumerate(run(probes.held_bytes, "zero1", plan, limit, world=world)):
         assert got["live"] <= limit, (
             f"rank {rank} of {world}: two steps of AdamW left {got['live']:,} bytes behind, the whole state has "
             f"{total:,}: a rank keeps the state of its own share only, and perhaps a copy of that share"
         )
-        assert got["updated"] <= elements / world + len(plan["values"]), (  # each tensor may be cut, with a rest
+        assert got["updated"] <= elements / world + len(plan["values"]), (  # each tensor may be cut unevenly
             f"rank {rank} of {world}: a step updates {got['updated']:,.0f} of {elements:,} elements, a share is "
             f"{elements // world:,}: a rank updates its own tensors"
         )

@@ -1,4 +1,4 @@
-"""Finds the likely cause of a wrong output of tiled attention by making known mistakes and comparing."""
+"""Finds the likely cause of a wrong output of tiled attention: makes known mistakes and compares their outputs."""
 
 import math
 

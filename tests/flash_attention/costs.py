@@ -4,7 +4,7 @@ import math
 from fractions import Fraction
 
 PASSES = [(a, d) for a in ("naive", "flash") for d in ("forward", "backward")]
-# kernel: what it reads and writes once, and what it reads again for each tile of the other kind
+# per kernel: the tensors that it reads or writes once | those that it reads again for each tile
 KERNELS = {
     ("naive", "forward"): ["q k s", "s p", "p v o"],
     ("naive", "backward"): ["p do dv", "do v dp", "p dp ds", "ds k dq", "ds q dk"],

@@ -13,10 +13,10 @@ from .causes import wrong_output
 from .oracles import ALLOWED, MAX_ROWS, attention, backward_inputs, recomputed, tiles
 
 FORWARD = ("forward", "overlapped")
-OPERANDS = {"forward": "q k v", "overlapped": "q k v", "dq": "q k v do o", "dkdv": "q k v do"}  # of any strides
+OPERANDS = {"forward": "q k v", "overlapped": "q k v", "dq": "q k v do o", "dkdv": "q k v do"}  # of drawn strides
 LSE = "the natural log of the sum of exp of the scaled scores"
 DELTA = "rowsum(do ∘ o) of all queries, in float32, stored for the other kernel"
-# Of each kernel the results as they are judged: whose dtype they have, times a plain computation's error, dimensions.
+# Results: (name, operand of the same dtype or "" for float32, allowed multiple of the plain error, dimensions).
 RESULTS = {
     **{kernel: [("o", "q", 6, "query, dim"), ("lse", "", 12, "query")] for kernel in FORWARD},
     "dq": [("delta", "", 12, "query"), ("dq", "q", 8, "query, dim")],
@@ -27,9 +27,9 @@ RESULTS = {
 def check(
     kernel, run, rng, expect, drawn, is_causal, cause="", layout=None, keep=False, change=dict, *, where: str
 ) -> dict:
-    """Run a kernel, assert right numbers, return the record of the run. keep: record loads and stores, and check tiles.
+    """Run a kernel, assert that its numbers are right, return its record. keep: also record accesses, and check tiles.
 
-    drawn: q, k, v and do. layout: of each operand; otherwise it is drawn. change: edits what it is given.
+    drawn: (q, k, v, do). layout: memory layout per operand; None: drawn. change: edits the inputs of a backward kernel.
     """
     given = dict(zip(("q", "k", "v", "do"), drawn, strict=True))
     given = given if kernel in FORWARD else change(backward_inputs(expect, *drawn, is_causal))
@@ -72,8 +72,8 @@ def _check(kernel, run, given, want, yardstick, is_causal, cause, keep, where, l
     return got | {"want": want}
 
 
-def compiles(kernel, run, interpreted: dict, drawn, is_causal, layout: dict) -> None:
-    """Assert that the kernel that the interpreter ran, with the same flags and tiles, compiles for a GPU."""
+def check_compiles(kernel, run, interpreted: dict, drawn, is_causal, layout: dict) -> None:
+    """Assert that the interpreted kernel compiles for a GPU, with the same source, flags and tiles."""
     given = dict(zip(("q", "k", "v", "do"), drawn, strict=True))
     given |= {"o": given["q"], "lse": given["q"][..., 0].contiguous(), "delta": given["q"][..., 0].contiguous()}
     sources = run(probes.compiles, kernel, given, is_causal, layout, triton="native")
@@ -83,7 +83,7 @@ def compiles(kernel, run, interpreted: dict, drawn, is_causal, layout: dict) -> 
     )
 
 
-def single_launch(got: dict) -> None:
+def check_single_launch(got: dict) -> None:
     """Assert that one kernel did the work, in independent programs: torch's operators only allocate, view and cast."""
     other = sorted({*got["operators"]} - ALLOWED)
     assert not other, f"torch ran {', '.join(other)} inside the call: allocation, views and casts are its part"
@@ -97,20 +97,20 @@ def single_launch(got: dict) -> None:
     assert math.prod(grid) >= 2, f"a grid of {grid} for more than {MAX_ROWS} rows: one program per tile of rows"
 
 
-def deterministic(got: dict) -> None:
+def check_deterministic(got: dict) -> None:
     assert got["atomics"] == 0, f"{got['atomics']} atomic operations: their order, and so the last bit, is chance"
     assert got["same"], "two runs differ"
 
 
-def rounded_once(got, want, what: str, cause: str) -> None:
-    """Assert that each value of a long sum in float16 is nearly the nearest one."""
+def check_rounded_once(got, want, what: str, cause: str) -> None:
+    """Assert that each value of a long sum in float16 is off by hardly more than one rounding."""
     worst = ((got.double() - want) / want).abs().max().item()
     assert worst <= 0.8 * 2**-10, (
         f"{what} is off by {worst:.2g} of its value; rounded to float16 once it is by {0.5 * 2**-10:.2g}: {cause}"
     )
 
 
-def reads_no_more(got: dict, rows_needed, what: str) -> None:
+def check_reads_no_more(got: dict, rows_needed, what: str) -> None:
     """Assert that no program reads more rows than rows_needed(rows that it stores)."""
     for program in sorted({tuple(p) for p, *_ in got["stores"]}):
         stores, loads = ([rows for p, _, rows in got[kind] if tuple(p) == program] for kind in ("stores", "loads"))
@@ -120,11 +120,11 @@ def reads_no_more(got: dict, rows_needed, what: str) -> None:
         )
 
 
-def visits_no_tile_above_the_diagonal(got: dict, queries: int, keys: int) -> None:
+def check_no_tile_above_the_diagonal(got: dict, queries: int, keys: int) -> None:
     block_m, block_n = tiles(got)
 
     def rows_needed(rows: list[int]) -> int:
         end = min((rows[0] // block_m + 1) * block_m, queries, keys) if got["own"] else keys
         return -(-end // block_n) * block_n
 
-    reads_no_more(got, rows_needed, "rows of k")
+    check_reads_no_more(got, rows_needed, "rows of k")

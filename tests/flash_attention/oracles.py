@@ -1,4 +1,4 @@
-"""Attention in any dtype, some rows at a time: float64 gives the oracle, the inputs' own dtype the tolerance."""
+"""Attention in any dtype, a few rows at a time: float64 is the oracle, the inputs' dtype gives the tolerance."""
 
 import importlib.util
 import math
@@ -23,7 +23,7 @@ MAX_ROWS = 256  # rows of a tile
 
 
 def by_rows(q, k, is_causal):
-    """(rows, their scores), at most 32 MiB of scores in float64 at a time."""
+    """Yield (rows, their scores), per head at most 32 MiB of float64 scores at a time."""
     rows = max(1, (1 << 22) // k.shape[-2])
     for start in range(0, q.shape[-2], rows):
         i = slice(start, start + rows)
@@ -60,9 +60,9 @@ def backward_inputs(expect, q, k, v, do, is_causal) -> dict:
 
 
 def tiles(got: dict) -> tuple[int, int]:
-    """Most rows of a store, and of a load. Asserts that none covers whole rows or columns of scores.
+    """Most rows of a store, and of a load. Assert that no access covers whole rows or columns of scores.
 
-    A program may not hold whole rows or columns either: they grow with the length, and would not fit on a GPU.
+    A program may not hold whole rows or columns either: they grow with the length, and do not fit on a GPU.
     """
     block, tile = (max((len(rows) for *_, rows in got[n]), default=0) for n in ("stores", "loads"))
     assert 0 < block <= MAX_ROWS, f"a store covers {block} rows: a program's tile has 1 to {MAX_ROWS}"
@@ -78,9 +78,9 @@ def tiles(got: dict) -> tuple[int, int]:
 
 
 def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
-    """dq, dk and dv from the lse and delta that are given: P = exp(S − lse), dS = P ∘ (do vᵀ − delta); delta from o.
+    """dq, dk and dv from the given lse and delta: P = exp(S − lse), dS = P ∘ (do vᵀ − delta). Also delta, from o.
 
-    dtype: "float64", or the inputs' own: then in float32, with P and dS rounded as tensor cores want their factors.
+    dtype: "float64", or the inputs' dtype: then compute in float32, and round P and dS, as tensor cores require.
     """
     narrow, wide = getattr(torch, dtype), torch.float64 if dtype == "float64" else torch.float32
     q, k, v, do, o, lse, delta = (given[n].to(wide) for n in ("q", "k", "v", "do", "o", "lse", "delta"))
@@ -105,7 +105,7 @@ def rounding(got, want, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def check_each(run, probe, cases: list[dict], judge):
-    """Judge the result of each case, and blame a layout if the result is right in another; return the trace."""
+    """Judge each case's result. If it fails, name the operand whose layout is the cause. Return the trace."""
     (trace,) = run.trace(probe, cases)
     for case, got in zip(cases, trace.values, strict=True):
 
@@ -127,7 +127,7 @@ def repeated(x, q):
 
 
 def draw(rng, queries, keys, *, batch=None, heads=None, group=1, dim=None, dtype="float32", scale=1.0):
-    """q, k, v and do; q is `scale` times a normal one."""
+    """Draw q, k, v and do; q is multiplied by `scale`."""
     batch, kv_heads = batch or rng.integers(1, 2), heads or rng.integers(1, 2)
     dim = dim or rng.choice([16, 24, 32, 40, 64])
     kw = {"dtype": DTYPES[dtype]}
@@ -136,7 +136,7 @@ def draw(rng, queries, keys, *, batch=None, heads=None, group=1, dim=None, dtype
 
 
 def lengths(rng) -> list[tuple[int, int]]:
-    """(queries, keys): shorter than a tile, about one, several; equal, more keys, more queries."""
+    """(queries, keys): less than a tile, about one, several; then equal lengths, more keys, more queries."""
     drawn = [(rng.integers(*bounds), rng.integers(*bounds)) for bounds in ((1, 15), (33, 60), (130, 170))]
     n, extra = rng.integers(66, 140), rng.integers(5, 90)
     return [*drawn, (n, n), (n, n + extra), (n + extra, n)]

@@ -22,7 +22,7 @@ def to_device(where: str, *tensors: Tensor) -> list[Tensor]:
     return [t.cuda() if where == "native" else t for t in tensors]
 
 
-# Kernel → the function that launches it, its arguments and results, and the tensors over which programs loop.
+# Kernel → the function that launches it, its arguments, its results, the tensor over which programs loop.
 KERNELS = {
     "forward": ("triton_forward.attention_forward", "q k v", "o lse", "k"),
     "overlapped": ("overlap.attention_forward_overlapped", "q k v", "o lse", "k"),
@@ -34,7 +34,7 @@ KERNELS = {
 def launched(
     impl: Any, kernel: str, given: dict, is_causal: bool, layouts: dict, where: str, keep: bool = False
 ) -> dict:
-    """Results of one of KERNELS, and its launches; backward kernels run twice. keep: also record loads and stores."""
+    """Results and launches of one of KERNELS, and whether a second call agrees. keep: also record loads and stores."""
     function, names, returned, walked = KERNELS[kernel]
     operands = dict(zip(names.split(), to_device(where, *(given[n] for n in names.split())), strict=True))
     inputs = lay_out_all(operands, layouts)
@@ -61,8 +61,8 @@ def summary(seen: Watch) -> dict:
 
 
 def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
-    """[program, matrix, rows] of each load of what the kernel loops over, and each store of its first result."""
-    key_range = impl.flash_attention.causal.key_range  # a stand-in is lab's
+    """[program, matrix, rows] of each load of `walked`, over which the kernel loops, and each store of written[0]."""
+    key_range = impl.flash_attention.causal.key_range  # a stand-in lies in lab
     results = set().union(*(addresses(x).flatten().tolist() for x in written))
     return {
         "loads": [[[*program], matrix, sorted(rows)] for _, program, matrix, rows in seen.rows(walked, "load")],
@@ -74,7 +74,7 @@ def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
 
 
 def ranges(impl: Any, cases: list) -> list:
-    """key_range of each (i, queries, keys, BLOCK_M, BLOCK_N, is_causal), from inside a kernel."""
+    """[full, end] of key_range in a kernel, for each (i, queries, keys, BLOCK_M, BLOCK_N, is_causal)."""
     key_range = impl.flash_attention.causal.key_range
 
     @triton.jit
@@ -93,7 +93,7 @@ def ranges(impl: Any, cases: list) -> list:
 
 
 def compiles(impl: Any, kernel: str, given: dict, is_causal: bool, layouts: dict) -> list:
-    """Compile one of KERNELS for sm_90; return digests of the sources, and what launches were given beside tensors."""
+    """Compile one of KERNELS for sm_90. Return each kernel's source digest and the arguments that are not tensors."""
     from lab.measure.compiled import compiling
 
     function, names, *_ = KERNELS[kernel]
@@ -106,7 +106,7 @@ def compiles(impl: Any, kernel: str, given: dict, is_causal: bool, layouts: dict
 def autograd(
     impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, where: str, layouts: dict | None = None
 ) -> dict:
-    """o and the gradients of the autograd function, what it keeps for backward, and the kernels it launched."""
+    """o and gradients of the autograd function, the bytes that it saves for backward, and the kernels it launches."""
     given = dict(zip(("q", "k", "v", "do"), to_device(where, q, k, v, do), strict=True))
     q, k, v, do = lay_out_all(given, layouts or {}).values()
     inputs = {n: x.detach().requires_grad_() for n, x in zip("qkv", (q, k, v), strict=True)}
@@ -124,7 +124,7 @@ def autograd(
 
 
 def overlapped(impl: Any, is_causal: bool, dtype: str) -> dict:
-    """The kernel compiled for sm_90 at dim 128, and of its loops the least fraction of exponentials beside a wgmma."""
+    """Compile for sm_90 at dim 128. "covered": the least fraction of a loop's exponentials issued during a wgmma."""
     from lab.measure.compiled import compiling, read_cubin
     from lab.measure.sass import coverage, disassemble, inner_loops
 
@@ -141,9 +141,9 @@ def overlapped(impl: Any, is_causal: bool, dtype: str) -> dict:
 
 
 def compiled(impl: Any, *wanted: tuple) -> list:
-    """What forward and backward become; of several (arch, dim, is_causal, queries, dtype), a rank takes its own.
+    """Compile forward and backward for sm_`arch`. wanted: (arch, dim, is_causal, queries, dtype) for each rank.
 
-    16k tokens and 2,048 columns in all; arch: of sm_`arch`.
+    Shapes have 16,384 tokens and 2,048 columns (heads × dim) in all.
     """
     from lab.measure.compiled import compiling
 

@@ -1,4 +1,4 @@
-"""Probe of speed on a GPU: attention and PyTorch's own, on fresh inputs; every result is checked."""
+"""Probe of speed on a GPU: our attention and PyTorch's, on fresh inputs; results are checked."""
 
 from typing import Any
 
@@ -20,10 +20,11 @@ def raced(
     device: str = "cuda",
     passes: int = 8,
 ) -> tuple:
-    """Seconds of PyTorch's FlashAttention-2 and of ours, in pairs: so many passes each, all on inputs of their own.
+    """Seconds of PyTorch's FlashAttention-2 and of ours, in pairs of `passes` passes, each pass on its own inputs.
 
-    So many that launching them is hidden. Also the worst error of ours, looked at after each repeat in a pass that is
-    drawn then: of o, or of a gradient, from attention in float32, in units of what the peer's differs by.
+    `passes` is so large that launch time is hidden. Also the seconds in which ours waited for a core, and the largest
+    ratio of our error to PyTorch's, both against attention in float32: after each repeat, one drawn pass is checked,
+    its o or its gradients.
     """
     flash = device == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
     dtype = torch.bfloat16 if flash else torch.float16
@@ -31,7 +32,7 @@ def raced(
     inputs: list[tuple[Tensor, ...]] = []
     graphs: dict[Any, list[Tensor]] = {}
     outputs: list[Any] = []
-    worst = [0.0]
+    error_ratios = [0.0]
 
     def student(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return impl.flash_attention.speed.flash_attention(q, k, v, is_causal)
@@ -69,10 +70,10 @@ def raced(
             *x, do = inputs[index]
             want = results(plain, [t.detach()[:1, :2].float().requires_grad_() for t in x], do[:1, :2].float())
             errors = [
-                [float((part(t) - w).norm()) for t, w in zip(got, want, strict=True)]
+                [float((checked_heads(t) - w).norm()) for t, w in zip(got, want, strict=True)]
                 for got in (outputs[index], results(peer, x, do))
             ]
-            worst.extend(error / peer_error for error, peer_error in zip(*errors, strict=True))
+            error_ratios.extend(error / peer_error for error, peer_error in zip(*errors, strict=True))
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         hidden = torch.ones(shape[2], shape[2], dtype=torch.bool, device=device).triu(1) & is_causal
@@ -84,9 +85,9 @@ def raced(
 
     draw_inputs()
     times = interleaved(runner(peer), runner(student), pairs, seed, draw_inputs, check)
-    return (*times, float(torch.tensor(worst).max()))
+    return (*times, float(torch.tensor(error_ratios).max()))
 
 
-def part(t: Tensor) -> Tensor:
-    """The heads that are checked."""
+def checked_heads(t: Tensor) -> Tensor:
+    """The heads that are checked: the first two of the first batch entry, in float32."""
     return t.detach()[:1, :2].float()

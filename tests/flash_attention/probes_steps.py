@@ -12,9 +12,9 @@ from lab.measure.process import poisoned
 
 
 def weighted_sums(impl, cases: list[dict]) -> list:
-    """y, or {dx, dweight} where a case has dy, of each case; memory that was not written is NaN.
+    """y of each case, or dx and dweight if the case has dy. Memory that no kernel wrote is NaN.
 
-    A case: x, weight, perhaps dy, and layouts: how these lie in memory when they arrive.
+    A case has x, weight, perhaps dy, and their memory layouts.
     """
     results = []
     for case in cases:
@@ -28,7 +28,7 @@ def weighted_sums(impl, cases: list[dict]) -> list:
 
 
 def weighted_sum_kernels(impl, case: dict) -> dict:
-    """What one call launches and what its kernels touch, and whether a second call is equal to the last bit."""
+    """Launches and memory accesses of one call, and whether a second call agrees bit for bit."""
     arguments = _arguments(case)
     with poisoned():
         with watching(keep=True) as seen:
@@ -62,7 +62,7 @@ def _arguments(case: dict) -> dict[str, torch.Tensor]:
 
 
 def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
-    """maximum, normaliser and lse of each case's tiles; generator: they come from one."""
+    """maximum, normaliser and lse of each case's tiles, which come from a generator unless the case says otherwise."""
     results = []
     for case in cases:
         tiles = case["tiles"]
@@ -73,12 +73,12 @@ def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
 
 
 def softmax_of_many(impl, seed: torch.Tensor, factors: list[float]) -> list[dict]:
-    """The same for tiles that a generator creates one by one: seed times each factor."""
+    """The same statistics for tiles that a generator makes one by one: seed times each factor."""
     return [_statistics(impl, (seed * factor for factor in factors))]
 
 
 def softmax_memory(impl, seed: torch.Tensor, factors: list[float]) -> dict:
-    """What this allocates, as seen by torch's dispatcher."""
+    """What softmax_of_many allocates, according to torch's dispatcher."""
     with meter(inputs=(seed,)) as measured:
         softmax_of_many(impl, seed, factors)
     return measured.plain()
@@ -90,7 +90,7 @@ def _statistics(impl, tiles) -> dict:
 
 
 def softmax_of_nothing(impl) -> list[str]:
-    """The errors for an empty list and an empty generator."""
+    """The names of the exceptions for an empty list and an empty generator."""
     function = impl.flash_attention.online_softmax.online_softmax
     return [raised(lambda: function([])), raised(lambda: function(t for t in ()))]
 
@@ -104,7 +104,7 @@ def attention_gradients(impl, given: dict, is_causal, layouts: dict) -> dict:
 
 
 def occupancies(impl, cases: list[dict]) -> list:
-    """Result of occupancy for each case; limits: those of another multiprocessor."""
+    """The result of occupancy for each case. limits in a case: those of another multiprocessor."""
     module = impl.flash_attention.occupancy
     found = []
     for case in cases:
@@ -114,9 +114,11 @@ def occupancies(impl, cases: list[dict]) -> list:
 
 
 def fused_losses(impl, cases: list[dict]) -> list[dict]:
-    """Loss and gradients of each case: x, weight, targets, layouts, chunk (None: the default), incoming gradient, how
-    often the loss is computed before backward begins, whether backward runs twice, and whether x and weight need a
-    gradient. saved: bytes of what is saved beside the arguments."""
+    """Loss and gradients of each case, and "saved": the bytes saved for backward besides the arguments.
+
+    A case has x, weight, targets, layouts, chunk (None: the default) and dloss, the incoming gradient. times: number of
+    losses before backward begins. twice: run backward twice. needs: whether x and weight need a gradient.
+    """
     found = []
     for case in cases:
         inputs = lay_out_all({n: case[n] for n in ("x", "weight", "targets")}, case["layouts"])

@@ -1,8 +1,8 @@
-"""What attention costs, counted on paper.
+"""FLOPs and bytes of attention, counted by formula.
 
-What must be true: FLOPs and bytes are those of the kernels that the docstring lists, for any sizes, tiles, dtypes and
-both masks. How it would be faked: formulas that fit one case (sizes and tiles are drawn so that nothing divides and
-queries differ from keys; naive and flash, forward and backward are judged by themselves).
+Must hold: FLOPs and bytes are those of the kernels in the exercise's docstring, for any sizes, tiles and dtypes, with
+and without a mask. Typical fakes: formulas that fit one case (caught by drawn sizes that no tile divides and by queries
+≠ keys; naive and flash, forward and backward are tested separately).
 """
 
 import pytest
@@ -28,7 +28,7 @@ def draw(rng, algorithm: str, direction: str, is_causal: bool = False) -> dict:
 
 
 def check(run, cases: list[dict], cause: str = "", expected: list[dict] | None = None) -> None:
-    """cause: hint where a number is off; else what is counted. expected: numbers that no oracle gives."""
+    """cause: hint for a wrong number; "": what should be counted. expected: replaces the oracle's numbers."""
     for case, want, got in zip(cases, expected or map(cost, cases), run(called, COUNT, cases), strict=True):
         kind = case["algorithm"], case["direction"]
         counts = {
@@ -60,7 +60,7 @@ def test_a_causal_mask_halves_products_and_what_is_read_again(run, rng, algorith
 @exercise(ACCOUNTING, kind="numerics")
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_tile_counts_are_rounded_up(run, rng, direction):
-    """Lengths one below, at and one above a multiple of a tile, and shorter than one."""
+    """Lengths one below, equal to and one above a multiple of a tile, and lengths shorter than a tile."""
     cases = []
     for is_causal in (False, True):
         for offset in (-1, 0, 1):

@@ -1,9 +1,9 @@
-"""Which keys a tile of queries visits.
+"""The keys that each tile of queries visits.
 
-What must be true: every key that a row sees is visited, every tile that is walked without a mask is seen whole by all
-of its rows, and no more keys are visited than the last row sees. How it would be faked: visit all tiles and mask (the
-ends are compared with the smallest there are); mask everywhere (full has to be as large as it can be); ends that are
-right where lengths are equal, or multiples of a tile (they are drawn so that they are neither).
+Must hold: every key that a row sees is visited; tiles that are visited without a mask are seen whole by all rows; no
+key beyond those of the last row is visited. Typical fakes: visit all tiles and mask them (caught by comparing each end
+with the smallest possible); mask everywhere (caught because `full` must be as large as possible); ends that are right
+only for equal lengths, or for multiples of a tile (caught by drawn lengths).
 """
 
 import pytest
@@ -19,7 +19,7 @@ pytestmark = [needs_triton, pytest.mark.parametrize("kind", ["square", "more key
 
 
 def brute(i, queries, keys, block_m, block_n, is_causal) -> tuple[int, int]:
-    """By looking at every row and key of the tile."""
+    """(full, end), from every row and key of the tile."""
     rows = range(i * block_m, min((i + 1) * block_m, queries))
     visible = {row: set(range(min(row + 1, keys) if is_causal else keys)) for row in rows}
     end = max(max(s) for s in visible.values()) + 1
@@ -30,7 +30,7 @@ def brute(i, queries, keys, block_m, block_n, is_causal) -> tuple[int, int]:
 
 
 def tile_map(i, queries, keys, block_m, block_n, is_causal) -> str:
-    """Its tiles of keys in a line."""
+    """Draw in one line which tiles of keys this tile of queries sees."""
     rows, line = range(i * block_m, min((i + 1) * block_m, queries)), ""
     for start in range(0, keys, block_n):
         seen = [sum(k <= row or not is_causal for k in range(start, min(start + block_n, keys))) for row in rows]
@@ -39,7 +39,7 @@ def tile_map(i, queries, keys, block_m, block_n, is_causal) -> str:
 
 
 def check(run, rng, kind, is_causal, wrong) -> None:
-    """wrong(full, end, limit, stop, block_n): what is wrong with full and end, given limit and stop, or ""."""
+    """wrong(full, end, limit, stop, block_n) returns what is wrong with full and end; limit and stop are right."""
     cases = []
     for _ in range(12):
         block_m, block_n = rng.choice([16, 32, 64]), rng.choice([16, 32, 64])
@@ -47,7 +47,7 @@ def check(run, rng, kind, is_causal, wrong) -> None:
         keys += rng.integers(1, 150) if kind == "more keys" else 0
         queries += rng.integers(1, 150) if kind == "more queries" else 0
         last = (queries - 1) // block_m
-        i = rng.choice([last, rng.integers(0, last)])  # the last tile is short
+        i = rng.choice([last, rng.integers(0, last)])  # often the last tile, which may be short
         cases.append([i, queries, keys, block_m, block_n, is_causal])
     for case, got in zip(cases, run(probes.ranges, cases), strict=True):
         i, queries, keys, block_m, block_n, _ = case

@@ -1,11 +1,10 @@
-"""The autograd function, and what its kernels become for GPUs that need not be there.
+"""The autograd function, and its kernels compiled for GPUs that need not be present.
 
-What must be true: gradients through autograd are those of attention; little is kept for backward; the same kernels
-that give these numbers compile at the benchmark's shapes in bfloat16, for sm_80, sm_90 and the newest generation, spill
-hardly any registers, and use tensor-core instructions. How it would be faked: other kernels for compiling than for
-computing (their sources are compared, and what they become in bfloat16 with what they become in float16); tiles so
-small that nothing spills and no tensor core is used (instructions are counted in the PTX); torch's attention in
-backward (operators are noted).
+Must hold: gradients through autograd are those of attention; little is saved for backward; the same kernels compile at
+the benchmark's shapes in bfloat16 for sm_80, sm_90 and sm_100, spill at most SPILLED bytes per thread, and use tensor
+cores. Typical fakes: other kernels for compiling than for computing (caught by comparing sources, and the programs
+compiled for bfloat16 and float16); tiles so small that nothing spills and no tensor core is used (caught by counting
+instructions in the PTX); torch's attention in backward (caught by recording operators).
 """
 
 import pytest
@@ -19,8 +18,8 @@ from .oracles import ALLOWED, MODES, attention, draw, gradients, needs_triton
 
 COMPILES = "flash_attention.compiles_for_hopper"
 COMPILE_S = 240.0  # three kernels, one to three seconds each on an idle core
-REGISTERS = 255  # that a thread can have
-SPILLED = 64  # bytes a thread; on an H200 a kernel that spilled 48 was the fastest
+REGISTERS = 255  # the most that a thread can have
+SPILLED = 64  # bytes per thread; on an H200 the fastest kernel spilled 48
 TENSOR_CORES = {80: "mma", 90: "wgmma", 100: "tcgen05"}
 pytestmark = needs_triton
 
@@ -72,7 +71,7 @@ def test_what_is_kept_for_backward_grows_with_the_length(run, rng):
 
 
 def check(run, *wanted):
-    """The kernels of each (arch, dim, is_causal, queries, dtype): compiled side by side, judged one by one."""
+    """Compile for each (arch, dim, is_causal, queries, dtype) in parallel; judge and return the kernels of each."""
     ranks = {"world": len(wanted)} if len(wanted) > 1 else {}
     compiled = run(probes.compiled, *wanted, triton="native", timeout=COMPILE_S, **ranks)
     compiled = compiled if ranks else [compiled]
@@ -84,7 +83,7 @@ def check(run, *wanted):
 def judge(kernels, arch: int, dim: int, is_causal: bool, queries: int, dtype: str):
     where = f"for sm_{arch}, {dtype}, dim {dim}, {queries:,} queries{', causal' * is_causal}"
     assert len(kernels) == 3, f"{len(kernels)} kernels {where}, expected one forward and two backward"
-    target = f"sm_{arch}, dim {dim}"  # causal or not: the nearer to the bound is shown
+    target = f"sm_{arch}, dim {dim}"  # causal and full share a name: the value nearer to the bound is shown
     spilled = max(k["spilled"] for k in kernels)
     measured(f"bytes that a kernel spills, {target}", spilled, SPILLED, "bytes", at_most=True)
     for kernel in kernels:

@@ -1,10 +1,9 @@
-"""Linear layer and cross entropy in one, a few rows of logits at a time.
+"""Linear layer and cross entropy in one function, a few rows of logits at a time.
 
-What must be true: loss and gradients are those of mean cross entropy, for chunks of any size and for incoming gradients
-other than 1, and no matrix of rows × vocabulary exists at any time. How it would be faked: compute all logits, or keep
-the chunks' (in runs whose numbers are judged the kernel's books say how large the process was); keep more for backward
-than x and weight have (so many losses wait for theirs that it shows); leave the incoming gradient out; sum the weight's
-gradient in 16 bits.
+Must hold: loss and gradients are those of mean cross entropy, for chunks of any size and any incoming gradient, and no
+matrix of rows × vocabulary ever exists. Typical fakes: compute all logits, or keep those of all chunks (caught by the
+process's memory peak in runs whose numbers are judged); save more for backward than x and weight have (caught by many
+losses that wait for backward); ignore the incoming gradient; sum the weight's gradient in 16 bits.
 """
 
 import pytest
@@ -21,7 +20,7 @@ from .oracles import DTYPES, check_each
 
 FUSED = "flash_attention.fused_cross_entropy"
 APPLY = "impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply"
-ONE_BACKWARD = {"layouts": {}, "twice": False}  # where memory is measured
+ONE_BACKWARD = {"layouts": {}, "twice": False}  # for cases whose memory is measured
 CAUSE = {
     "loss": "the mean over all rows of lse − logit of the target, in float32",
     "dx": "(softmax − one-hot) / rows, times weight and the incoming gradient",
@@ -30,7 +29,7 @@ CAUSE = {
 
 
 def cross_entropy(x, weight, targets, dloss, dtype) -> dict:
-    """By autograd: logits in `dtype`, softmax and loss at least in float32."""
+    """Loss, dx and dweight by autograd: logits in `dtype`, softmax and loss at least in float32."""
     x, weight = (t.to(dtype).requires_grad_() for t in (x, weight))
     logits = (x @ weight.T).to(torch.promote_types(dtype, torch.float32))
     loss = (logits.logsumexp(-1) - logits.gather(1, targets[:, None])[:, 0]).mean()
@@ -49,13 +48,13 @@ def draw(rng, rows, vocabulary, chunk, dtype=torch.float32, width=None, scale=1.
 
 
 def draw_large(rng, dtype: str = "float32", times: int = 1) -> dict:
-    """All logits have 32 MiB and more, in 16 bits too."""
+    """Draw a case whose logits take at least 32 MiB, even in 16 bits."""
     rows, vocabulary, chunk = (rng.integers(*bounds) for bounds in ((4200, 4300), (4100, 4200), (16, 32)))
     return draw(rng, times * rows, vocabulary, chunk, DTYPES[dtype], width=8 * rng.integers(1, 2)) | ONE_BACKWARD
 
 
 def check(run, cases: list[dict], factor: float = 3.0) -> Trace:
-    """The trace of a run whose numbers are right."""
+    """Check the numbers of all cases; return the trace."""
     return check_each(run, probes.fused_losses, cases, lambda case, got: judge(case, got, factor))
 
 
@@ -93,7 +92,7 @@ def test_any_strides(run, rng):
 
 @exercise(FUSED, kind="numerics")
 def test_chunks_of_any_size(run, rng):
-    """One row, as many as there are, more, and a last chunk that is not full."""
+    """Chunks of one row, of all rows, of more, and sizes that leave a smaller last chunk."""
     rows, vocabulary = rng.integers(20, 40), rng.integers(30, 90)
     chunks = [1, rows, rows + rng.integers(1, 99), rows - 1, rows // 2 + 1, rows // 3 + 1]
     cases = [draw(rng, n, vocabulary, c) for n, c in [*((rows, chunk) for chunk in chunks), (1, 1), (1, 7)]]
@@ -109,7 +108,7 @@ def test_chunks_of_any_size(run, rng):
 @exercise(FUSED, kind="numerics")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_incoming_gradient_counts(run, rng, dtype):
-    """A factor after the loss: 3.7, a negative one, and a loss scale that float16 itself cannot hold."""
+    """Incoming gradients: 3.7, a negative one, and a loss scale that float16 cannot represent."""
     factors = [3.7, -rng.uniform(0.1, 9.0), 65536.0]
     check(run, [draw(rng, 9, rng.integers(30, 60), 4, DTYPES[dtype], scale=0.3, dloss=f) for f in factors])
 
@@ -118,13 +117,13 @@ def test_the_incoming_gradient_counts(run, rng, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logits_fifty_times_larger_do_not_overflow(run, rng, dtype):
     case = draw(rng, rng.integers(120, 180), rng.integers(100, 200), 32, DTYPES[dtype], scale=50.0)
-    check(run, [case], factor=10.0)  # few rows are undecided, and their errors are all there is to compare
+    check(run, [case], factor=10.0)  # softmax is one-hot in most rows, so only few errors can be compared
 
 
 @exercise(FUSED, kind="numerics")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_weights_gradient_is_accumulated_in_float32(run, rng, dtype):
-    """Hundreds of chunks: sums kept in 16 bits drift away from those of a single product."""
+    """Over hundreds of chunks, sums in 16 bits drift away from a single product."""
     case = draw(rng, 600, 30, rng.integers(1, 3), DTYPES[dtype], width=16)
     case["x"] = case["x"].abs()
     (got,) = run(probes.fused_losses, [case])
@@ -158,7 +157,7 @@ def test_thousands_of_rows_and_words(run, rng):
 
 def check_memory(run, rng, case: dict, what: str, forbidden: int, needs: int) -> None:
     """Assert that a run whose numbers are right never held `forbidden` bytes of `what`."""
-    trace = check(run, [case], factor=10.0)  # of errors of sums in another order, where thousands are summed
+    trace = check(run, [case], factor=10.0)  # thousands are summed in another order
     (small,) = run.trace(probes.fused_losses, [draw(rng, 9, 30, 4, case["x"].dtype)])
     arguments = [case[name] for name in ("x", "weight", "targets", "chunk")]
     never_holds(trace, small, what, forbidden, needs, seen=lambda: run(metered, APPLY, arguments, 2))
@@ -166,7 +165,7 @@ def check_memory(run, rng, case: dict, what: str, forbidden: int, needs: int) ->
 
 @exercise(FUSED, kind="property")
 def test_no_matrix_of_rows_by_vocabulary_exists(run, rng):
-    """Nor all of its chunks: those that stay alive are the whole matrix in pieces. Nor an eighth of it at a time."""
+    """Chunks that all stay alive are the whole matrix in pieces. An eighth of the matrix at a time is too much, too."""
     case = draw_large(rng, times=4)
     rows, vocabulary = case["x"].shape[0], case["weight"].shape[0]
     needs = 8 * (case["x"].nbytes + case["weight"].nbytes) + 4 * 4 * case["chunk"] * vocabulary

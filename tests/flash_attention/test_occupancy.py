@@ -1,9 +1,9 @@
 """How many programs a multiprocessor holds.
 
-What must be true: programs, warps, share and what runs out first are those of a count, program after program, for any
-kernel and any limits. How it would be faked: a formula for one resource (each of the four binds in some cases); without
-the units that registers and shared memory come in (cases are sought where it matters); H100's numbers in place of the
-multiprocessor that is passed.
+Must hold: programs, warps, share and the limiting resource are those of a count that adds one program at a time, for
+any kernel and any limits. Typical fakes: a formula for one resource (caught because each of the four limits some
+cases); no rounding to the allocation units of registers and shared memory (caught by cases in which rounding matters);
+H100's numbers in place of the given multiprocessor's.
 """
 
 import itertools
@@ -34,7 +34,7 @@ WHY = {
 
 
 def counted(case: dict) -> dict:
-    """One more program as long as one more fits."""
+    """The expected result: add programs while one more fits."""
     m, warps = case.get("limits", H100), case["warps"]
 
     def round_up(amount: int, unit: str) -> int:
@@ -69,7 +69,7 @@ def multiprocessor(rng) -> dict:
 
 
 def select(draw, condition, count: int) -> list[dict]:
-    """`count` drawn cases of which `condition` holds."""
+    """Draw cases until `condition` holds for `count` of them; return these."""
     return [*itertools.islice(filter(condition, (draw() for _ in range(100_000))), count)]
 
 
@@ -98,7 +98,7 @@ def test_any_multiprocessor(run, rng):
 @exercise(OCCUPANCY, kind="numerics")
 @pytest.mark.parametrize("unit", ["register_unit", "shared_unit", "shared_reserved"])
 def test_registers_and_shared_memory_come_in_units(run, rng, unit):
-    """Cases in which another program would fit if what is handed out were not rounded, or nothing reserved."""
+    """Cases in which rounding, or reserved memory, changes the number of programs."""
     finer = {unit: 0 if unit == "shared_reserved" else 1}
 
     def matters(case: dict) -> bool:
@@ -110,7 +110,7 @@ def test_registers_and_shared_memory_come_in_units(run, rng, unit):
 
 @exercise(OCCUPANCY, kind="numerics")
 def test_a_program_that_fits_to_the_last_byte_and_one_that_does_not(run, rng):
-    """Shared memory and registers that fill the multiprocessor exactly, or exceed it by the least; and by far."""
+    """Shared memory and registers that fill the multiprocessor exactly, exceed it by one, or exceed it by far."""
     programs, warps = rng.integers(2, 7), rng.choice([2, 4, 8])
     smem = H100["shared_bytes"] // programs // 128 * 128 - 1024
     regs = H100["registers"] // (programs * warps) // 256 * 8
@@ -125,7 +125,7 @@ def test_a_program_that_fits_to_the_last_byte_and_one_that_does_not(run, rng):
 
 @exercise(OCCUPANCY, kind="numerics")
 def test_the_first_of_several_limits_is_named(run, rng):
-    """Two, three and four resources that run out at the same number of programs."""
+    """Two to four resources run out at the same number of programs."""
     cases = []
     for _ in range(60):
         tied = rng.shuffled(ORDER)[: rng.integers(2, 4)]

@@ -1,10 +1,10 @@
 """The statistics of softmax in one pass over tiles.
 
-What must be true: maximum, normaliser and log-sum-exp of each row are those of the whole row, in float32 arithmetic,
-for tiles of any widths, for masked scores and for large ones; each tile is used when it comes, and let go. How it would
-be faked: collect the tiles, or copies of them, then reduce (in runs of many, whose numbers are judged, the kernel's
-books say how large the process was); go over them twice (a generator is empty then); skip the running maximum
-(logits × 50 and 10,000); start from −10³⁰ or 0 instead of −inf (rows that are masked as a whole).
+Must hold: maximum, normaliser and log-sum-exp are those of whole rows, in float32 arithmetic, for tiles of any width,
+for masked scores and for large ones; each tile is used when it comes, and then released. Typical fakes: collect the
+tiles, or copies of them, then reduce (caught by the process's memory peak in runs of many tiles, whose numbers are
+judged); read the tiles twice (caught because a generator is then empty); no running maximum (caught by logits × 50 and
+× 10,000); a start from −10³⁰ or 0 instead of −inf (caught by rows that are fully masked).
 """
 
 import math
@@ -23,7 +23,7 @@ ONLINE = "flash_attention.online_softmax"
 
 
 def statistics(x, in_base_2: bool) -> dict:
-    """Of whole rows; in base 2 as kernels do it, with a rounding more: the yardstick in float32."""
+    """Statistics of whole rows. in_base_2: as kernels compute them, with one more rounding, for the tolerance."""
     factor = math.log2(math.e) if in_base_2 else 1.0
     exp, log = (torch.exp2, torch.log2) if in_base_2 else (torch.exp, torch.log)
     x = x * factor
@@ -37,7 +37,7 @@ def widths(rng, count: int, maximum: int) -> list[int]:
 
 
 def draw_many(rng, dtype: str) -> tuple:
-    """A tile and factors, each of which makes another: all of them have 32 MiB and more."""
+    """Draw a tile and 600 factors. Each factor makes another tile; all tiles together take at least 32 MiB."""
     seed = rng.normal(rng.integers(60, 68), rng.integers(500, 520), dtype=DTYPES[dtype])
     return seed, [rng.integers(1, 32) / 8 for _ in range(600)]  # exact in every dtype
 
@@ -50,7 +50,7 @@ def check(run, tensors: list[torch.Tensor], splits: list[list[int]], generator: 
 
 
 def check_many(run, seed: torch.Tensor, factors: list[float]) -> Trace:
-    """The trace of a run whose numbers are right."""
+    """Check the statistics of many tiles; return the trace."""
     (trace,) = run.trace(probes.softmax_of_many, seed, factors)
     judge(torch.cat([seed * factor for factor in factors], -1), [seed.shape[-1]] * len(factors), *trace.values)
     return trace
@@ -73,14 +73,14 @@ def judge(x: torch.Tensor, split: list[int], got: dict) -> None:
         )
         close(
             got[name][~masked], want[name][~masked], yardstick[name][~masked], f"{name} {what}",
-            factor=10.0 if len(split) > 20 else 3.0,  # of errors of hundreds of sums in another order
+            factor=10.0 if len(split) > 20 else 3.0,  # hundreds of tiles are summed in another order
         )  # fmt: skip
 
 
 @exercise(ONLINE, kind="numerics")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_statistics_are_those_of_whole_rows(run, rng, dtype):
-    """Many columns: a sum in 16 bits would have drifted."""
+    """With so many columns, a sum in 16 bits drifts."""
     split = widths(rng, 12, 200)
     x = rng.normal(rng.integers(3, 20), sum(split), dtype=DTYPES[dtype])
     check(run, [x], [split])
@@ -115,7 +115,7 @@ def test_large_logits_in_any_order(run, rng):
 @exercise(ONLINE, kind="numerics")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_masked_scores(run, rng, dtype):
-    """−inf in the first tiles, between, in the last, here and there, and in all of a row."""
+    """−inf in the first tiles, in the middle, in the last, at random places, and in whole rows."""
     split = widths(rng, 5, 20)
     bounds = torch.tensor([0, *split]).cumsum(0).tolist()
     x = rng.normal(7, sum(split), dtype=DTYPES[dtype])
@@ -143,7 +143,7 @@ def test_hundreds_of_tiles(run, rng):
 @exercise(ONLINE, kind="property")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_memory_does_not_grow_with_the_number_of_tiles(run, rng, dtype):
-    """All that is needed of the tiles that were seen are a maximum and a sum a row."""
+    """Of the tiles already seen, only a maximum and a sum per row are needed."""
     seed, factors = draw_many(rng, dtype)
     many = check_many(run, seed, factors)
     few = check_many(run, seed, factors[:2])

@@ -1,10 +1,10 @@
-"""The forward kernel that multiplies p v of one step while the next takes its exponentials.
+"""The forward kernel that overlaps the product p v of one step with the exponentials of the next.
 
-What must be true: o and lse are those of attention; in machine code for sm_90 at dim 128 a wgmma of the same warp is in
-flight while exponentials are issued; nothing spills, and a program fits in shared memory. How it would be faked: the
-plain kernel (nothing is covered); the kernel that compiles is another than the one whose numbers are judged (their
-texts are compared); the last product left out, or rescaled by the wrong step's alpha (one tile of keys, several, a
-causal diagonal).
+Must hold: o and lse are those of attention; in machine code for sm_90 at dim 128, exponentials are issued while a wgmma
+of the same warp is in flight; nothing spills, and a program fits in shared memory. Typical fakes: the plain kernel
+(caught because no exponential overlaps); one kernel for numbers and another for compiling (caught by comparing
+sources); the last product is left out, or rescaled by the alpha of the wrong step (caught by one tile of keys, several,
+and a causal diagonal).
 """
 
 import functools
@@ -22,7 +22,7 @@ from .oracles import MODES, PRECISIONS, draw, needs_triton
 
 OVERLAP = "flash_attention.overlap"
 CAUSE = "is each p multiplied by the v of its own keys, once, and acc rescaled by the alpha of the same step?"
-SHARED = 227 << 10  # bytes that a program of sm_90 can have
+SHARED = 227 << 10  # bytes that a program on sm_90 can have at most
 pytestmark = needs_triton
 
 
@@ -58,7 +58,7 @@ def test_float32_and_wide_heads_are_refused(run):
 def test_exponentials_of_the_one_kernel_run_beside_a_product(run, check, rng, is_causal):
     drawn = draw(rng, 257, 150, batch=1, heads=1, dim=128, dtype="float16")
     interpreted = check(drawn, is_causal, CAUSE, keep=True, where="interpret")
-    judged.single_launch(interpreted)
+    judged.check_single_launch(interpreted)
     got = run(probes.overlapped, is_causal, "bfloat16", triton="native")
     what = f"for sm_90, bfloat16, dim 128{', causal' * is_causal}, tiles of {got['tile']}, {got['warps']} warps"
     measured(f"share of exponentials{', causal' * is_causal}, without a wgmma", 1 - got["covered"], 0.1, at_most=True)

@@ -1,7 +1,7 @@
-"""How fast, beside PyTorch's FlashAttention-2 in the same run. Needs a GPU; where there is none, it was not run.
+"""Speed compared with PyTorch's FlashAttention-2 in the same run. Needs a GPU; without one, the tests are skipped.
 
-Points by ratio: each test asks for a higher one. Both take turns, so that clocks and heat are shared, always on fresh
-inputs, and what ours comes to is looked at every time. Below sm_80 the peer is attention in plain PyTorch.
+Each test requires a higher ratio. Both functions take turns on fresh inputs, so they share clocks and heat; one of our
+results is checked after every repeat. Below sm_80, the peer is attention in plain PyTorch.
 """
 
 import pytest
@@ -23,12 +23,12 @@ pytestmark = [
 ]
 
 
-def race(run, rng, direction: str, is_causal: bool, bar: float) -> None:
+def check_speed(run, rng, direction: str, is_causal: bool, bar: float) -> None:
     def more_pairs():
         traces = run.trace(
             probes.raced, direction, is_causal, 12, rng.integers(0, 10**6), triton="native", timeout=120.0
         )
-        return timed(traces, least_s=0.0, allowed=2.0)  # twice as far off as the peer is
+        return timed(traces, least_s=0.0, allowed=2.0)  # our error may be twice the peer's
 
     decide(
         compare(more_pairs, bar, pairs=(12, 96)),
@@ -38,19 +38,19 @@ def race(run, rng, direction: str, is_causal: bool, bar: float) -> None:
 
 @exercise(SPEED, kind="timing", triton="native")
 def test_half_as_fast_as_flash_attention_2(run, rng, direction, is_causal):
-    race(run, rng, direction, is_causal, 0.5)
+    check_speed(run, rng, direction, is_causal, 0.5)
 
 
 @exercise(SPEED, kind="timing", triton="native")
 def test_three_quarters_as_fast(run, rng, direction, is_causal):
-    race(run, rng, direction, is_causal, 0.75)
+    check_speed(run, rng, direction, is_causal, 0.75)
 
 
 @exercise(SPEED, kind="timing", triton="native")
 def test_as_fast_as_flash_attention_2(run, rng, direction, is_causal):
-    race(run, rng, direction, is_causal, 0.95)
+    check_speed(run, rng, direction, is_causal, 0.95)
 
 
 @exercise(SPEED, kind="timing", triton="native")
 def test_faster_than_flash_attention_2(run, rng, direction, is_causal):
-    race(run, rng, direction, is_causal, 1.1)
+    check_speed(run, rng, direction, is_causal, 1.1)

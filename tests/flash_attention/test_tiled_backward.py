@@ -1,10 +1,10 @@
 """FlashAttention-2's backward pass, by tiles.
 
-What must be true: dq, dk and dv are those of attention for any lengths, masks, strides and dtypes, from o and lse alone
-of what forward knew, and neither the matrix of queries × keys nor whole rows or columns of it exist at any time. How it
-would be faked: compute them, in torch or not (the kernel's books say how large the process was, in runs whose numbers
-are judged); return anything where it is long (numerics have the same lengths); let autograd do it (forbidden); handle
-only multiples of the tile; forget the mask in one of the three gradients; keep sums in 16 bits.
+Must hold: dq, dk and dv are those of attention for any lengths, masks, strides and dtypes, from the inputs, o and lse
+alone; neither the matrix of queries × keys nor whole rows or columns of it ever exist. Typical fakes: compute them, in
+torch or not (caught by the process's memory peak in runs whose numbers are judged); return anything for long sequences
+(caught by numeric tests of the same lengths); leave it to autograd (forbidden); handle only multiples of the tile;
+forget the mask in one of the three gradients; keep sums in 16 bits.
 """
 
 import functools
@@ -20,7 +20,7 @@ from lab.harness.trace import Trace
 
 from . import probes_steps as probes
 from .oracles import DTYPES, attention, backward_inputs, draw, lengths, recomputed, rounding
-from .test_tiled_forward import LEADING, LONG, LONG_FACTOR, causal, draw_long, small_tiles
+from .test_tiled_forward import LEADING, LONG, LONG_FACTOR, causal, check_small_tiles, draw_long
 
 BACKWARD = "flash_attention.tiled_backward"
 CALL = "impl.flash_attention.tiled_backward.tiled_backward"
@@ -31,7 +31,7 @@ def arguments(given: dict, is_causal: bool) -> list:
 
 
 def check(run, rng, expect, q, k, v, do, is_causal, layout=None, factor=3.0) -> Trace:
-    """The trace of a run whose numbers are right. layout: of each argument; otherwise it is drawn."""
+    """Check the gradients; return the trace. layout: memory layout of each argument; None: drawn."""
     given = backward_inputs(expect, q, k, v, do, is_causal)
     layout = layouts.draw(rng, **{n: given[n] for n in ("q", "k", "v", "o", "do")})[1] if layout is None else layout
     return layouts.blame(layout, functools.partial(_check, run, expect, given, is_causal, factor))
@@ -41,7 +41,7 @@ def _check(run, expect, given, is_causal, factor, layout) -> Trace:
     q, k = given["q"], given["k"]
     (trace,) = run.trace(probes.attention_gradients, given, is_causal, layout)
     got = trace.values
-    exact = expect(attention, q, k, given["v"], is_causal, "float64")  # o and lse that are given are rounded
+    exact = expect(attention, q, k, given["v"], is_causal, "float64")  # the given o and lse are rounded
     exact = {**given, **exact, "delta": (given["do"].double() * exact["o"]).sum(-1)}
     want, plain = (
         expect(recomputed, exact, is_causal, "float64"),
@@ -70,7 +70,7 @@ def test_lengths_need_not_be_multiples_of_a_tile(run, rng, expect, is_causal):
     for sizes in lengths(rng):
         check(run, rng, expect, *draw(rng, *sizes), is_causal)
     given = backward_inputs(expect, *draw(rng, 600, 600, batch=1, heads=1, dim=16), is_causal)
-    small_tiles(run, CALL, arguments(given, is_causal))
+    check_small_tiles(run, CALL, arguments(given, is_causal))
 
 
 @exercise(BACKWARD, kind="numerics")
@@ -97,7 +97,7 @@ def test_logits_fifty_times_larger(run, rng, expect, dtype):
 @exercise(BACKWARD, kind="numerics")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sums_are_accumulated_in_float32(run, rng, expect, dtype):
-    """Long sums over keys for dq, over queries for dk and dv: in 16 bits they drift away from one rounding."""
+    """In 16 bits, long sums drift: over keys for dq, over queries for dk and dv."""
     for names, queries, keys in ((("dq",), 16, 2000), (("dk", "dv"), 2000, 16)):
         q, k, v, do = draw(rng, queries, keys, batch=1, heads=1, dim=16, dtype=dtype)
         given = backward_inputs(expect, q, k, v, do * 16, False)
@@ -118,7 +118,7 @@ def test_long_sequences(run, rng, expect):
 @exercise(BACKWARD, kind="property")
 @pytest.mark.parametrize("shape", LONG)
 def test_full_score_matrix_is_never_held(run, rng, expect, shape):
-    """Memory does not grow with queries × keys, nor, for a few queries, with keys, nor for a few keys with queries."""
+    """No score matrix is held, neither a square one, nor few queries × many keys, nor many queries × few keys."""
     *tensors, is_causal = draw_long(rng, shape)
     trace = check(run, rng, expect, *tensors, is_causal, {}, factor=LONG_FACTOR)
     given = backward_inputs(expect, *tensors, is_causal)

@@ -1,11 +1,10 @@
 """FlashAttention-2's forward pass, by tiles.
 
-What must be true: o and lse are those of softmax(q kᵀ / √dim) v for any lengths, masks, strides and dtypes, and
-neither the matrix of queries × keys nor whole rows or columns of it exist at any time. How it would be faked: compute
-them, in torch or not, and return the right numbers (the kernel's books say how large the process was, in runs whose
-numbers are judged); return anything where it is long (numerics have the same lengths); call the library's attention
-(forbidden); handle only multiples of the tile (lengths are drawn so that they are none); skip the running maximum
-(logits × 50).
+Must hold: o and lse are those of softmax(q kᵀ / √dim) v for any lengths, masks, strides and dtypes; neither the matrix
+of queries × keys nor whole rows or columns of it ever exist. Typical fakes: compute them, in torch or not (caught by
+the process's memory peak in runs whose numbers are judged); return anything for long sequences (caught by numeric tests
+of the same lengths); call the library's attention (forbidden); handle only multiples of the tile (caught by drawn
+lengths); no running maximum (caught by logits × 50).
 """
 
 import functools
@@ -26,18 +25,18 @@ from .oracles import DTYPES, attention, draw, rounding
 
 TILED = "flash_attention.tiled_forward"
 APPLY = "impl.flash_attention.tiled_forward.TiledAttention.apply"
-LONG = {  # what must not be there, and bytes of each of its elements: the smallest that could serve
+LONG = {  # (what must not exist, the least possible bytes per element)
     "full": ("a matrix of queries × keys", 2), "causal": ("a matrix, or mask, of queries × keys", 1),
     "many keys": ("a matrix of 16 queries × all keys", 4),
     "many queries": ("a matrix of all queries × a tile of keys", 4),
 }  # fmt: skip
-LONG_FACTOR = 10.0  # of errors of sums in another order, where thousands are summed
+LONG_FACTOR = 10.0  # times the plain error: thousands are summed in another order
 LEADING = {"none": [], "one": [3], "two": [2, 2], "three": [2, 1, 3]}
 causal = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 
 
 def draw_long(rng, shape: str) -> list:
-    """q, k, v, do and is_causal; a matrix of queries × keys, whole rows or columns have 32 MiB, a tile has not."""
+    """Draw q, k, v, do and is_causal. The matrix in LONG takes at least 32 MiB, a tile much less."""
     is_causal = shape == "causal"
     if shape == "many keys":
         queries, keys, dim = 16, 128 * rng.integers(4096, 4100), 2
@@ -60,7 +59,7 @@ def lse_of(got, q):
     return found[0]
 
 
-def small_tiles(run, function: str, arguments: list) -> None:
+def check_small_tiles(run, function: str, arguments: list) -> None:
     """Assert that one call for 600 queries and keys of dim 16 makes nothing larger than a tile of scores."""
     seen = run(metered, function, arguments, 3)
     assert seen["largest_elements"] <= 128 * 128, (
@@ -69,7 +68,7 @@ def small_tiles(run, function: str, arguments: list) -> None:
 
 
 def check(run, rng, expect, q, k, v, _, is_causal, layout=None, factor=3.0) -> Trace:
-    """The trace of a run whose numbers are right. layout: of q, k and v; otherwise it is drawn."""
+    """Check o and lse; return the trace. layout: memory layout of q, k and v; None: drawn."""
     layout = layouts.draw(rng, q=q, k=k, v=v)[1] if layout is None else layout
     return layouts.blame(layout, functools.partial(_check, run, expect, q, k, v, is_causal, factor))
 
@@ -106,7 +105,7 @@ def test_output_and_lse_are_those_of_attention(run, rng, expect, dtype, is_causa
 def test_lengths_need_not_be_multiples_of_a_tile(run, rng, expect, is_causal):
     for n in (128 * rng.integers(1, 2) + rng.choice([1, 7, 33, 63, 65, 127]), rng.integers(1, 15)):
         check(run, rng, expect, *draw(rng, n, n), is_causal)
-    small_tiles(run, APPLY, [*draw(rng, 600, 600, batch=1, heads=1, dim=16)[:3], is_causal])
+    check_small_tiles(run, APPLY, [*draw(rng, 600, 600, batch=1, heads=1, dim=16)[:3], is_causal])
 
 
 @exercise(TILED, kind="numerics")
@@ -141,9 +140,9 @@ def test_logits_fifty_times_larger_do_not_overflow(run, rng, expect, dtype):
 @exercise(TILED, kind="numerics")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sums_are_accumulated_in_float32(run, rng, expect, dtype):
-    """A long row of keys: sums kept in 16 bits drift away from what one rounding at the end would give."""
+    """For a long row of keys, sums in 16 bits drift away from one rounding at the end."""
     q, k, v, _ = draw(rng, 16, 2000, batch=1, heads=1, dim=16, dtype=dtype)
-    v = v.abs()  # sums that grow
+    v = v.abs()  # so that sums grow
     got, want = run(probes.attend, q, k, v, False, {}), expect(attention, q, k, v, False, "float64")
     rounded, unavoidable = rounding(got["o"], want["o"], q.dtype)
     lse_error = (lse_of(got, q).double() - want["lse"]).abs().max().item()
@@ -175,7 +174,7 @@ def test_what_backward_needs_is_saved(run, rng):
 @exercise(TILED, kind="property")
 @pytest.mark.parametrize("shape", LONG)
 def test_full_score_matrix_is_never_held(run, rng, expect, shape):
-    """Memory does not grow with queries × keys, nor, for a few queries, with keys, nor for a few keys with queries."""
+    """No score matrix is held, neither a square one, nor few queries × many keys, nor many queries × few keys."""
     q, k, v, do, is_causal = draw_long(rng, shape)
     trace = check(run, rng, expect, q, k, v, do, is_causal, {}, factor=LONG_FACTOR)
     (small,) = run.trace(probes.attend, *(x[..., :64, :] for x in (q, k, v)), is_causal, {})

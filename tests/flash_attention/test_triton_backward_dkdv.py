@@ -1,10 +1,10 @@
 """The kernel that computes dk and dv.
 
-What must be true: dk and dv are those of attention in float64, from lse and delta that are handed in, summed over the
-query heads of a group; one kernel, no atomics, the same bits every time. How it would be faked: torch does the work
-(its operators are noted, what torch.empty gives is NaN until a kernel writes it); atomics over query tiles or heads
-(they are counted, and two runs compared); queries before the diagonal are read and masked (loads are counted by
-address).
+Must hold: dk and dv are those of attention in float64, from the lse and delta that are passed in, summed over the query
+heads of a group; one kernel, no atomics, equal bits in every run. Typical fakes: torch does the work (caught by
+recording its operators, and because torch.empty is NaN until a kernel writes); atomics over query tiles or heads
+(caught by counting them, and by comparing two runs); queries before the diagonal are read and masked (caught by
+counting loads).
 """
 
 import functools
@@ -73,7 +73,7 @@ def test_logits_fifty_times_larger(check, rng):
 
 @exercise(DKDV, kind="numerics")
 def test_queries_that_are_not_there_add_nothing(check, rng):
-    """Scores far below 0: for a query that is not there, exp(0 − lse) of a forgotten mask overflows or counts."""
+    """lse is far below 0: without the mask, p of a padded query is exp(0 − lse), which overflows or adds to the sum."""
     for is_causal in (False, True):
         q, k, v, do = draw(rng, 2 * rng.integers(10, 30) + 1, 2 * rng.integers(10, 30) + 1, dim=16)
         drawn = (q.abs() * 400, -k.abs(), v, do)
@@ -85,14 +85,14 @@ def test_thousands_of_queries_are_summed_in_float32(check, rng):
     q, k, v, do = draw(rng, 2500, 8, batch=1, heads=1, dim=16, dtype="float16", scale=1 / 64)
     cause = "keep dk and dv in float32 until the last tile"
     got = check((q, k, v, do + 1), False, cause)
-    judged.rounded_once(got["dv"], got["want"]["dv"], "dv of 2,500 queries", cause)
+    judged.check_rounded_once(got["dv"], got["want"]["dv"], "dv of 2,500 queries", cause)
     error, unit = rounding(got["dk"], got["want"]["dk"], torch.float16)
     assert error <= 3 * unit, f"mean error of dk is {error / unit:.1f} times that of rounding once to float16: {cause}"
 
 
 @exercise(DKDV, kind="numerics")
 def test_delta_and_lse_are_those_that_are_given(check, rng):
-    """Every probability is smaller than it was in forward."""
+    """lse is larger than in forward, so every probability is smaller; delta is random."""
 
     def shifted(given: dict) -> dict:
         shift, delta = rng.uniform(0.5, 1.5), rng.normal(*given["delta"].shape)
@@ -107,10 +107,10 @@ def test_one_kernel_does_the_work_and_twice_the_same(run, check, rng, is_causal,
     drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, group=2, dim=24)
     layout = dict.fromkeys("qkv", "columns first")
     got = check(drawn, is_causal, layout=layout, keep=True)
-    judged.single_launch(got)
+    judged.check_single_launch(got)
     if where == "interpret" and is_causal:
-        judged.compiles("dkdv", run, got, drawn, is_causal, layout)
-    judged.deterministic(got)
+        judged.check_compiles("dkdv", run, got, drawn, is_causal, layout)
+    judged.check_deterministic(got)
 
 
 @exercise(DKDV, kind="property")
@@ -118,4 +118,4 @@ def test_queries_before_the_diagonal_are_never_read(check, rng):
     drawn = draw(rng, n := rng.integers(260, 330), n, batch=1, heads=1, dim=16, dtype="float16")
     got = check(drawn, True, keep=True, where="interpret")
     _, tile = tiles(got)
-    judged.reads_no_more(got, lambda rows: n - rows[0] // tile * tile, "rows of q")
+    judged.check_reads_no_more(got, lambda rows: n - rows[0] // tile * tile, "rows of q")

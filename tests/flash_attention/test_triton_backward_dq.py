@@ -1,9 +1,9 @@
-"""The kernel that computes dq, and D = rowsum(do ∘ o).
+"""The kernel that computes dq, and delta = rowsum(do ∘ o).
 
-What must be true: dq and delta are those of attention in float64, from o and lse that are handed in; one kernel, the
-scores computed again, tile by tile. How it would be faked: torch does the work (its operators are noted, what
-torch.empty gives is NaN until a kernel writes it); the causal flag is forgotten in backward; a softmax with a maximum
-and sum of its own instead of lse (an lse that is shifted must shift dq); delta left out (do and o are independent).
+Must hold: dq and delta are those of attention in float64, from the o and lse that are passed in; one kernel recomputes
+the scores, tile by tile. Typical fakes: torch does the work (caught by recording its operators, and because torch.empty
+is NaN until a kernel writes); no causal mask in backward; a softmax with its own maximum and sum instead of lse (caught
+because a shifted lse must shift dq); no delta (caught because do and o are independent).
 """
 
 import functools
@@ -24,7 +24,7 @@ pytestmark = [needs_triton, pytest.mark.parametrize("where", MODES)]
 
 
 def without_delta(given: dict) -> dict:
-    """dS = P ∘ dP."""
+    """Set o and delta to 0, so that dS = P ∘ dP."""
     return given | {name: torch.zeros_like(given[name]) for name in ("o", "delta")}
 
 
@@ -46,7 +46,7 @@ def test_lengths_that_fit_no_tile(check, rng, dtype, is_causal):
 def test_any_strides(check, rng, case):
     drawn = draw(rng, rng.integers(40, 80), rng.integers(40, 80), batch=2, heads=2, dim=16, dtype="float16")
     given, layout = layouts.different(rng, **dict(zip(("q", "k", "v", "do"), drawn, strict=True)))
-    layout["o"] = rng.choice(sorted({*layouts.DIFFERENT[:5]} - {*layout.values()}))  # no two alike
+    layout["o"] = rng.choice(sorted({*layouts.DIFFERENT[:5]} - {*layout.values()}))  # no two layouts are equal
     check(given.values(), rng.choice([False, True]), STRIDES, layout)
 
 
@@ -72,10 +72,10 @@ def test_grouped_heads(check, rng, is_causal):
 
 @exercise(DQ, kind="numerics")
 def test_thousands_of_keys_are_summed_in_float32(check, rng):
-    """Keys nearly alike: dq is a sum of thousands of terms of one sign, and grows slowly."""
+    """Keys are nearly equal, so dq is a sum of thousands of terms of one sign, and grows slowly."""
     q, k, v, do = draw(rng, 8, 3000, batch=1, heads=1, dim=16, dtype="float16", scale=1 / 64)
     got = check((q, k + 4, (v + 2).abs(), do.abs() + 1), False, "accumulate in float32", change=without_delta)
-    judged.rounded_once(got["dq"], got["want"]["dq"], "dq of 3,000 keys", "accumulate in float32")
+    judged.check_rounded_once(got["dq"], got["want"]["dq"], "dq of 3,000 keys", "accumulate in float32")
 
 
 @exercise(DQ, kind="numerics")
@@ -86,7 +86,7 @@ def test_logits_fifty_times_larger(check, rng):
 
 @exercise(DQ, kind="numerics")
 def test_keys_that_are_not_there_add_nothing(check, rng):
-    """Scores far below 0: a key that is not there has score 0, and exp(0 − lse) overflows."""
+    """lse is far below 0. A padded key has score 0, so without the mask exp(0 − lse) overflows."""
     for is_causal in (False, True):
         q, k, v, do = draw(rng, 2 * rng.integers(10, 30) + 1, 2 * rng.integers(10, 30) + 1, dim=16)
         drawn = (q.abs() * 400, -k.abs(), v, do)
@@ -95,7 +95,7 @@ def test_keys_that_are_not_there_add_nothing(check, rng):
 
 @exercise(DQ, kind="numerics")
 def test_probabilities_come_from_the_lse_that_is_given(check, rng):
-    """Every probability is smaller than it was in forward."""
+    """lse is larger than in forward, so every probability is smaller."""
 
     def shifted(given: dict) -> dict:
         return without_delta(given) | {"lse": given["lse"] + rng.uniform(0.5, 1.5)}
@@ -109,13 +109,13 @@ def test_one_kernel_does_the_work_and_twice_the_same(run, check, rng, is_causal,
     drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, dim=24)
     layout = dict.fromkeys("qkv", "columns first")
     got = check(drawn, is_causal, layout=layout, keep=True)
-    judged.single_launch(got)
+    judged.check_single_launch(got)
     if where == "interpret" and is_causal:
-        judged.compiles("dq", run, got, drawn, is_causal, layout)
-    judged.deterministic(got)
+        judged.check_compiles("dq", run, got, drawn, is_causal, layout)
+    judged.check_deterministic(got)
 
 
 @exercise(DQ, kind="property")
 def test_tiles_above_the_diagonal_are_never_read(check, rng):
     drawn = draw(rng, n := rng.integers(257, 300), n, batch=1, heads=1, dim=16, dtype="float16")
-    judged.visits_no_tile_above_the_diagonal(check(drawn, True, keep=True, where="interpret"), n, n)
+    judged.check_no_tile_above_the_diagonal(check(drawn, True, keep=True, where="interpret"), n, n)

@@ -1,12 +1,12 @@
-"""The fused kernel.
+"""The fused forward kernel.
 
-What must be true: o and lse are those of attention in float64 for any lengths, heads, widths, strides and dtypes; one
-kernel computes them, which never writes scores and, with a causal mask, never reads a tile above the diagonal. How it
-would be faked: torch does the work (inside the call its operators are noted, and only allocation, views and casts are
-allowed), a kernel is launched for show (what torch.empty gives is NaN until a kernel writes it); only multiples of a
-tile, equal lengths or dense strides work (they are drawn otherwise); whole rows are one tile (loads and stores of runs
-whose output is judged are counted by address); low-precision sums (thousands of keys); the softmax without a maximum
-(logits × 50); every tile is read and masked.
+Must hold: o and lse are those of attention in float64 for any lengths, heads, widths, strides and dtypes. One kernel
+computes them, never writes scores and, with a causal mask, never reads a tile above the diagonal. Typical fakes: torch
+does the work (caught because only allocation, views and casts are allowed in the call); a kernel is launched for show
+(caught because torch.empty is NaN until a kernel writes); only multiples of a tile, equal lengths or dense strides work
+(caught by drawn ones); whole rows are one tile (caught by counting loads and stores by address, in runs whose output is
+judged); sums in low precision (caught by thousands of keys); softmax without a maximum (caught by logits × 50); every
+tile is read and masked.
 """
 
 import functools
@@ -106,7 +106,7 @@ def test_thousands_of_keys_are_summed_in_float32(check, rng):
     got = check((q, k, v + 1, do), False, "keep m, l and acc in float32")
     error = (got["lse"].double() - got["want"]["lse"]).abs().max().item()
     assert error <= 1e-4, f"lse is off by {error:.1e} after 3,000 keys: keep the sum in float32"
-    judged.rounded_once(got["o"], got["want"]["o"], "o of 3,000 keys", "lse is right, so keep acc in float32")
+    judged.check_rounded_once(got["o"], got["want"]["o"], "o of 3,000 keys", "lse is right, so keep acc in float32")
 
 
 @exercise(FORWARD, kind="numerics")
@@ -131,14 +131,14 @@ def test_one_kernel_does_the_work(run, check, rng, is_causal, where):
     drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, group=2, dim=24)
     layout = dict.fromkeys("qkv", "columns first")
     got = check(drawn, is_causal, layout=layout, keep=True)
-    judged.single_launch(got)
+    judged.check_single_launch(got)
     if where == "interpret" and is_causal:
-        judged.compiles("forward", run, got, drawn, is_causal, layout)
+        judged.check_compiles("forward", run, got, drawn, is_causal, layout)
 
 
 @exercise(FORWARD, kind="property")
 def test_programs_share_the_queries(check, rng):
-    """A grid of one program would walk over all queries by itself: nothing runs beside it."""
+    """A single program would process all queries alone, without parallelism."""
     (launch,) = check(draw(rng, 512, 512, batch=1, heads=2, dim=16), False, keep=True)["launches"]
     programs = math.prod(launch[1])
     assert programs >= 2 * 512 // 128, f"a grid of {launch[1]} for 2 heads of 512 queries: a program a tile of queries"
@@ -147,13 +147,13 @@ def test_programs_share_the_queries(check, rng):
 @exercise(FORWARD, kind="property")
 @pytest.mark.parametrize("kind", ["square", "more keys", "more queries"])
 def test_tiles_above_the_diagonal_are_never_read(check, rng, kind):
-    """By address, in the interpreter: a store of o covers at most BLOCK_M rows, a load of k at most BLOCK_N."""
+    """Counted by address in the interpreter: a store of o covers at most BLOCK_M rows, a load of k at most BLOCK_N."""
     n, heads = rng.integers(257, 300), rng.integers(1, 2)
     queries, keys = n + 130 * (kind == "more queries"), n + 130 * (kind == "more keys")
     drawn = draw(rng, queries, keys, batch=1, heads=heads, dim=16, dtype="float16")
     got = check(drawn, True, keep=True, where="interpret")
-    judged.visits_no_tile_above_the_diagonal(got, queries, keys)
-    if got["own"]:  # what the kernel may not read, it cannot: a stand-in for key_range reads all
+    judged.check_no_tile_above_the_diagonal(got, queries, keys)
+    if got["own"]:  # keys beyond `seen` lie in protected memory; a stand-in for key_range reads all keys
         seen = n + MAX_ROWS
         drawn = draw(rng, n, seen + 300, batch=1, heads=1, dim=16, dtype="float16")
         check(drawn, True, layout=dict.fromkeys("kv", f"{layouts.WALLED}{seen}"), where="interpret")

@@ -1,10 +1,10 @@
 """Gradients of a weighted sum as one Triton kernel, interpreted.
 
-What must be true: dx and dweight are those of y = x w for sizes that no tile divides and for any strides, summed in
-float32, in one launch in which no program depends on what another one stores. How it would be faked: by torch's
-operators beside a kernel (they are seen); by atomics, or by programs that add to each other's sums, which the
-interpreter runs one after the other and a GPU at the same time (loads and stores of each program are compared); for
-contiguous multiples of the tile alone; in the inputs' dtype.
+Must hold: dx and dweight are those of y = x w for sizes that no tile divides and for any strides, summed in float32, in
+one launch whose programs do not depend on each other's stores. Typical fakes: torch's operators beside a kernel (caught
+by recording them); atomics, or programs that add to each other's sums, which is right in the interpreter and wrong on a
+GPU (caught by comparing the loads and stores of all programs); code for contiguous multiples of the tile only; sums in
+the inputs' dtype.
 """
 
 import functools
@@ -48,7 +48,7 @@ def test_any_strides(run, rng, lie):
 
 @exercise(BACKWARD, kind="numerics")
 def test_long_sums_are_accumulated_in_float32(run, rng):
-    """More than a thousand positive addends: a sum in float16 drifts from what one rounding at the end would give."""
+    """With more than a thousand positive addends, a sum in float16 drifts away from one rounding at the end."""
     case = weighted.draw(rng, OPERANDS, rng.integers(1200, 1600), 40, torch.float16)
     case["x"], case["dy"] = case["x"].abs(), case["dy"].abs()
     check(run, [case], strides="is the sum float32 until it is stored?")
@@ -59,7 +59,7 @@ def test_products_may_be_larger_than_float16(run, rng):
     pairs, columns = rng.integers(20, 40), rng.integers(9, 30)
     x, dy = weighted.cancelling(rng, pairs, columns)
     case = weighted.with_layouts(rng, x=x.T.contiguous(), weight=rng.normal(columns).half(), dy=dy)
-    weighted.no_overflow(run(probes.weighted_sums, [case])[0]["dweight"], "dweight")
+    weighted.check_no_overflow(run(probes.weighted_sums, [case])[0]["dweight"], "dweight")
     check(run, [case])
 
 
@@ -69,8 +69,8 @@ def test_the_kernel_reads_its_inputs_and_writes_both_gradients(run, rng, layout)
     case = weighted.draw(rng, OPERANDS, rng.integers(20, 50), rng.integers(70, 150))
     case["layouts"]["x"] = layout
     got = run(probes.weighted_sum_kernels, case)
-    weighted.single_launch(got)
-    weighted.touched(got, OPERANDS, "dx dweight")
+    weighted.check_single_launch(got)
+    weighted.check_accesses(got, OPERANDS, "dx dweight")
 
 
 @exercise(BACKWARD, kind="property")
@@ -80,5 +80,5 @@ def test_no_program_depends_on_another(run, rng):
     assert not got["atomics"], (
         f"{got['atomics']} atomic operations: in which order they come differs from run to run, so do last bits"
     )
-    weighted.independent(got)
+    weighted.check_independent(got)
     assert got["equal"], "two runs on the same inputs differ"

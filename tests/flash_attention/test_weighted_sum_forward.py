@@ -1,10 +1,10 @@
 """A weighted sum of columns as one Triton kernel, interpreted.
 
-What must be true: y = x w for sizes that no tile divides and for any strides, with products and sums in float32, in one
-launch that reads all of x and writes all of y. How it would be faked: by torch's own product beside a kernel that does
-nothing (operators and accesses are seen); for contiguous multiples of the tile alone (sizes and strides are drawn,
-memory between the elements is NaN, and so is memory that nobody wrote); in the inputs' dtype (long sums and products
-beyond float16).
+Must hold: y = x w for sizes that no tile divides and for any strides, with products and sums in float32, in one launch
+that reads all of x and writes all of y. Typical fakes: torch's own product beside a kernel that does nothing (caught by
+recording operators and accesses); code for contiguous multiples of the tile only (caught by drawn sizes and strides;
+memory between the elements, and memory that no program wrote, is NaN); sums in the inputs' dtype (caught by long sums,
+and by products beyond float16).
 """
 
 import functools
@@ -50,7 +50,7 @@ def test_any_strides(run, rng, lie):
 
 @exercise(FORWARD, kind="numerics")
 def test_long_sums_are_accumulated_in_float32(run, rng):
-    """Thousands of positive addends: a sum kept in float16 drifts from what one rounding at the end would give."""
+    """With thousands of positive addends, a sum in float16 drifts away from one rounding at the end."""
     x = rng.normal(24, rng.integers(3000, 4000), dtype=torch.float16).abs()
     weight = rng.normal(x.shape[1], dtype=torch.float16).abs()
     check(run, [weighted.with_layouts(rng, x=x, weight=weight)], strides="is the sum float32 until it is stored?")
@@ -61,7 +61,7 @@ def test_products_may_be_larger_than_float16(run, rng):
     rows, pairs = rng.integers(9, 30), rng.integers(40, 90)
     x, weight = weighted.cancelling(rng, pairs, rows)
     case = weighted.with_layouts(rng, x=x, weight=weight)
-    weighted.no_overflow(run(probes.weighted_sums, [case])[0]["y"], "y")
+    weighted.check_no_overflow(run(probes.weighted_sums, [case])[0]["y"], "y")
     check(run, [case])
 
 
@@ -82,6 +82,6 @@ def test_other_shapes_are_refused(run, rng):
 def test_the_kernel_reads_all_of_x_and_writes_all_of_y(run, rng):
     case = weighted.draw(rng, OPERANDS, rng.integers(20, 50), rng.integers(70, 150))
     got = run(probes.weighted_sum_kernels, case)
-    weighted.single_launch(got)
-    weighted.touched(got, OPERANDS, "y")
-    weighted.independent(got)
+    weighted.check_single_launch(got)
+    weighted.check_accesses(got, OPERANDS, "y")
+    weighted.check_independent(got)

@@ -15,7 +15,7 @@ UNWRITTEN = "NaN is what no program wrote, or lies between strided elements. Are
 
 
 def draw(rng, names: str, rows: int, columns: int, dtype=torch.float32, lay=layouts.draw) -> dict:
-    """Draw a case. names: the tensors, "x weight" or "x weight dy"; lay: draws their memory layouts."""
+    """Draw a case. names: the tensors, "x weight" or "x weight dy". lay: function that draws their memory layouts."""
     shapes = {"x": (rows, columns), "weight": (columns,), "dy": (rows,)}
     return with_layouts(rng, lay, **{name: rng.normal(*shapes[name], dtype=dtype) for name in names.split()})
 
@@ -37,7 +37,7 @@ def sums(x: Tensor, weight: Tensor, dy: Tensor | None = None) -> dict[str, Tenso
 
 
 def check(run, cases: list[dict], strides: str, tiles: str) -> None:
-    """strides, tiles: hints for the message if a value is wrong, or was never written."""
+    """Check all cases. strides, tiles: hints for a wrong value, and for a value that was never written."""
     check_each(run, probes.weighted_sums, cases, lambda case, got: _judge(case, got, strides, tiles))
 
 
@@ -58,7 +58,7 @@ def _judge(case: dict, got: dict, strides: str, tiles: str) -> None:
         )  # fmt: skip
 
 
-def single_launch(got: dict) -> None:
+def check_single_launch(got: dict) -> None:
     """Assert that one launch did all the work."""
     assert len(got["launches"]) == 1, f"expected one kernel launch, saw {len(got['launches'])}: {got['launches']}"
     other = sorted(set(got["operators"]) - ALLOWED)
@@ -68,7 +68,7 @@ def single_launch(got: dict) -> None:
     )
 
 
-def touched(got: dict, inputs: str, results: str) -> None:
+def check_accesses(got: dict, inputs: str, results: str) -> None:
     """Assert that the kernel reads all inputs and writes nothing but all results."""
     for names, verb, counts in ((inputs, "loaded", got["unread"]), (results, "stored", got["unwritten"])):
         for name, missing in zip(names.split(), counts, strict=True):
@@ -77,7 +77,7 @@ def touched(got: dict, inputs: str, results: str) -> None:
     assert got["contiguous"], f"{results}: expected contiguous results, whatever the strides of the inputs"
 
 
-def independent(got: dict) -> None:
+def check_independent(got: dict) -> None:
     assert not got["raced"], (
         f"{got['raced']} elements are stored by one program and touched by another: programs run at the same time on a "
         "GPU, so that additions are lost; let one program own each element of a result"
@@ -85,14 +85,14 @@ def independent(got: dict) -> None:
 
 
 def cancelling(rng, pairs: int, rows: int) -> tuple[Tensor, Tensor]:
-    """x (rows, 2 pairs) and w (2 pairs): each pair of products is beyond 65,504, and its sum is small."""
+    """x (rows, 2 · pairs) and w (2 · pairs). Both products of a pair exceed 65,504 in size; their sum is small."""
     a = rng.normal(rows, pairs).sign() * (400 + rng.normal(rows, pairs).abs())
     w = rng.normal(pairs).sign() * (300 + 10 * rng.normal(pairs).abs())
     x = torch.stack([a, a + rng.normal(rows, pairs)], -1).flatten(1)
     return x.half(), torch.stack([w, -w], -1).flatten().half()
 
 
-def no_overflow(got: Tensor, name: str) -> None:
+def check_no_overflow(got: Tensor, name: str) -> None:
     assert torch.isfinite(got).all(), (
         f"{name} is not finite where products exceed 65,504 and sums do not: convert tiles to float32 before "
         "multiplying"

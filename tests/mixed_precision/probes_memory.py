@@ -54,7 +54,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def graph(kinds: list[str], x: Tensor, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """A chain of OPERATIONS on x. The weights it uses are its parameters; all but one are views of one buffer."""
+    """A chain of OPERATIONS on x. The weights are its parameters; all but the first are views of one buffer."""
     x = x.clone().requires_grad_()
     buffer = torch.stack(weights)
     parameters = [w.clone().requires_grad_() for w in weights[:1]] + [w.requires_grad_() for w in buffer.unbind()[1:]]
@@ -92,7 +92,7 @@ def saved_rows(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) ->
 
 
 def model_saved(impl: Any, sizes: dict, batch: int, context: int) -> dict:
-    """For a transformer: the result of saved_bytes, and the bytes that hooks saw, without parameters."""
+    """Result of saved_bytes for a transformer, and the bytes that hooks see, both without parameters."""
     model = Transformer(Config(**sizes))
     tokens = torch.randint(sizes["vocabulary"], (batch, context))
     tracker = SavedTracker([*model.parameters()])
@@ -120,13 +120,13 @@ def norm(
     y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight, *([] if eps is None else [eps]))
     wanted = {name: t for name, t in (("dx", x), ("dweight", weight)) if t.requires_grad}
     results = {"y": y, "dx": None, "dweight": None, **caller.gradients([y], wanted, [dy]), "callers": caller.seen()}
-    rerun = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight)  # its graph lives as long as it does
+    rerun = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight)  # keep the result: its graph lives as long
     raw = rerun.grad_fn.apply(dy) if hasattr(rerun.grad_fn, "apply") else ()  # also gradients that autograd would drop
     return {**results, "given": [g is not None for g in raw]}
 
 
 def norm_memory(impl: Any, x: Tensor, weight: Tensor) -> dict:
-    """Saved bytes according to hooks, and bytes of storages alive after forward, besides the result."""
+    """Bytes saved besides the weight, bytes alive after forward besides y, names of y's node and the nodes after it."""
     x, weight = x.requires_grad_(), weight.requires_grad_()
     function = impl.mixed_precision.rms_norm.RMSNorm
     with meter(inputs=(x, weight)) as memory:
@@ -137,7 +137,7 @@ def norm_memory(impl: Any, x: Tensor, weight: Tensor) -> dict:
 
 
 def norm_weighed(impl: Any, rows: int, width: int, dtype: str, seed: int, ballast: int) -> dict:
-    """Some rows of x and y; the process reaches its peak memory after forward."""
+    """Some rows of x and y. weigh(ballast) puts the process's memory peak after forward."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, width, generator=generator, dtype=DTYPES[dtype]).requires_grad_()
     weight = torch.ones(width, dtype=x.dtype, requires_grad=True)
@@ -186,7 +186,7 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
     with autocast, torch.set_grad_enabled(kind != "no grad"):
         if kind == "many":
             out, nothing, mean, doubled = call(part, x, scale, shift=shift, flag="many")
-            extra = doubled.sum() + mean.float()  # which is detached
+            extra = doubled.sum() + mean.float()  # mean is detached
             assert nothing is None
             assert mean.dim() == 0
         elif kind == "nested":
@@ -223,7 +223,7 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
 
 
 def part_memory(impl: Any, weights: list[Tensor], x: Tensor, shift: Tensor, parts: int) -> dict:
-    """A chain of checkpointed parts: saved bytes, calls, and whether inner tensors are freed after forward."""
+    """Bytes of a chain of checkpointed parts: saved and alive after forward, and saved at most."""
     chain = [Part(weights, 0.1) for _ in range(parts)]
     parameters = [p for part in chain for p in part.parameters()]
     x, shift = x.clone().requires_grad_(), shift.clone()
@@ -241,7 +241,7 @@ def part_memory(impl: Any, weights: list[Tensor], x: Tensor, shift: Tensor, part
 
 
 def wide_part(impl: Any, weight: Tensor, x: Tensor, ballast: int) -> dict:
-    """Sums of a checkpoint's wide result, and x's gradient; the process reaches its peak memory between them."""
+    """Column sums of a checkpoint's wide result, and x's gradient. weigh(ballast) puts the memory peak between both."""
     x = x.clone().requires_grad_()
     y = impl.mixed_precision.checkpoint.checkpoint(lambda a: torch.tanh(a @ weight), x)
     sums = y.detach().sum(0)
@@ -262,14 +262,14 @@ class Layer(nn.Module):
         self.depth = depth
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x @ self.weight  # keeps its input
+        x = x @ self.weight  # saves its input
         for _ in range(self.depth):
             x = torch.tanh(x)
         return x * 2.0  # saves nothing; its result is saved by the next layer
 
 
 def chain_peak(impl: Any, rows: int, sizes: list[int], depths: list[int]) -> dict:
-    """Plan a real chain by what its layers keep, run it by that plan with torch's checkpoint, and measure the peak."""
+    """Plan a real chain by what its layers save, run it by that plan with torch's checkpoint, and measure the peak."""
     layers = [Layer(a, b, d) for a, b, d in zip(sizes, sizes[1:], depths, strict=False)]
     parameters = [p for layer in layers for p in layer.parameters()]
     inputs, saved, x = [], [], torch.randn(rows, sizes[0])

@@ -107,7 +107,7 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
     def forward() -> Tensor:
         y = x
         for i, layer in enumerate(layers):
-            if i == 1:  # between layers, as large as their saved tensors
+            if i == 1:  # a saved tensor between layers, as large as theirs
                 others.append(torch.tanh(y.repeat(1, OTHER_SIZE // y.shape[1] + 1)[:, :OTHER_SIZE]))
                 y = y + others[0].mean(dim=1, keepdim=True)
             y = layer(y)
@@ -134,7 +134,7 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
 
 
 class Work(torch.autograd.Function):
-    """2 x, after some seconds of work each way; saves `count` numbers, and reports from its backward."""
+    """Returns 2 x. Forward and backward work `seconds` each; forward saves `count` numbers, backward calls `report`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, count: int, seconds: float, report: Any) -> Tensor:
@@ -164,11 +164,11 @@ class Timed(nn.Module):
 
 
 def timed(impl: Any, counts: list[int], seconds: list[float]) -> dict:
-    """Layer i keeps counts[i] float32 numbers twice, and works seconds[i] each way, on the simulated device.
+    """Layer i saves counts[i] float32 numbers twice, and works seconds[i] per direction, on the simulated device.
 
-    Backward runs twice over one graph. The result has for each run "rows": [layer, bytes of each tensor on the device,
-    whether its saved tensors are there], observed in the second half of each layer's backward; and "after": bytes on
-    the device after forward and after each backward.
+    Backward runs twice over one graph. "rows", taken in the second half of each layer's backward: [layer, bytes of each
+    tensor on the device, whether its saved tensors are there]. "after": bytes on the device after forward and after
+    each backward. "left": bytes on device and host at the end.
     """
     gpu, memory, rows = current(), LiveStorages(), []
     layers = nn.ModuleList(

@@ -50,7 +50,7 @@ WIDTH = 8
 
 
 def chain(layers: list[str], parameters: str) -> nn.Sequential:
-    """(batch, 3, width) through all layers."""
+    """A chain of these layers, for inputs of shape (batch, 3, width)."""
     model = nn.Sequential()
     for i, kind in enumerate(layers):
         model.add_module(f"{kind}_{i}", LAYERS[kind](WIDTH))
@@ -77,7 +77,7 @@ def _refuse(*_: Any, **__: Any) -> None:
 
 
 def observed(impl: Any, layers: list[str], parameters: str, loss: str, autocast: str, device: str) -> dict:
-    """Dtypes observed in a run; on "cuda" a run on fake tensors, also where there is a GPU. Does not call impl."""
+    """Dtypes observed in a run. For "cuda" it runs on fake tensors, even where there is a GPU. Does not call impl."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     fake = device == "cuda"
@@ -99,10 +99,10 @@ def observed(impl: Any, layers: list[str], parameters: str, loss: str, autocast:
         for name, layer in model.named_children():
             x = layer(x)
             activations[name] = _name(x.dtype)
-        classes = torch.zeros(2, WIDTH, dtype=torch.int64, device=device)  # they are dim 1
+        classes = torch.zeros(2, WIDTH, dtype=torch.int64, device=device)  # classes are dim 1 of x
         value = LOSSES[loss]()(x, torch.zeros(2, 3, WIDTH, device=device) if loss == "mse" else classes)
         torch.set_autocast_enabled(device, False)
-    if x.requires_grad:  # a chain may have no parameters; through MSELoss torch 2.11 cannot promote
+    if x.requires_grad:  # a chain may have no parameters; MSELoss's backward cannot promote in torch 2.11
         x.backward(torch.ones_like(x))
     names = {n: _name(p.dtype) for n, p in model.named_parameters()}
     gradients = names if fake else {n: _name(p.grad.dtype) for n, p in model.named_parameters() if p.grad is not None}
@@ -135,7 +135,7 @@ def scaler_scales(impl: Any, options: dict, finite: list[bool], resume_at: int) 
 
 
 def scaled_loss(impl: Any, loss: Tensor, scale: float) -> tuple[Tensor, bool]:
-    """The scaled loss, and whether autograd can go back from it."""
+    """The scaled loss, and whether it requires a gradient."""
     scaled = impl.mixed_precision.loss_scaler.LossScaler(scale).scale_loss(loss.requires_grad_())
     return scaled.detach(), scaled.requires_grad
 
@@ -218,7 +218,7 @@ OPTIMIZERS = {
 
 
 class SavedTracker:
-    """Tracks the bytes that autograd saves, counting each storage once; some are left out."""
+    """Tracks the bytes that autograd saves, counting each storage once. left_out: tensors that do not count."""
 
     def __init__(self, left_out: list[Tensor]):
         self.left_out = {t.untyped_storage()._cdata for t in left_out}
@@ -262,7 +262,7 @@ def accounted(
 
 
 def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, segment: int | None) -> dict:
-    """The same counts, measured in a run. Does not call impl."""
+    """The counts of `accounting`, measured in a run. Does not call impl."""
     config = Config(**sizes)
     model = Transformer(config).to(DTYPES[precision])
     masters = model if precision == "float32" else Transformer(config)

@@ -1,9 +1,9 @@
-"""The memory of a training step, counted on paper and measured in a run.
+"""The memory of a training step, counted by formula and measured in a run.
 
-What must be true: each of the four counts is within 0.1 % of what a real step of the real model keeps, for any sizes,
-both precisions, with and without checkpointing. How it would be faked: a formula that fits one size (the quadratic part
-dominates in some cases and vanishes in others, heads are grouped in some, the vocabulary is large in some); running the
-model and looking (a million layers, and no module can be made).
+Must hold: each of the four counts is within 0.1 % of what a real step of the real model keeps, for any sizes, both
+precisions, with and without checkpointing. Typical fakes: a formula that fits one size (caught by cases in which the
+quadratic part dominates or vanishes, heads are grouped, or the vocabulary is large); running the model and measuring
+(caught by a million layers, where creating a module raises).
 """
 
 import pytest
@@ -16,7 +16,7 @@ from . import probes_precision as probes
 
 ACCOUNTING = "mixed_precision.accounting"
 TOLERANCE = 0.001
-PATIENCE_S = 8.0  # to count a million layers: a formula takes none of it, a model of so many a quarter of an hour
+PATIENCE_S = 8.0  # to count a million layers: a formula takes almost no time, a model a quarter of an hour
 CASES = {
     "long context": {"batch": (1, 2), "context": (150, 200), "width": 16, "hidden": (20, 40), "vocabulary": (20, 60)},
     "short context": {"batch": (8, 12), "context": (8, 16), "width": 64, "hidden": (150, 250), "vocabulary": (50, 90)},
@@ -28,7 +28,7 @@ MEANING = {
     "optimizer": "two float32 moments a parameter, and a float32 master where the parameter is smaller",
     "activations": "go through the docstring's list for one block",
 }
-PER_PARAMETER = {  # bytes of the optimizer, and what would have so many
+PER_PARAMETER = {  # bytes of the optimizer per parameter: the mistake that gives them
     "float32": {
         4: "one moment, or moments in 16 bits",
         12: "moments and a master, of which a float32 parameter needs none",
@@ -70,7 +70,7 @@ def check(run, names, *case) -> None:
 
 
 def parts(sizes: dict, batch: int, context: int, precision: str) -> dict[str, int]:
-    """Bytes of the docstring's list, of T = batch · context tokens and s bytes an element."""
+    """Bytes of each item in the docstring's list, for T = batch · context tokens and s bytes per element."""
     tokens, s = batch * context, {"float32": 4, "bfloat16": 2}[precision]
     width, layers = sizes["width"], sizes["layers"]
     one = {
@@ -88,7 +88,7 @@ def parts(sizes: dict, batch: int, context: int, precision: str) -> dict[str, in
 
 @harmless
 def short_last(name: str, layers: int, segment: int | None) -> str:
-    """Which segment takes most, where that is not the last."""
+    """A hint if the last segment is short, so that an earlier one keeps the most; else ""."""
     if name != "activations" or not segment or segment > layers or not layers % segment:
         return ""
     lengths = ", ".join(map(str, [segment] * (layers // segment) + [layers % segment]))
@@ -97,7 +97,7 @@ def short_last(name: str, layers: int, segment: int | None) -> str:
 
 @harmless
 def per_parameter(name: str, got: dict, want: dict, precision: str) -> str:
-    """How many bytes of the optimizer's that is for each, and what would have so many."""
+    """The optimizer's bytes per parameter, and the mistake that gives them; "" for other counts."""
     if name != "optimizer":
         return ""
     count = want["parameters"] / {"float32": 4, "bfloat16": 2}[precision]
@@ -133,7 +133,7 @@ def test_activations_with_checkpointing(run, rng, case, precision):
 @exercise(ACCOUNTING, kind="property")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_million_layers_are_counted_without_a_model(run, rng, precision):
-    """Each layer beyond the first takes as many bytes as a run shows of the second."""
+    """Each layer beyond the first takes as many bytes as the second one takes in a run."""
     (sizes, batch, context), many = draw(rng, rng.choice([*CASES]), 1), rng.integers(10**6, 2 * 10**6)
     one, two = (run(probes.measured, {**sizes, "layers": n}, batch, context, precision, None) for n in (1, 2))
     got = run(

@@ -1,9 +1,9 @@
-"""Sums as one register makes them, and a bound that holds.
+"""Sums with one rounding per addition, and a bound on their error.
 
-What must be true: every single addition is rounded to the accumulator, in order, so the result is one particular number
-and not merely a near one. How it would be faked: `values.sum(dtype=…)`, which adds pairwise or in float32 and rounds
-once; a sum in a larger dtype, rounded at the end; a conversion of the inputs left out or done in the wrong place. The
-bound would be faked by a generous number: it is compared with the formula, and is infinite where nothing is known.
+Must hold: every single addition is rounded to the accumulator's dtype, in order, so exactly one result is right.
+Typical fakes: `values.sum(dtype=…)`, which adds pairwise or in float32 and rounds once; a sum in a larger dtype,
+rounded at the end; inputs that are not converted, or converted in the wrong place; a generous bound (caught by
+comparing it with the formula; it is infinite if k·u ≥ 1).
 """
 
 import pytest
@@ -21,7 +21,7 @@ BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 def in_order(values: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
-    """In float64, rounded after every addition: 53 bits are more than twice any accumulator's, so this rounds once."""
+    """Sum in float64, rounded after every addition; 53 bits are more than twice any accumulator's: one rounding."""
     addends = values.to(accumulator).double()
     total = addends[..., 0]
     for i in range(1, values.shape[-1]):

@@ -1,10 +1,9 @@
 """Checkpointing changes memory, and nothing else.
 
-What must be true: results, gradients and the random stream are bit for bit those of the plain call, in every way of
-calling; what is kept is what went in; the function runs once without autograd and once with it. How it would be faked:
-by not checkpointing (bytes are measured, by the kernel too); with torch's own (forbidden); with new random numbers on
-recomputation (other dropout), under another autocast, or by leaving the random stream elsewhere than the plain call
-does.
+Must hold: the result and the random stream are those of the plain call bit for bit, and gradients up to rounding, in
+every way of calling; only inputs are kept; the function runs once without autograd and once with it. Typical fakes: no
+checkpointing (caught by measuring bytes, also as the process's memory peak); torch's own (forbidden); recomputation
+with new random numbers (caught by dropout) or under another autocast; a random stream that ends elsewhere.
 """
 
 import pytest
@@ -65,7 +64,7 @@ def test_checkpoint_keeps_inputs_and_recomputes_one_part_at_a_time(run, rng):
     assert got["kept"] <= inputs, (
         f"after forward autograd keeps {got['kept']:,} bytes, the {parts} inputs and the shift are {inputs:,}"
     )
-    assert got["alive"] <= inputs + rows * width * 4 + 6000 * parts, (  # and the random state, 5,056 bytes each
+    assert got["alive"] <= inputs + rows * width * 4 + 6000 * parts, (  # plus the random state, 5,056 bytes per part
         f"after forward {got['alive']:,} bytes are alive; inputs and the shift are {inputs:,}, one hidden activation "
         f"{activation:,}"
     )
@@ -81,7 +80,7 @@ def test_the_result_is_not_kept_outside_torch_either(run, rng):
     rows, width, hidden = rng.integers(2200, 2300), 4, 4096
     weight, x = rng.normal(width, hidden) / 3, rng.normal(rows, width)
     result = 4 * rows * hidden
-    ballast = 7 * result  # backward has the result, what is inside and their gradients
+    ballast = 7 * result  # backward holds the result, inner tensors and their gradients
     (trace,) = run.trace(probes.wide_part, weight, x, ballast)
     (small,) = run.trace(probes.wide_part, weight[:, :4], x[:4], 8)
     got, y = trace.values, torch.tanh(x.double() @ weight.double())

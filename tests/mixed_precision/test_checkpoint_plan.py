@@ -1,8 +1,8 @@
 """Segments of unequal layers with the lowest peak.
 
-What must be true: no other way of cutting has a lower peak (all of them are tried, where they can be), and the peak is
-the one that is measured when a real chain is run by the plan. How it would be faked: √N equal segments (layers are
-unequal, by factors of ten); a greedy cut; a peak that is claimed and not reached.
+Must hold: no other way of cutting has a lower peak (short chains: all are tried), and a real chain that runs by the
+plan has the planned peak. Typical fakes: √N equal segments (caught by layers that differ by factors of ten); a greedy
+cut; a peak in the plan that the segments do not have.
 """
 
 import functools
@@ -51,11 +51,11 @@ def brute_force(inputs: list[int], saved: list[int]) -> int:
 
 
 def by_first_segment(inputs: list[int], saved: list[int]) -> int:
-    """The lowest peak, trying all lengths of the first segment, and then of each rest."""
+    """The lowest peak: try every length of the first segment, then the same for the layers that remain."""
 
     @functools.cache
     def rest(a: int) -> int:
-        """Of the layers from a on, without what is kept before them."""
+        """The lowest peak of the layers from a on, without the inputs stored before them."""
         peaks = [max(sum(saved[a:b]), inputs[a] + rest(b)) for b in range(a + 1, len(saved))]
         return min([*peaks, sum(saved[a:])])
 
@@ -63,7 +63,7 @@ def by_first_segment(inputs: list[int], saved: list[int]) -> int:
 
 
 def draw(rng, layers: int) -> tuple[list[int], list[int]]:
-    """Layers of three kinds: that save little, much, or their input alone, which whoever cuts greedily falls for."""
+    """Draw layers that save little, much, or only their input. Greedy cuts fail on the third kind."""
     inputs = [rng.integers(1, 40) for _ in range(layers)]
     extra = [rng.choice([0, rng.integers(0, 30), rng.integers(100, 400)]) for _ in range(layers)]
     return inputs, [i + m for i, m in zip(inputs, extra, strict=True)]
@@ -83,7 +83,7 @@ def check(run, chains, lowest: Callable[[list[int], list[int]], int]) -> None:
 @exercise(PLAN, kind="numerics")
 @pytest.mark.parametrize("layers", [1, 2, 5, 9, 12])
 def test_no_way_of_cutting_has_a_lower_peak(run, rng, layers):
-    # Several chains, since few of two layers show how they were cut.
+    # Several chains, since a chain of two layers rarely shows how it was cut.
     chains = [draw(rng, layers) for _ in range({9: 4, 12: 2}.get(layers, 8))]
     check(run, chains, brute_force)
 
@@ -119,7 +119,7 @@ def test_lists_that_do_not_fit_are_refused(run):
 @exercise(PLAN, kind="numerics")
 def test_the_recursive_bound(run, rng):
     def walk(layers: int, stored: int) -> tuple[int, int]:
-        """Go through the recursion, counting."""
+        """(most inputs stored, number of layer runs), by following the recursion."""
         if layers == 1:
             return stored, 1
         half = layers // 2

@@ -1,8 +1,8 @@
 """The dtypes of a training step, predicted and then observed.
 
-What must be true: the prediction is what a run shows, on the CPU and on CUDA, whose lists of operators differ. Without
-a GPU CUDA's autocast runs all the same, on fake tensors. How it would be faked: by running the model (there
-are chains of layers whose forward raises), which would also say nothing of a device that is not there.
+Must hold: the prediction is what a run shows, on the CPU and on CUDA, whose lists of operators differ. CUDA's autocast
+runs on fake tensors, so it needs no GPU. Typical fake: run the model (caught by layers whose forward raises); such a
+run would also show nothing about a missing device.
 """
 
 import pytest
@@ -47,7 +47,7 @@ def input_hint(activations: dict[str, str], name: str) -> str:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("autocast", ["float16", "bfloat16"])
 def test_under_autocast_the_table_is_what_a_run_shows(run, rng, autocast, device):
-    layers = ["linear", *rng.shuffled(INNER)]  # every kind, after a product
+    layers = ["linear", *rng.shuffled(INNER)]  # every kind of layer, after a matrix product
     check(run, layers, "float32", rng.choice(["mse", "cross_entropy"]), autocast, device)
     check(run, ["embedding", "relu"], rng.choice(["float16", "bfloat16"]), "mse", autocast, device)
     first = [rng.choice(["embedding", "layer_norm", "tanh"]), *rng.shuffled(INNER)[:5]]
@@ -65,5 +65,5 @@ def test_without_autocast_everything_keeps_the_parameters_dtype(run, rng, dtype)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("autocast", ["float16", "bfloat16"])
 def test_layers_that_cannot_be_run_are_in_the_table_too(run, rng, autocast, device):
-    """The forward of each raises: dtypes follow from the rules alone."""
+    """Every layer's forward raises: dtypes follow from the rules alone."""
     check(run, ["linear", *rng.shuffled(INNER)], "float32", rng.choice([*probes.LOSSES]), autocast, device, runs=False)

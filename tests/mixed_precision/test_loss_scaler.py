@@ -1,9 +1,9 @@
-"""Dynamic loss scaling, by its life and by what it does to gradients.
+"""Dynamic loss scaling: the scale over time, and its effect on gradients.
 
-What must be true: the scale backs off at once, grows after exactly `interval` finite steps in a row, goes on after a
-restart as if there had been none, and gradients are divided by it once, with infinities and NaN noticed wherever they
-are. How it would be faked: a constant scale; growth that counts all steps, or the good ones not in a row; a check of
-one gradient, or of infinities only; a state of one number.
+Must hold: the scale backs off at once, grows after exactly `interval` finite steps in a row, and continues after a
+restart as if there had been none; gradients are divided by it once; infinities and NaN are noticed in every gradient.
+Typical fakes: a constant scale; growth that counts all steps, or finite steps that are not in a row; a check of one
+gradient, or of infinities only; a saved state of one number.
 """
 
 import pytest
@@ -91,7 +91,7 @@ def test_gradients_are_divided_once_and_in_place(run, rng):
 
 @exercise(SCALER, kind="numerics")
 def test_large_values_are_finite_too(run, rng):
-    """Their sum, or the sum of their squares, is not; nor is the difference of two infinite sums."""
+    """Their sum, and the sum of their squares, overflow; the difference of two infinite sums is NaN."""
     largest = torch.finfo(torch.float32).max
     gradients = [torch.full((rng.integers(3, 9),), largest), -torch.full((rng.integers(3, 9),), largest)]
     got = run(probes.unscaled, gradients, 2.0 ** rng.integers(1, 8))

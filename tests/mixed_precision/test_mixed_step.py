@@ -1,10 +1,10 @@
-"""Training in mixed precision is float64 training, nearly; naive float16 is not.
+"""Training in mixed precision is close to float64 training; naive float16 training is not.
 
-What must be true: masters after some steps are those of float64 training within what a plain mixed-precision run loses
-(written out below: float32 masters, 16-bit forward and backward, a constant scale that fits). How it would be faked:
-computing in float32 (outputs of the layers are looked at); an optimizer on the 16-bit parameters (small updates
-vanish); no scaling (small gradients vanish: losses are weighted so that they do); clipping what is still scaled;
-stepping on an infinity; a scaler that is never told how it went.
+Must hold: after some steps, masters differ from float64 training by no more than those of a plain mixed-precision run
+(implemented below: float32 masters, 16-bit forward and backward, a constant scale that fits). Typical fakes: compute in
+float32 (caught by the dtype of the layers' outputs); an optimizer on the 16-bit parameters (caught by small updates,
+which vanish); no scaling (caught by losses with small weights, whose gradients vanish); clipping before unscaling;
+stepping on an infinity; a scaler whose update is never called.
 """
 
 import pytest
@@ -26,7 +26,7 @@ OPTIONS = {"dtype": "float16", "optimizer": "sgd", "lr": 0.5, "max_norm": 1e9, "
 
 
 def draw(rng, steps: int, weight: float = 1.0) -> dict:
-    """A start, in the order of the model's parameters, batches, and what each batch's loss is multiplied by."""
+    """Start values in the order of the model's parameters, batches, and the factor of each batch's loss."""
     width, hidden = rng.integers(6, 10), rng.integers(8, 14)
     state = {
         "first.weight": rng.normal(hidden, width) / width**0.5, "first.bias": rng.normal(hidden) * 0.1,
@@ -34,7 +34,7 @@ def draw(rng, steps: int, weight: float = 1.0) -> dict:
         "unused.weight": rng.normal(1, 3),
     }  # fmt: skip
     registered = [plain_name(name) for name in probes.Net(state).state_dict()]
-    state = {name: state[name].half().float() for name in registered}  # masters start as the model can hold them
+    state = {name: state[name].half().float() for name in registered}  # start values that float16 can hold
     batches = [(rng.normal(16, width).half().float(), rng.normal(16, 3)) for _ in range(steps)]
     return {"state": state, "batches": batches, "weights": [weight] * steps}
 
@@ -71,7 +71,7 @@ def train(drawn: dict, compute_dtype: torch.dtype, master_dtype: torch.dtype, sc
 
 
 def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
-    """Masters after the last step, against float64 training; allowed is what a plain mixed-precision run loses."""
+    """Compare the last masters with float64 training; a plain mixed-precision run sets the tolerance."""
     want = train(drawn, torch.float64, torch.float64, 1.0, **options)[-1]
     plain = train(drawn, probes.DTYPES[dtype], torch.float32, scale, **options)[-1]
     joined = lambda parameters: torch.cat([p.double().flatten() for p in parameters])  # noqa: E731
@@ -98,7 +98,7 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_masters_follow_float32_training(run, rng, dtype, optimizer):
     drawn, lr = draw(rng, 6), {"sgd": 0.5, "adamw": 1e-3}[optimizer]
-    # A common scale for both, so that AdamW sees the same signs of tiny gradients.
+    # The plain run has the same scale, so that AdamW sees the same signs of tiny gradients.
     got = train_student(run, drawn, dtype=dtype, optimizer=optimizer, lr=lr, scale=256.0)
     check(got, drawn, dtype, 256.0, optimizer=optimizer, lr=lr)
 
@@ -122,7 +122,7 @@ def test_gradients_are_clipped_after_unscaling(run, rng):
     drawn, max_norm = draw(rng, 4), rng.uniform(0.05, 0.1)
     got = train_student(run, drawn, max_norm=max_norm)
     check(got, drawn, "float16", OPTIONS["scale"], max_norm=max_norm)
-    before = drawn["state"].values()  # what is unused stays
+    before = drawn["state"].values()  # unused parameters stay
     first = torch.cat([(m.double() - b.double()).flatten() for m, b in zip(got["masters"][0], before, strict=True)])
     moved = first.norm().item() / OPTIONS["lr"]
     assert abs(moved / max_norm - 1) < 1e-2, (
@@ -151,7 +151,7 @@ def test_the_report_is_of_unscaled_numbers_before_clipping(run, rng):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_step_with_an_infinity_or_nan_changes_nothing(run, rng, optimizer):
     drawn, bad = draw(rng, 5), rng.integers(1, 3)
-    drawn["weights"][bad] = {"sgd": 2.0**30, "adamw": float("nan")}[optimizer]  # times the scale: beyond float16
+    drawn["weights"][bad] = {"sgd": 2.0**30, "adamw": float("nan")}[optimizer]  # times the scale, it exceeds float16
     got = train_student(run, drawn, optimizer=optimizer, lr=1e-3)
     before, after = (torch.cat([m.flatten() for m in got["masters"][i]]) for i in (bad - 1, bad))
     stepped, expected = [r["stepped"] for r in got["reports"]], [i != bad for i in range(5)]

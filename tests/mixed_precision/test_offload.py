@@ -1,10 +1,10 @@
-"""Saved activations on the host, and back one layer ahead.
+"""Saved activations on the host, fetched one layer ahead.
 
-What must be true: gradients are those of the plain run; after forward nearly nothing that layers saved is on the
-device; backward finds each layer's tensors already on their way. How it would be faked: copies that are kept beside the
-originals (storages alive on the device are counted); everything fetched at the start of backward, or each tensor when
-it is needed (copies are logged against backward's progress); parameters sent along; copies on the stream of the work,
-or streams that do not wait for each other (the simulated device is then too late, or too early, by exactly that).
+Must hold: gradients are those of the plain run; after forward, almost nothing that layers saved is on the device; each
+layer's tensors are fetched before its backward begins. Typical fakes: copies beside the originals (caught by counting
+storages alive on the device); all fetches at the start of backward, or each when it is needed (caught by a log of
+copies and of backward's progress); parameters sent along; copies on the stream of the work, or streams that do not wait
+for each other (caught because the simulated device is then late, or early, by a known time).
 """
 
 import pytest
@@ -16,24 +16,24 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_offload as probes
 
 OFFLOAD = "mixed_precision.offload"
-HOST_BYTES_PER_S = 32e9  # of the simulated device's link
+HOST_BYTES_PER_S = 32e9  # bandwidth of the simulated device's link to the host
 OVERHEAD_S = 40e-6  # launches and small operators that nothing hides
 SMALL = 4096  # bytes of x and its gradients
 
 
 def draw(rng) -> tuple:
     rows, width = rng.integers(24, 40), rng.integers(6, 10)
-    sizes = rng.shuffled([40, 56, 72, 88, 104])[: rng.integers(4, 5)]  # of three, two ahead is all
+    sizes = rng.shuffled([40, 56, 72, 88, 104])[: rng.integers(4, 5)]  # of 3 layers, two ahead would be all
     states = [
         {"into.weight": rng.normal(s, width) / 3, "into.bias": rng.normal(s),
          "out.weight": rng.normal(width, s) / s**0.5, "out.bias": rng.normal(width), "gain": rng.normal(width),
          "fused": rng.normal(2 * width)}
         for s in sizes
     ]  # fmt: skip
-    return states, sizes, rng.normal(rows, width), 4 * rows * min(sizes)  # larger than x and than a number a row
+    return states, sizes, rng.normal(rows, width), 4 * rows * min(sizes)  # more bytes than x, or one number per row
 
 
-def same(got: dict, want: dict, prefix: str = "") -> None:
+def check_same(got: dict, want: dict, prefix: str = "") -> None:
     """Assert that results and gradients are those of the plain run, to the last bit."""
     assert torch.equal(got["y"], want["y"]), f"{prefix}the result differs from the plain run's"
     assert len(got["grads"]) == len(want["grads"]), f"{prefix}other tensors got gradients"
@@ -45,7 +45,7 @@ def same(got: dict, want: dict, prefix: str = "") -> None:
 @pytest.mark.parametrize("case", range(2))
 def test_gradients_are_those_of_the_plain_run(run, rng, case):
     drawn = draw(rng)
-    same(*(run(probes.offloaded, *drawn, mode, device="simulated") for mode in ("offloaded", "plain")))
+    check_same(*(run(probes.offloaded, *drawn, mode, device="simulated") for mode in ("offloaded", "plain")))
 
 
 @exercise(OFFLOAD, kind="numerics")
@@ -54,7 +54,7 @@ def test_gradients_are_those_of_the_plain_run(run, rng, case):
 def test_every_way_of_calling(run, rng, kind, device):
     drawn, where = draw(rng)[:3], "simulated" if device == "cuda" else "real"
     got, want = (run(probes.called, *drawn, mode, device, kind, device=where) for mode in ("offloaded", "plain"))
-    same(got, want, f"{kind} on {device}: ")
+    check_same(got, want, f"{kind} on {device}: ")
     assert torch.equal(got["after"], want["after"]), f"{kind} on {device}: the random stream has moved"
 
 
@@ -63,7 +63,7 @@ def test_what_layers_saved_is_not_on_the_device(run, rng):
     states, sizes, x, minimum = draw(rng)
     got, plain = (run(probes.offloaded, states, sizes, x, minimum, mode, device="simulated") for mode in ("o", "plain"))
     large = sum(x.shape[0] * size * 4 for size in sizes)
-    left = len(sizes) * x.shape[0] * (4 * x.shape[1] + 3) * 4  # inputs of layers and numbers a row: below the minimum
+    left = len(sizes) * x.shape[0] * (4 * x.shape[1] + 3) * 4  # layers' inputs, one number per row: below minimum
     assert plain["alive"] >= 2 * large, "the plain run saves less than it should: the kit is wrong"
     measured("alive on the device after forward", got["alive"], left, "bytes", at_most=True)
     assert got["alive"] <= left, (
@@ -77,7 +77,7 @@ def test_what_layers_saved_is_not_on_the_device(run, rng):
 def test_only_large_activations_are_offloaded(run, rng):
     states, sizes, x, minimum = draw(rng)
     activations = {x.shape[0] * size for size in sizes}
-    for limit in (16, minimum):  # a weight has less than x and its like: only the first run would send it
+    for limit in (16, minimum):  # weights may be below `minimum`: 16 shows whether they are sent
         log = run(probes.offloaded, states, sizes, x, limit, "offloaded", device="simulated")["log"]
         sent = [(4 * numel, owner) for what, numel, owner in log if what == "send"]
         owned = [f"{owner}, {size:,} bytes" for size, owner in sent if owner]
@@ -115,7 +115,7 @@ def test_tensors_come_back_one_layer_ahead(run, rng):
 
 
 def draw_timed(rng) -> tuple[list[int], list[float]]:
-    """Numbers kept and seconds worked: copying what a layer keeps takes less than half of any layer's backward."""
+    """Numbers saved and seconds of work per layer. Copying one layer takes less than half of any layer's backward."""
     layers = rng.integers(4, 6)
     return [rng.integers(300_000, 600_000) for _ in range(layers)], [rng.uniform(4e-4, 6e-4) for _ in range(layers)]
 

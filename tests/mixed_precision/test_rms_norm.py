@@ -1,9 +1,9 @@
 """RMSNorm as one operation.
 
-What must be true: values and gradients are those of the formula in float32 arithmetic, for any shape, stride and dtype,
-and of what is made in forward only one number a row stays. How it would be faked: by plain operators inside (they are
-seen in the graph and in what is kept); by tensors hidden on ctx, which hooks do not see (storages that are alive after
-forward are counted); by bytes on ctx that are no tensors (the kernel knows how large the process is).
+Must hold: values and gradients are those of the formula in float32 arithmetic, for any shape, strides and dtype; of
+what forward makes, only one number per row is kept. Typical fakes: plain operators inside (caught in the graph, and by
+saved bytes); tensors hidden on ctx, which hooks do not see (caught by counting storages alive after forward); bytes on
+ctx that are no tensors (caught by the process's memory peak).
 """
 
 import functools
@@ -25,12 +25,12 @@ WHY = {
     "dx": "r · (g − n · mean(g · n)), with n = x · r and g = dy · weight",
     "dweight": "Σ dy · n over all rows, in float32",
 }
-ONE_NODE = ["torch::autograd::AccumulateGrad"] * 2  # what follows it: x and weight themselves
+ONE_NODE = ["torch::autograd::AccumulateGrad"] * 2  # the nodes after it: x and weight themselves
 FLOATS = ("float32", "float16", "bfloat16")
 
 
 def formula(x, weight, eps, dy, dtype) -> dict:
-    """By autograd in `dtype`."""
+    """y, dx and dweight by autograd, all in `dtype`."""
     wide, w = x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
     y = wide / torch.sqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * w
     y.backward(dy.to(dtype))
@@ -95,7 +95,7 @@ def test_squares_beyond_float16(run, rng):
 def test_eps_matters_where_x_is_small(run, rng):
     check(run, rng, (rng.integers(4, 9), 24), scale=1e-3, eps=1e-5)
     check(run, rng, (rng.integers(4, 9), 24), eps=0.1)
-    check(run, rng, (rng.integers(4, 9), 24), scale=1e-2, eps=None)  # 1e-5, unless it is said
+    check(run, rng, (rng.integers(4, 9), 24), scale=1e-2, eps=None)  # the default, 1e-5
 
 
 @exercise(NORM, kind="numerics")
@@ -127,7 +127,7 @@ def test_one_number_a_row_is_kept_beside_the_input(run, rng, dtype):
 def test_no_float32_copy_is_kept_outside_torch_either(run, rng, dtype):
     rows, width, seed = rng.integers(2200, 2300), 4096, rng.integers(0, 10**6)
     x_bytes = 2 * rows * width
-    ballast = 10 * x_bytes  # forward has some float32 numbers of each element of x, for a moment
+    ballast = 10 * x_bytes  # more than forward's temporary float32 tensors of x's size
     (trace,) = run.trace(probes.norm_weighed, rows, width, dtype, seed, ballast)
     (small,) = run.trace(probes.norm_weighed, 4, 8, dtype, seed, 8)
     x, y = trace.values["x"].double(), trace.values["y"]
@@ -139,7 +139,7 @@ def test_no_float32_copy_is_kept_outside_torch_either(run, rng, dtype):
 
 @harmless
 def node_hint(name: str, following: list) -> str:
-    """Whether autograd made the graph itself, so that its operators keep what they need."""
+    """A hint if autograd recorded operators, which save tensors of their own; "" for a single node."""
     if name == "RMSNormBackward" and following == ONE_NODE:
         return ""
     if name == "RMSNormBackward":

@@ -1,8 +1,8 @@
-"""What autograd keeps, by the graph that keeps it.
+"""The bytes that autograd keeps, found in its graph.
 
-What must be true: every storage that any node keeps counts once, whole, for the operation that ran first; parameters
-never. How it would be faked: sums of tensor sizes (views of a part, results kept by two operations and transposed
-weights are among the cases); hooks that see no Function, or the Function's node alone.
+Must hold: every storage that any node keeps counts once, whole, for the operation that ran first; parameters never
+count. Typical fakes: sums of tensor sizes (caught by views, by results that two operations keep, and by transposed
+weights); code that misses what a Function saves, or finds nothing else (caught by `Cube` among the operations).
 """
 
 import pytest
@@ -15,7 +15,7 @@ from . import probes_memory as probes
 SAVED = "mixed_precision.saved_bytes"
 RULE = ": a storage counts whole, once, for the operation that ran first, and a parameter's not at all"
 START = ": two tensors may start in different places of one storage: untyped_storage().data_ptr() tells, not data_ptr()"
-KINDS = (  # the first keeps a leaf twice, as one object: of what is no leaf, each look gives a new one
+KINDS = (  # "square" first: it saves a leaf twice, as one object; for others, each access makes a new object
     "square", "linear", "transposed", "exp", "softmax", "relu", "in place", "norm", "view", "residual", "function",
     "nothing", "index",
 )  # fmt: skip
@@ -27,7 +27,7 @@ def draw(rng, kinds: list[str]) -> tuple:
 
 
 def expected(rows: list[dict]) -> dict[str, int]:
-    """Each storage once, whole, for the operation that ran first, by rows of probes.saved_rows."""
+    """{operation: bytes} by rows of probes.saved_rows: each storage once, whole, for the operation that ran first."""
     seen, sums = set(), dict[str, int]()
     for row in rows:
         if not row["is_parameter"] and row["storage"] not in seen:
@@ -73,7 +73,7 @@ def test_a_transformer_keeps_what_hooks_see(run, rng):
     }  # fmt: skip
     got = run(probes.model_saved, sizes, rng.integers(1, 3), rng.integers(9, 30))
     assert got["sum"] == got["total"], f"by_operation sums to {got['sum']:,}, total is {got['total']:,}"
-    # A Python number that divides is kept too, as 8 bytes that no hook sees.
+    # A Python number as divisor is kept, too: 8 bytes that no hook sees.
     measured("bytes kept by a transformer, beside what hooks see", got["total"], got["hooks"], "bytes")
     assert 0 <= got["total"] - got["hooks"] <= 8 * sizes["layers"], (
         f"hooks see {got['hooks']:,} bytes kept without parameters, saved_bytes says {got['total']:,}"
