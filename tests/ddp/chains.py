@@ -15,7 +15,7 @@ from lab.harness.named import number_of
 from lab.ranks import gates
 
 from . import probes_wrappers
-from .payloads import carries_own
+from .payloads import check_own_gradients
 
 
 def draw_chain(rng, world, dtypes=("float32",), layers=None, hidden=None, largest=0):
@@ -125,13 +125,13 @@ def train_chain(run, rng, kind, chain, orders, set_to_none=True, options=None, e
     return ranks, want, plain
 
 
-def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
+def check_training(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
     """Assert that ranks train a chain like one process on the whole batch, with bitwise equal states on all ranks."""
     ranks, want, plain = train_chain(run, rng, kind, chain, orders, set_to_none, options, expect)
-    end_as_one([got["state"] for got in ranks], want, plain, len(orders), 15)
+    check_final_states([got["state"] for got in ranks], want, plain, len(orders), 15)
 
 
-def end_as_one(states, want, plain, steps, factor):
+def check_final_states(states, want, plain, steps, factor):
     """Assert that each rank's final state is that of one process, and bitwise equal to rank 0's."""
     for rank, state in enumerate(states):
         for name, tensor in want["state"].items():
@@ -176,7 +176,7 @@ def usual_error(want, plain) -> float:
     return float(torch.stack(errors).quantile(0.9)) if errors else 0.0
 
 
-def trains_model_as_one(run, rng, kind, model, batches, expect=call) -> list:
+def check_model_training(run, rng, kind, model, batches, expect=call) -> list:
     """What each rank did in a training of a Model, with a tied weight, a frozen and an unused parameter, and buffers.
 
     Asserts that it is that of one process on the whole batch.
@@ -197,7 +197,7 @@ def trains_model_as_one(run, rng, kind, model, batches, expect=call) -> list:
             assert absent == ["frozen", "unused"], (
                 f"rank {rank}, step {step}: .grad is None for {absent}, expected for frozen and unused"
             )
-    end_as_one([trace.values["state"] for trace in traces], want, plain, len(orders), 10)
+    check_final_states([trace.values["state"] for trace in traces], want, plain, len(orders), 10)
     return [rank_record(trace, orders, rank, want, plain) for rank, trace in enumerate(traces)]
 
 
@@ -205,7 +205,7 @@ def steps_of(run, rng, kind, chain, orders, options=None) -> list:
     """Train a few steps of a chain; assert right gradients that were sent; return what each rank did."""
     ranks, _, _ = train_chain(run, rng, kind, chain, orders, options=options)
     for rank, step, record in each_step(ranks):
-        carries_own(f"rank {rank} of {len(ranks)}, step {step}", record, len(ranks))
+        check_own_gradients(f"rank {rank} of {len(ranks)}, step {step}", record, len(ranks))
     return ranks
 
 

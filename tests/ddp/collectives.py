@@ -80,11 +80,11 @@ def check_results(run, op, cases, members=(), by_rounds=False) -> list:
                 before = cases[rank][i]["tensor"] if in_place else rubbish(got.shape, got.dtype)
                 note = {"all_to_all": f", outputs[{number}]", "broadcast": f", src {cases[rank][i].get('src')}"}
                 what = f"rank {index} of {len(group)}{note.get(op, '')}, shape {[*parts[0].shape]} of {parts[0].dtype}"
-                is_sum(got, parts, what, CAUSES[op], before, result["rows"])
+                check_sum(got, parts, what, CAUSES[op], before, result["rows"])
     return ranks
 
 
-def all_send_at_once(run, rng, op, steps) -> None:
+def check_all_send_at_once(run, rng, op, steps) -> None:
     """Assert that ranks do not take turns: an answer comes when all wait, and twice as many rounds are needed as steps
     at most (if every other rank receives before it sends)."""
     world = 4
@@ -97,16 +97,16 @@ def all_send_at_once(run, rng, op, steps) -> None:
     )
 
 
-def keeps_inputs(run, op, cases) -> None:
+def check_inputs_unchanged(run, op, cases) -> None:
     """Assert that a call leaves its inputs as they were."""
     for rank, got in enumerate(run_cases(run, op, cases)):
         for result, case in zip(got, cases[rank], strict=True):
             inputs = ([each["tensor"]] if "tensor" in each else each["inputs"] for each in (result, case))
             for now, before in zip(*inputs, strict=True):
-                is_sum(now, [before], f"rank {rank}, input of {before.dtype}", "it is not to be changed")
+                check_sum(now, [before], f"rank {rank}, input of {before.dtype}", "it is not to be changed")
 
 
-def is_sum(got, parts, what, cause, before=None, rows=()) -> None:
+def check_sum(got, parts, what, cause, before=None, rows=()) -> None:
     """Assert that a result is the sum of parts, or a copy where there is one.
 
     before: its content before the call. rows: the rank's messages for it.
@@ -177,7 +177,7 @@ def sends(rows, what) -> list:
     return [r for r in rows if r["op"] == "send"]
 
 
-def limits_memory(run, rng, op, elements, needs, forbidden, what) -> None:
+def check_memory(run, rng, op, elements, needs, forbidden, what) -> None:
     """Assert that a call with a right result never holds `what` in memory, by the kernel's high-water mark.
 
     elements: size of a tensor or part; up to a tenth more is drawn. needs, forbidden: memory, in units of that size.
@@ -208,7 +208,7 @@ def summands(op, cases, rank) -> list[list[torch.Tensor]]:
     return [[t.chunk(len(cases))[rank] if op == "ring_reduce_scatter" else t for t in tensors]]
 
 
-def to_one_neighbour(ranks, what, count) -> None:
+def check_one_neighbour(ranks, what, count) -> None:
     """Assert each rank's number of messages, and that all ranks sent to the right neighbour, or all to the left."""
     world, directions = len(ranks), set()
     for rank, rows in enumerate(ranks):
@@ -226,14 +226,14 @@ def to_one_neighbour(ranks, what, count) -> None:
     assert len(directions) <= 1, f"{what}: some ranks sent to their right neighbour, others to their left"
 
 
-def sends_parts(run, rng, op, world) -> None:
+def check_parts_sent(run, rng, op, world) -> None:
     """Assert that every rank sends W − 1 whole parts to one neighbour."""
     parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
     dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
     ranks = run_cases(run, op, draw(rng, op, world, world, parts, dtypes))
     for i, shape in enumerate(parts):
         by_rank, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}, {dtypes[i]}"
-        to_one_neighbour(by_rank, what, world - 1)
+        check_one_neighbour(by_rank, what, world - 1)
         size = torch.Size(shape).numel() * dtypes[i].itemsize
         wrong = {r["bytes"] for rows in by_rank for r in sends(rows, what)} - {size}
         assert not wrong, (

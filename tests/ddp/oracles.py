@@ -16,7 +16,7 @@ from .chains import draw_chain, each_step, steps_of
 from .payloads import SUM_OPS
 
 
-def averages_its_group(run, rng, kind):
+def check_group_mean(run, rng, kind):
     """Assert that a wrapper with a group averages over that group."""
     order = rng.shuffled(range(5))
     groups = [sorted(order[:2]), sorted(order[2:])]
@@ -34,13 +34,13 @@ def averages_its_group(run, rng, kind):
                 f"{row['group']}: pass group= there, too"
             )
         for i in range(len(shapes)):
-            is_mean(
+            check_mean(
                 got["gradients"][i], [values[r][i] for r in group], f"rank {rank} of {group}, gradient {i}",
                 "use the group that the wrapper was given, for the sum and for its size",
             )  # fmt: skip
 
 
-def is_mean(got, summands, what, cause, dims="") -> None:
+def check_mean(got, summands, what, cause, dims="") -> None:
     """Assert that a gradient is the mean over ranks. summands: the gradient of each rank."""
     stack = torch.stack(summands)
     close(got, stack.double().mean(0), stack.mean(0), what, factor=10, dims=dims, cause=cause)
@@ -57,7 +57,7 @@ def gradients_of(run, kind, values, groups=()) -> list:
     ]  # fmt: skip
 
 
-def survives_fp16(run, rng, kind):
+def check_fp16_mean(run, rng, kind):
     """Assert that a mean that fits in fp16 is right though the sum does not fit."""
     values = [[rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000] for _ in range(rng.integers(3, 4))]
     for rank, got in enumerate(gradients_of(run, kind, values)):
@@ -70,7 +70,7 @@ def survives_fp16(run, rng, kind):
         assert dtypes == {"float16"}, f"rank {rank}: a float16 gradient was sent as {dtypes}, expected its own dtype"
 
 
-def keeps_nothing(run, rng, kind, options=None):
+def check_nothing_kept(run, rng, kind, options=None):
     """Assert that memory does not grow with steps: one set of buffers may stay, the messages of each step may not."""
     hidden, seed, steps = rng.integers(450_000, 500_000), rng.integers(1, 999), 5
     first, last = (_train(run, rng, kind, hidden, seed, n, options=options) for n in (1, steps))
@@ -87,7 +87,7 @@ def keeps_nothing(run, rng, kind, options=None):
         )
 
 
-def sends_without_a_copy(run, rng, kind):
+def check_sent_without_copy(run, rng, kind):
     """Assert that gradients already in their buffer are sent without a copy, by the process's peak memory."""
     hidden, seed = rng.integers(900_000, 1_000_000), rng.integers(1, 999)
     gradients = _gradient_bytes(hidden, seed)
@@ -132,7 +132,7 @@ def _expected(hidden: int, dtype: torch.dtype, steps: int, seed: int, lr: float,
     return [probes_collectives.blocks(p) for p in m.parameters()]
 
 
-def not_waited_in_backward(what, step):
+def check_waits_after_backward(what, step):
     """Assert that every reduction of gradients was waited for, and none before the end of backward."""
     indices = [i for i, row in enumerate(step["rows"]) if row["op"] in (*SUM_OPS, "all_gather")]
     unwaited = [step["rows"][i] for i in indices if step["rows"][i]["waited_s"] < 0]
@@ -169,13 +169,13 @@ def padded_size(elements, rows, world) -> int:
     return -(-elements // world) * world if any(r["op"] == "reduce_scatter" for r in rows) else elements
 
 
-def nobody_waits(run, rng, kind, options=None):
+def check_never_waits(run, rng, kind, options=None):
     """Assert that no hook waits for a message: not for the first, the largest or every n-th, nor with many pending."""
     chain = draw_chain(rng, 2, layers=rng.integers(14, 18), largest=3000)
     orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
     for rank, step, record in each_step(steps_of(run, rng, kind, chain, orders, options=options)):
         assert record["rows"], f"rank {rank}, step {step}: nothing was sent"
-        not_waited_in_backward(f"rank {rank}, step {step}", record)
+        check_waits_after_backward(f"rank {rank}, step {step}", record)
         forward, backward = record["ran_s"]
         assert backward <= 10 * forward + 0.1, (
             f"rank {rank}, step {step}: the process is busy for {1e3 * backward:.0f} ms in backward and for "
@@ -186,7 +186,7 @@ def nobody_waits(run, rng, kind, options=None):
 # ---- timed, by the cost function ----
 
 
-def beats_naive(run, rng, kind: str, bucket: int, layers: int, alpha_s: float) -> None:
+def check_faster_than_naive(run, rng, kind: str, bucket: int, layers: int, alpha_s: float) -> None:
     """Assert that a step on a link is enough faster than one with an all-reduce per parameter after backward.
 
     Seconds are computed: the switch knows when each message left, and the cost function gives its time. Required

@@ -10,7 +10,7 @@ TOLERANCE = 1e-2  # tolerance relative to the largest value: deep chains amplify
 SUM_OPS = ("all_reduce", "reduce_scatter")  # operations that begin a sum over ranks
 
 
-def carries_own(what: str, record: dict, world: int) -> None:
+def check_own_gradients(what: str, record: dict, world: int) -> None:
     """Assert that each gradient of this rank is in one message of the step, unchanged or divided by W.
 
     A message may hold several gradients in any order, and other data; or several messages may hold one gradient.

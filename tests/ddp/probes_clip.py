@@ -30,13 +30,13 @@ def clip_sharded(impl, cases: PerRank, groups: list) -> list:
 
 def _clipped(impl, case: dict, options: dict) -> dict:
     """Clip gradients that are views of one buffer per dtype, as wrappers leave them."""
-    full, sharded, given = case["gradients"], case.get("sharded"), case.get("given", "list")
-    everything = _parameters([*full, *(sharded or [])])
+    whole_gradients, shard_gradients, form = case["gradients"], case.get("sharded"), case.get("given", "list")
+    everything = _parameters([*whole_gradients, *(shard_gradients or [])])
     before = [None if p.grad is None else p.grad.data_ptr() for p in everything]
-    parameters, pieces = everything[: len(full)], everything[len(full) :]
-    if sharded is not None:
-        options = {**options, "sharded": _given(pieces, given)}
-    passed = _given(parameters, given)
+    parameters, shard_parameters = everything[: len(whole_gradients)], everything[len(whole_gradients) :]
+    if shard_gradients is not None:
+        options = {**options, "sharded": _in_form(shard_parameters, form)}
+    passed = _in_form(parameters, form)
     with reads() as read:
         norm = impl.ddp.clip_and_count.clip_gradient_norm(passed, case["max_norm"], **options)
     after = [None if p.grad is None else p.grad.data_ptr() for p in everything]
@@ -49,7 +49,7 @@ def _clipped(impl, case: dict, options: dict) -> dict:
     }
 
 
-def _given(parameters: list, form: str):
+def _in_form(parameters: list, form: str):
     return {"list": parameters, "generator": (p for p in parameters), "twice": [*parameters, *parameters]}[form]
 
 
@@ -63,10 +63,10 @@ def _parameters(gradients: list) -> list:
     return parameters
 
 
-def refused(impl, limits: list) -> list:
+def refused(impl, max_norms: list) -> list:
     """The error for each max_norm."""
     function = impl.ddp.clip_and_count.clip_gradient_norm
-    return [raised(lambda limit=limit: function(_parameters([torch.ones(2)]), limit)) for limit in limits]
+    return [raised(lambda norm=norm: function(_parameters([torch.ones(2)]), norm)) for norm in max_norms]
 
 
 def count(impl, cases: PerRank, groups: list) -> list:

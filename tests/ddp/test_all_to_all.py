@@ -56,7 +56,7 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 
 @exercise(ALL_TO_ALL, kind="numerics")
 def test_inputs_are_not_changed(run, rng):
-    collectives.keeps_inputs(run, OP, draw(rng, 3, [0, 1, 2]))
+    collectives.check_inputs_unchanged(run, OP, draw(rng, 3, [0, 1, 2]))
 
 
 @exercise(ALL_TO_ALL, kind="property")
@@ -94,4 +94,4 @@ def test_each_rank_receives_from_one_sender_in_each_step(run, rng):
 
 @exercise(ALL_TO_ALL, kind="property")
 def test_all_to_all_never_copies_all_parts(run, rng):
-    collectives.limits_memory(run, rng, OP, 3_000_000, 9, 3, "a copy of all parts")
+    collectives.check_memory(run, rng, OP, 3_000_000, 9, 3, "a copy of all parts")

@@ -20,8 +20,8 @@ from lab.harness.named import number_of
 from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes, probes_wrappers
-from .chains import draw_batches, draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
-from .oracles import not_waited_in_backward, padded_size, reductions
+from .chains import check_model_training, check_training, draw_batches, draw_chain, draw_model, each_step, steps_of
+from .oracles import check_waits_after_backward, padded_size, reductions
 from .payloads import late_reductions
 
 BUCKETED = "ddp.bucketed"
@@ -98,7 +98,7 @@ def natural(chain, steps=3) -> list:
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, order, set_to_none):
     chain = draw_chain(rng, world)
     orders = natural(chain) if order == "numbered" else [[rng.shuffled(o)] for (o,) in natural(chain)]
-    trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
+    check_training(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -108,12 +108,12 @@ def test_layers_skipped_in_some_steps(run, rng, expect, set_to_none):
     layers = list(range(len(chain[1])))
     resting = [rng.shuffled(layers)[: rng.integers(1, len(layers) - 2)] for _ in range(2)]
     orders = [[[i for i in layers if i not in rest]] for rest in (layers[1:], [], *resting, [])]
-    trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
+    check_training(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
 
 
 @exercise(BUCKETED, kind="numerics")
 def test_tied_frozen_and_unused_parameters(run, rng, expect):
-    trains_model_as_one(run, rng, "bucketed", *draw_model(rng, 3), expect)
+    check_model_training(run, rng, "bucketed", *draw_model(rng, 3), expect)
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -121,7 +121,7 @@ def test_dtypes_mixed_in_one_model(run, rng, expect):
     chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
     options = {"bucket_bytes": draw_limit(rng, chain) * 2}
     one_dtype = [list(range(len(chain[1])))[rng.integers(0, 1) :: 2]]  # layers of one dtype: the other has no gradient
-    trains_as_one(run, rng, expect, "bucketed", chain, [*natural(chain, 2), one_dtype], options=options)
+    check_training(run, rng, expect, "bucketed", chain, [*natural(chain, 2), one_dtype], options=options)
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -131,17 +131,17 @@ def test_accumulation_is_the_sum_of_its_micro_batches(run, rng, expect, last):
     layers = list(range(len(chain[1])))
     end = layers if last == "all" else rng.shuffled(layers)[: len(layers) // 2]
     orders = [[rng.shuffled(layers)] * rng.integers(1, 2) + [end], [layers], [layers, end]]
-    trains_as_one(run, rng, expect, "bucketed", chain, orders, options={"bucket_bytes": draw_limit(rng, chain)})
+    check_training(run, rng, expect, "bucketed", chain, orders, options={"bucket_bytes": draw_limit(rng, chain)})
 
 
 @exercise(BUCKETED, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    oracles.averages_its_group(run, rng, "bucketed")
+    oracles.check_group_mean(run, rng, "bucketed")
 
 
 @exercise(BUCKETED, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    oracles.survives_fp16(run, rng, "bucketed")
+    oracles.check_fp16_mean(run, rng, "bucketed")
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -205,7 +205,7 @@ def check_packing(run, rng, chain: tuple, limit: int, options: dict) -> None:
 
 @exercise(BUCKETED, kind="property")
 def test_steps_leave_nothing_behind(run, rng):
-    oracles.keeps_nothing(run, rng, "bucketed", {"bucket_bytes": rng.integers(100, 500)})
+    oracles.check_nothing_kept(run, rng, "bucketed", {"bucket_bytes": rng.integers(100, 500)})
 
 
 @exercise(BUCKETED, kind="property")
@@ -252,7 +252,7 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
             f"{what}: {len(late)} buckets were sent when backward had gone on, the first after it had left layer "
             f"{late[0]}, whose gradients filled it: send a bucket in the hook of whichever of its gradients comes last"
         )
-        not_waited_in_backward(what, record)
+        check_waits_after_backward(what, record)
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -270,7 +270,7 @@ def test_a_second_backward_is_refused(run, rng, bucket):
 
 @exercise(BUCKETED, kind="property")
 def test_backward_does_not_wait_for_messages(run, rng):
-    oracles.nobody_waits(run, rng, "bucketed", {"bucket_bytes": rng.integers(20, 60)})
+    oracles.check_never_waits(run, rng, "bucketed", {"bucket_bytes": rng.integers(20, 60)})
 
 
 @exercise(BUCKETED, kind="property")
@@ -310,4 +310,4 @@ def test_nothing_is_sent_within_no_sync(run, rng):
 
 @exercise(BUCKETED, kind="timing")
 def test_on_a_link_few_messages_hide_behind_backward(run, rng):
-    oracles.beats_naive(run, rng, "bucketed", bucket=4, layers=16, alpha_s=2e-3)
+    oracles.check_faster_than_naive(run, rng, "bucketed", bucket=4, layers=16, alpha_s=2e-3)

@@ -17,7 +17,7 @@ from lab.harness.named import number_of
 from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes, probes_wrappers
-from .chains import draw_batches, draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
+from .chains import check_model_training, check_training, draw_batches, draw_chain, draw_model, each_step, steps_of
 
 FLAT = "ddp.flat"
 MIXED = ("float32", "float64")
@@ -36,7 +36,7 @@ def elements_by_dtype(chain, order) -> Counter:
 @pytest.mark.parametrize(("world", "set_to_none"), [(1, True), (2, False), (4, True), (5, False)])
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, set_to_none):
     chain = draw_chain(rng, world)
-    trains_as_one(run, rng, expect, "flat", chain, [[list(range(len(chain[1])))]] * 3, set_to_none)
+    check_training(run, rng, expect, "flat", chain, [[list(range(len(chain[1])))]] * 3, set_to_none)
 
 
 @exercise(FLAT, kind="numerics")
@@ -47,17 +47,17 @@ def test_layers_skipped_in_some_steps(run, rng, expect, set_to_none):
     other = rng.shuffled(layers)[: rng.integers(1, len(layers) - 1)]
     first = number_of(next(iter(chain[2][0])))  # its gradients alone are views before the second step
     orders = [[[first]], [layers], [layers[rng.integers(0, 1) :: 2]], [other], [layers]]
-    trains_as_one(run, rng, expect, "flat", chain, orders, set_to_none)
+    check_training(run, rng, expect, "flat", chain, orders, set_to_none)
 
 
 @exercise(FLAT, kind="numerics")
 def test_tied_frozen_and_unused_parameters(run, rng, expect):
-    trains_model_as_one(run, rng, "flat", *draw_model(rng, 3), expect)
+    check_model_training(run, rng, "flat", *draw_model(rng, 3), expect)
 
 
 @exercise(FLAT, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    oracles.averages_its_group(run, rng, "flat")
+    oracles.check_group_mean(run, rng, "flat")
 
 
 @exercise(FLAT, kind="numerics")
@@ -75,7 +75,7 @@ def test_transposed_gradient_views_are_averaged(run, rng):
 
 @exercise(FLAT, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    oracles.survives_fp16(run, rng, "flat")
+    oracles.check_fp16_mean(run, rng, "flat")
 
 
 @exercise(FLAT, kind="property")
@@ -96,12 +96,12 @@ def test_one_all_reduce_a_step_and_dtype(run, rng, dtypes):
 
 @exercise(FLAT, kind="property")
 def test_steps_leave_nothing_behind(run, rng):
-    oracles.keeps_nothing(run, rng, "flat")
+    oracles.check_nothing_kept(run, rng, "flat")
 
 
 @exercise(FLAT, kind="property")
 def test_what_is_sent_is_no_copy(run, rng):
-    oracles.sends_without_a_copy(run, rng, "flat")
+    oracles.check_sent_without_copy(run, rng, "flat")
 
 
 @exercise(FLAT, kind="property")

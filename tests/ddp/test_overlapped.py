@@ -15,7 +15,7 @@ from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes_wrappers
-from .chains import draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
+from .chains import check_model_training, check_training, draw_chain, draw_model, each_step, steps_of
 from .payloads import late_reductions
 
 OVERLAPPED = "ddp.overlapped"
@@ -26,7 +26,7 @@ OVERLAPPED = "ddp.overlapped"
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, set_to_none):
     chain = draw_chain(rng, world)
     orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(3)]
-    trains_as_one(run, rng, expect, "overlapped", chain, orders, set_to_none)
+    check_training(run, rng, expect, "overlapped", chain, orders, set_to_none)
 
 
 @exercise(OVERLAPPED, kind="numerics")
@@ -36,22 +36,22 @@ def test_layers_skipped_in_some_steps(run, rng, expect, set_to_none):
     layers = list(range(len(chain[1])))  # of one dtype and the other, in turn: in the third step one has no gradient
     part = rng.shuffled(layers)[: rng.integers(1, len(layers) - 1)]
     orders = [[layers], [part], [layers[rng.integers(0, 1) :: 2]], [layers]]
-    trains_as_one(run, rng, expect, "overlapped", chain, orders, set_to_none)
+    check_training(run, rng, expect, "overlapped", chain, orders, set_to_none)
 
 
 @exercise(OVERLAPPED, kind="numerics")
 def test_tied_frozen_and_unused_parameters(run, rng, expect):
-    trains_model_as_one(run, rng, "overlapped", *draw_model(rng, 3), expect)
+    check_model_training(run, rng, "overlapped", *draw_model(rng, 3), expect)
 
 
 @exercise(OVERLAPPED, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    oracles.averages_its_group(run, rng, "overlapped")
+    oracles.check_group_mean(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    oracles.survives_fp16(run, rng, "overlapped")
+    oracles.check_fp16_mean(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="property")
@@ -89,14 +89,14 @@ def test_a_gradient_leaves_before_backward_goes_on(run, rng):
 
 @exercise(OVERLAPPED, kind="property")
 def test_backward_does_not_wait_for_messages(run, rng):
-    oracles.nobody_waits(run, rng, "overlapped")
+    oracles.check_never_waits(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="property")
 def test_steps_leave_nothing_behind(run, rng):
-    oracles.keeps_nothing(run, rng, "overlapped")
+    oracles.check_nothing_kept(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="timing")
 def test_on_a_link_communication_hides_behind_backward(run, rng):
-    oracles.beats_naive(run, rng, "overlapped", bucket=1, layers=6, alpha_s=2e-4)
+    oracles.check_faster_than_naive(run, rng, "overlapped", bucket=1, layers=6, alpha_s=2e-4)

@@ -28,20 +28,20 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 
 @exercise(RING, kind="numerics")
 def test_the_part_is_not_changed(run, rng):
-    collectives.keeps_inputs(run, OP, collectives.draw(rng, OP, 3, 3))
+    collectives.check_inputs_unchanged(run, OP, collectives.draw(rng, OP, 3, 3))
 
 
 @exercise(RING, kind="property")
 @pytest.mark.parametrize("world", [2, 4, 5])
 def test_each_rank_sends_parts_to_one_neighbour(run, rng, world):
-    collectives.sends_parts(run, rng, OP, world)
+    collectives.check_parts_sent(run, rng, OP, world)
 
 
 @exercise(RING, kind="property")
 def test_all_ranks_send_at_once(run, rng):
-    collectives.all_send_at_once(run, rng, OP, 3)
+    collectives.check_all_send_at_once(run, rng, OP, 3)
 
 
 @exercise(RING, kind="property")
 def test_parts_are_gathered_in_the_output(run, rng):
-    collectives.limits_memory(run, rng, OP, 3_000_000, 6, 3, "a second output")
+    collectives.check_memory(run, rng, OP, 3_000_000, 6, 3, "a second output")

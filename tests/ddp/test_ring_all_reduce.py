@@ -62,7 +62,7 @@ def test_messages_go_round_the_ring_in_pieces(run, rng, world):
         by_rank = [got[i]["rows"] for got in ranks]
         what, item = f"{n} elements of {dtypes[i]}", dtypes[i].itemsize
         if n >= world:  # empty chunks need no message
-            collectives.to_one_neighbour(by_rank, what, 2 * (world - 1))
+            collectives.check_one_neighbour(by_rank, what, 2 * (world - 1))
         total, want = sum(r["bytes"] for rows in by_rank for r in sends(rows, what)), 2 * (world - 1) * n * item
         measured(f"bytes that {world} ranks send in all, {what}", total, want, "bytes")
         assert total == want, (
@@ -78,9 +78,9 @@ def test_messages_go_round_the_ring_in_pieces(run, rng, world):
 
 @exercise(RING, kind="property")
 def test_all_ranks_send_at_once(run, rng):
-    collectives.all_send_at_once(run, rng, OP, 6)
+    collectives.check_all_send_at_once(run, rng, OP, 6)
 
 
 @exercise(RING, kind="property")
 def test_ring_all_reduce_never_holds_a_second_tensor(run, rng):
-    collectives.limits_memory(run, rng, OP, 15_000_000, 1.25, 1, "a second tensor")
+    collectives.check_memory(run, rng, OP, 15_000_000, 1.25, 1, "a second tensor")

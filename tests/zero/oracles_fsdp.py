@@ -81,7 +81,7 @@ def _forward(m, tokens, order, dtype):
     return torch.func.functional_call(m, cast, (tokens, order), tie_weights=True)
 
 
-def trains_as_one(
+def check_training(
     run, rng, kind, plan, orders, world, optim="sgd", options=None, reduced="", hold=(), expect=call
 ) -> list[dict]:
     """Assert that ranks train like one process on the whole batch: start, losses, outputs, weights, sent gradients.
@@ -237,14 +237,14 @@ def step_records(trace, orders) -> list[dict]:
 OVERFLOWS = "divide before the sum: the mean fits in float16, the sum does not"
 
 
-def averages_its_group(run, rng, kind, options=None):
+def check_group_mean(run, rng, kind, options=None):
     """Assert that a model with a group averages gradients over that group."""
     order = rng.shuffled(range(5))
     groups = [sorted(order[:2]), sorted(order[2:])]
     values = [rng.normal(rng.integers(7, 7), 3) for _ in range(5)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, groups, world=5)
     for group in groups:
-        is_mean(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
+        check_mean(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
         for rank in group:
             for what, starts in ((n, s) for n, s in ranks[rank].items() if n.endswith("start")):
                 assert {*starts.values()} == {group[0]}, (
@@ -253,15 +253,15 @@ def averages_its_group(run, rng, kind, options=None):
                 )
 
 
-def survives_fp16(run, rng, kind, options=None, cause=OVERFLOWS):
+def check_fp16_mean(run, rng, kind, options=None, cause=OVERFLOWS):
     """Assert that the mean of fp16 gradients is right where their sum would overflow."""
     world = rng.integers(3, 4)
     values = [rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000 for _ in range(world)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, [], world=world)
-    is_mean(ranks, range(world), values, 6, cause, True)
+    check_mean(ranks, range(world), values, 6, cause, True)
 
 
-def is_mean(ranks, group, values, factor, cause, half=False):
+def check_mean(ranks, group, values, factor, cause, half=False):
     """Assert that these ranks' shards together form the mean, and that each unsharded gradient equals the mean."""
     want = torch.stack(values).double().mean(0).flatten()
     plain = want.half() if half else torch.stack(values).mean(0).flatten()

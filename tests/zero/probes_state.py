@@ -177,7 +177,7 @@ def listing(folder: Path) -> list:
 WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
 
 
-def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
+def killed(impl, width, state, batches, gathered: bool, slow_rank: int) -> dict:
     """What could be loaded if all had been killed at some moment of the second save: [event, "old", "new" or else, and
     bytes of the folder once a run on one rank has gone on from there and saved].
 
@@ -187,7 +187,7 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     single = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
     folder, m, o, ckpt, old = saved_once(impl, width, state, batches, gathered)
     dist.barrier()
-    with copy_on_change(folder, late) as copies:
+    with copy_on_change(folder, slow_rank) as copies:
         ckpt.save(m, o, gathered=gathered, extra="new")
     dist.barrier()
     events, new = [], everything(m, o)
@@ -223,7 +223,7 @@ def saved_once(impl, width, state, batches, gathered: bool) -> tuple:
 
 
 @contextlib.contextmanager
-def copy_on_change(folder: Path, late: int) -> Iterator[list]:
+def copy_on_change(folder: Path, slow_rank: int) -> Iterator[list]:
     """[event, copy of the folder before it] of every file operation of this rank inside; the copy is None if other
     ranks kept changing the folder. Rank `late` starts late.
 
@@ -242,7 +242,7 @@ def copy_on_change(folder: Path, late: int) -> Iterator[list]:
         if not watching[0] or not (opened or event in WRITING) or not str(args[0]).startswith(str(folder)):
             return
         watching[0] = False
-        if dist.get_rank() == late and not copies:
+        if dist.get_rank() == slow_rank and not copies:
             clock.sleep(0.15)
         path = Path(str(args[0]))
         copies.append((f"{event} {path.name}", snapshot(folder, len(copies))))

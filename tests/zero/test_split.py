@@ -16,7 +16,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles
 from . import probes_optimizer as probes
-from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, steps_as_unsharded
+from .oracles import OPTIONS, check_as_unsharded, draw_gradients, draw_groups, draw_plan
 
 SPLIT = "zero.split"
 ELEMENTWISE = [n for n in OPTIONS if n != "Adafactor"]
@@ -25,13 +25,13 @@ ELEMENTWISE = [n for n in OPTIONS if n != "Adafactor"]
 @exercise(SPLIT, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_steps_are_those_of_the_unsharded_optimizer(run, rng, world):
-    steps_as_unsharded(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "split", world)
+    check_as_unsharded(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "split", world)
 
 
 @exercise(SPLIT, kind="numerics")
 @pytest.mark.parametrize("name", [n for n in ELEMENTWISE if n != "AdamW"])
 def test_elementwise_optimizers(run, rng, name):
-    steps_as_unsharded(run, draw_plan(rng, name), "split", rng.integers(2, 3))
+    check_as_unsharded(run, draw_plan(rng, name), "split", rng.integers(2, 3))
 
 
 @exercise(SPLIT, kind="numerics")
@@ -60,7 +60,7 @@ def test_frozen_tensors_tensors_without_gradient_and_layouts(run, rng):
     thawed = plan["frozen"][0]
     plan["steps"][2]["thaw"] = [thawed]
     plan["steps"][2]["gradients"][thawed] = torch.ones_like(plan["values"][thawed])
-    steps_as_unsharded(run, plan, "split", 3)
+    check_as_unsharded(run, plan, "split", 3)
 
 
 @exercise(SPLIT, kind="numerics")
@@ -68,7 +68,7 @@ def test_frozen_tensors_tensors_without_gradient_and_layouts(run, rng):
 def test_groups_and_schedulers(run, rng, scheduler):
     plan = draw_plan(rng, "AdamW", count=7, scheduler=scheduler, closure=True)
     plan["groups"] = draw_groups(rng, plan)
-    steps_as_unsharded(run, plan, "split", rng.integers(2, 4))
+    check_as_unsharded(run, plan, "split", rng.integers(2, 4))
 
 
 @exercise(SPLIT, kind="numerics")
@@ -77,7 +77,7 @@ def test_groups_that_are_added_in_training_and_a_group_of_some_ranks(run, rng):
     first, *rest = draw_groups(rng, plan)
     plan["groups"] = [first]
     plan["steps"][0]["add"], plan["steps"][3]["add"] = rest[:1], rest[1:]
-    steps_as_unsharded(run, plan, "split", 4)
+    check_as_unsharded(run, plan, "split", 4)
 
 
 @exercise(SPLIT, kind="numerics")
@@ -86,12 +86,12 @@ def test_fewer_elements_than_ranks(run, rng):
     shapes = [(), (rng.integers(1, 2),)]
     plan["values"] = [rng.normal(*s) for s in shapes]
     plan["steps"] = [{"gradients": draw_gradients(rng, plan["values"])} for _ in range(2)]
-    steps_as_unsharded(run, plan, "split", 5)
+    check_as_unsharded(run, plan, "split", 5)
 
 
 @exercise(SPLIT, kind="numerics")
 def test_it_goes_on_from_its_own_state_dict(run, rng):
-    oracles.goes_on_from_its_own_state_dict(run, rng, "split", rng.integers(2, 3))
+    oracles.check_resuming(run, rng, "split", rng.integers(2, 3))
 
 
 @exercise(SPLIT, kind="numerics")
@@ -128,7 +128,7 @@ def test_shares_of_the_state_are_equal(run, rng, world):
 
 @exercise(SPLIT, kind="property")
 def test_the_process_grows_by_one_share_of_the_state(run, rng):
-    oracles.grows_by_a_share(run, rng, "split")
+    oracles.check_growth(run, rng, "split")
 
 
 @exercise(SPLIT, kind="property")
@@ -136,4 +136,4 @@ def test_parameters_are_sent_once(run, rng):
     world = rng.integers(2, 4)
     plan = oracles.draw_even(rng, 20)
     padding = 8 * world * len(plan["values"])  # shares padded by an element a tensor and rank
-    oracles.sends_parameters_once(run, plan, "split", world, padding)
+    oracles.check_bytes_sent(run, plan, "split", world, padding)

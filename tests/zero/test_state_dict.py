@@ -145,13 +145,13 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late):
     width, state, batches = draw(rng, [1, 1])
     for rank, got in enumerate(run(probes.killed, width, state, batches, gathered, late, world=2, folder={})):
-        for event, loaded, after in got["told"]:
+        for event, loaded, size in got["told"]:
             assert loaded in ("old", "new"), (
                 f"killed before rank {rank}'s '{event}' in the second save: loading gave {loaded}"
             )
-            assert after <= 1.3 * got["whole"], (
+            assert size <= 1.3 * got["whole"], (
                 f"killed before rank {rank}'s '{event}' in the second save, loaded and saved by one rank: the folder "
-                f"has {after:,} bytes, one checkpoint {got['whole']:,}: remove the files of the save that failed, too"
+                f"has {size:,} bytes, one checkpoint {got['whole']:,}: remove the files of the save that failed, too"
             )
         assert got["told"][-1][1] == "new", f"rank {rank}: after the second save loading gave {got['told'][-1][1]}"
 

@@ -22,7 +22,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes_state
 from . import probes_optimizer as probes
-from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, owned_bytes, shares, steps_as_unsharded
+from .oracles import OPTIONS, check_as_unsharded, draw_gradients, draw_groups, draw_plan, owned_bytes, shares
 
 ZERO1 = "zero.zero1"
 
@@ -30,24 +30,24 @@ ZERO1 = "zero.zero1"
 @exercise(ZERO1, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_steps_are_those_of_the_unsharded_optimizer(run, rng, world):
-    steps_as_unsharded(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "zero1", world)
+    check_as_unsharded(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "zero1", world)
 
 
 @exercise(ZERO1, kind="numerics")
 @pytest.mark.parametrize("name", [n for n in OPTIONS if n != "AdamW"])
 def test_optimizers_of_every_kind(run, rng, name):
-    steps_as_unsharded(run, draw_plan(rng, name), "zero1", rng.integers(2, 3))
+    check_as_unsharded(run, draw_plan(rng, name), "zero1", rng.integers(2, 3))
 
 
 @exercise(ZERO1, kind="numerics")
 def test_an_optimizer_without_state(run, rng):
     plan = draw_plan(rng, "SGD")
-    steps_as_unsharded(run, {**plan, "options": {"lr": 0.3}}, "zero1", 3)
+    check_as_unsharded(run, {**plan, "options": {"lr": 0.3}}, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
 def test_fewer_tensors_than_ranks(run, rng):
-    steps_as_unsharded(run, draw_plan(rng, count=rng.integers(1, 2), steps=2), "zero1", 4)
+    check_as_unsharded(run, draw_plan(rng, count=rng.integers(1, 2), steps=2), "zero1", 4)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -57,7 +57,7 @@ def test_frozen_tensors_stay_and_thaw(run, rng):
     for without in ([plan["frozen"][2]], [plan["frozen"][2], thawed[0]]):
         plan["steps"].append({"gradients": draw_gradients(rng, plan["values"], without)})
     plan["steps"][2]["thaw"] = thawed
-    steps_as_unsharded(run, plan, "zero1", 3)
+    check_as_unsharded(run, plan, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -65,7 +65,7 @@ def test_tensors_without_gradient_are_skipped(run, rng):
     plan = draw_plan(rng, count=8, steps=1)
     for _ in range(3):
         plan["steps"].append({"gradients": draw_gradients(rng, plan["values"], rng.shuffled(range(8))[:3])})
-    steps_as_unsharded(run, plan, "zero1", 3)
+    check_as_unsharded(run, plan, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -93,7 +93,7 @@ def test_dtypes_and_memory_layouts(run, rng):
         plan["transposed"] = sorted({*plan["transposed"], i} if transposed else {*plan["transposed"]} - {i})
         for step in plan["steps"]:
             step["gradients"][i] = rng.normal(*big).to(plan["values"][i].dtype)
-    steps_as_unsharded(run, plan, "zero1", 2)
+    check_as_unsharded(run, plan, "zero1", 2)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -102,7 +102,7 @@ def test_groups_with_hyperparameters_of_their_own(run, rng, scheduler):
     name = "Decaying" if scheduler == "none" else rng.choice(["AdamW", "Adam"])
     plan = draw_plan(rng, name, count=7, scheduler=scheduler)
     plan["groups"] = draw_groups(rng, plan)
-    steps_as_unsharded(run, plan, "zero1", rng.integers(2, 4))
+    check_as_unsharded(run, plan, "zero1", rng.integers(2, 4))
 
 
 @exercise(ZERO1, kind="numerics")
@@ -115,12 +115,12 @@ def test_groups_that_are_added(run, rng, moment):
         plan["steps"][0]["add"] = rest
     else:
         plan["steps"][1]["add"], plan["steps"][3]["add"] = rest[:1], rest[1:]
-    steps_as_unsharded(run, plan, "zero1", 3)
+    check_as_unsharded(run, plan, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
 def test_a_closure_is_called_once_and_its_loss_returned(run, rng):
-    steps_as_unsharded(run, draw_plan(rng, closure=True), "zero1", rng.integers(1, 3))
+    check_as_unsharded(run, draw_plan(rng, closure=True), "zero1", rng.integers(1, 3))
 
 
 @exercise(ZERO1, kind="numerics")
@@ -128,7 +128,7 @@ def test_only_the_ranks_of_its_group_take_part(run, rng):
     """Also with tensors so large that they may be sent alone, one for each rank."""
     large = [[130, rng.integers(127, 140)] for _ in range(3)]
     plan = draw_plan(rng, only=rng.choice([[1, 3], [0, 2, 3], [2, 3]]), steps=2, large=large)
-    steps_as_unsharded(run, plan, "zero1", 4)
+    check_as_unsharded(run, plan, "zero1", 4)
 
 
 def lopsided(rng, world) -> dict:
@@ -143,7 +143,7 @@ def lopsided(rng, world) -> dict:
 @pytest.mark.parametrize(("name", "world"), [("AdamW", 2), ("SGD", 3), ("AdamW", 5)])
 def test_each_rank_keeps_one_share_of_the_state(run, rng, world, name):
     plan = {**lopsided(rng, world), "optimizer": name, "options": OPTIONS[name]}
-    fair_share(run, plan, world)
+    check_fair_share(run, plan, world)
 
 
 @exercise(ZERO1, kind="property")
@@ -151,7 +151,7 @@ def test_frozen_tensors_do_not_unbalance_the_shares(run, rng):
     values = [rng.normal(rng.integers(900, 1000)) for _ in range(8)]
     frozen = rng.integers(0, 7)
     values[frozen] = rng.normal(9000)  # as much as all the others
-    fair_share(run, oracles.plan_of(rng, values, [frozen]), 2)
+    check_fair_share(run, oracles.plan_of(rng, values, [frozen]), 2)
 
 
 @exercise(ZERO1, kind="property")
@@ -159,10 +159,10 @@ def test_shares_stay_fair_when_groups_are_added(run, rng):
     plan = lopsided(rng, 3)
     large = rng.shuffled(range(0, len(plan["values"]), 3))  # two small ones follow each
     plan["groups"] = [{"params": indices, "lr": 0.1} for i in large for indices in ([i, i + 1], [i + 2])]
-    fair_share(run, plan, 3)
+    check_fair_share(run, plan, 3)
 
 
-def fair_share(run, plan, world) -> None:
+def check_fair_share(run, plan, world) -> None:
     """Assert that the bytes that a rank updates and sends are within one tensor of its share."""
     sizes = [v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"]]
     total, largest = sum(sizes), max(sizes)
@@ -201,7 +201,7 @@ def test_it_loads_what_the_unsharded_optimizer_saved(run, rng):
     want = run(probes.train, "plain", plan)
     ranks = run(probes.resumed, "plain", "zero1", plan, 2, world=3)
     for rank, got in enumerate(ranks):
-        oracles.same_after_loading(f"rank {rank}: after a plain AdamW's state_dict was loaded", got["values"], want)
+        oracles.check_loaded(f"rank {rank}: after a plain AdamW's state_dict was loaded", got["values"], want)
     total = run(probes.resumed, "plain", "plain", plan, 2)["shown"]
     shown = sum(got["shown"] for got in ranks)
     assert shown == total, (
@@ -212,12 +212,12 @@ def test_it_loads_what_the_unsharded_optimizer_saved(run, rng):
 
 @exercise(ZERO1, kind="numerics")
 def test_it_goes_on_from_its_own_state_dict(run, rng):
-    oracles.goes_on_from_its_own_state_dict(run, rng, "zero1", rng.integers(2, 3))
+    oracles.check_resuming(run, rng, "zero1", rng.integers(2, 3))
 
 
 @exercise(ZERO1, kind="property")
 def test_the_process_grows_by_one_share_of_the_state(run, rng):
-    oracles.grows_by_a_share(run, rng, "zero1")
+    oracles.check_growth(run, rng, "zero1")
 
 
 @exercise(ZERO1, kind="property")
@@ -226,23 +226,23 @@ def test_parameters_are_sent_once_and_gradients_not_at_all(run, rng, world):
     plan = oracles.draw_even(rng, 24)
     largest = max(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
     # An all-gather pads every share to the largest: at most one tensor a rank more.
-    oracles.sends_parameters_once(run, plan, "zero1", world, world * largest + 64)
+    oracles.check_bytes_sent(run, plan, "zero1", world, world * largest + 64)
 
 
 @exercise(ZERO1, kind="property")
 def test_messages_of_many_tensors_do_not_wait_for_each_other(run, rng):
-    starts_before_it_waits(run, draw_plan(rng, count=30, steps=2), 3)
+    check_does_not_wait(run, draw_plan(rng, count=30, steps=2), 3)
 
 
 @exercise(ZERO1, kind="property")
 def test_messages_of_large_tensors_do_not_wait_for_each_other(run, rng):
     large = [[130, rng.integers(127, 140)] for _ in range(12)]
-    starts_before_it_waits(run, draw_plan(rng, count=2, steps=1, large=large), 3)
+    check_does_not_wait(run, draw_plan(rng, count=2, steps=1, large=large), 3)
 
 
-def starts_before_it_waits(run, plan, world) -> None:
+def check_does_not_wait(run, plan, world) -> None:
     count = len(plan["values"])
-    for rank, steps in enumerate(steps_as_unsharded(run, plan, "zero1", world, hold=range(len(plan["steps"])))):
+    for rank, steps in enumerate(check_as_unsharded(run, plan, "zero1", world, hold=range(len(plan["steps"])))):
         for step, record in enumerate(steps):
             assert record["stalls"] <= 2 * world, (
                 f"rank {rank}, step {step}: {len(record['rows'])} messages for {count} tensors, and while no message "

@@ -31,7 +31,7 @@ MOMENTS = {  # by kind: a W-th of all parameters may be there so often at each, 
 }
 
 
-def holds_a_part(run, rng, kind, moment) -> None:
+def check_holds_part(run, rng, kind, moment) -> None:
     """Assert that a rank then holds only its part and the layers in use, by the kernel's high-water mark."""
     world, seed, mixed = WORLD, rng.integers(0, 10**6), kind == "mixed"
     steps = 1 + (kind == "prefetch")  # its first step learns the order
