@@ -1,10 +1,10 @@
-"""Data parallelism with one all-reduce a parameter.
+"""Data parallelism with one all-reduce per parameter.
 
-What must be true: on any number of ranks the replicas start as rank 0's and train as one process would on the whole
-batch, and each gradient that exists is averaged by exactly one all-reduce after backward. How it would be faked: sum
-instead of mean (hidden by Adam, so SGD is used); skip the broadcast (hidden by equal seeds, so every rank starts
-elsewhere); let torch's DDP do it (forbidden, and the ledger would show buckets during backward); train alone and return
-local values (the shares differ); reduce the parameters instead of the gradients (the gradients themselves tell).
+Must hold: on any number of ranks, replicas start as rank 0's and train as one process would on the whole batch, and
+exactly one all-reduce after backward averages each gradient that exists. Typical fakes: the sum, not the mean (Adam
+would hide it, so tests use SGD); skip the broadcast (equal seeds would hide it, so ranks start with other values);
+torch's DDP (forbidden; recorded messages would show buckets in backward); train alone and return local values (batches
+differ); reduce parameters instead of gradients (the test compares the gradients).
 """
 
 from collections import Counter
@@ -73,7 +73,7 @@ def test_one_all_reduce_for_each_gradient(run, rng, world):
     ranks = check_model_training(run, rng, "naive", drawn, batches)
     for rank, got in enumerate(ranks):
         rows = [row for step in got["steps"] for row in step["rows"]]
-        named = probes.Model(*drawn[:2]).named_parameters()  # the tied weight once
+        named = probes.Model(*drawn[:2]).named_parameters()  # these count a tied weight once
         elements = [p.numel() for name, p in named if name not in ("frozen", "unused")] * 2
         want = Counter(("all_reduce", "float32", n, "finish", *range(world)) for n in elements)
         sent = Counter((r["op"], r["dtype"], r["elements"], r["phase"], *r["group"]) for r in rows)

@@ -1,10 +1,10 @@
 """Data parallelism that sends each gradient while backward goes on.
 
-What must be true: training is that of one process on the whole batch, each gradient is sent by one all-reduce as soon
-as backward has accumulated it, and nobody waits before finish_gradient_synchronization(). How it would be faked: the
-naive wrapper (all is sent in finish); a blocking all-reduce in the hook (the wait begins before backward has ended);
-all sent by a callback at the end of backward (too few had been sent when backward reached each layer); never wait (the
-ledger knows); a hook that reduces the parameter (the gradients tell).
+Must hold: training equals that of one process on the whole batch, one all-reduce sends each gradient as soon as
+backward has accumulated it, and no rank waits before finish_gradient_synchronization(). Typical fakes: the naive
+wrapper (it sends all in finish); a blocking all-reduce in the hook (the wait begins before backward ends); a callback
+at the end of backward that sends all (too few messages had left when backward reached each layer); never wait (caught
+by the recorded messages); reduce the parameter in the hook (caught by the gradients).
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_layers_skipped_in_some_steps(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
-    layers = list(range(len(chain[1])))  # of one dtype and the other, in turn: in the third step one has no gradient
+    layers = list(range(len(chain[1])))  # their dtypes alternate: in the third step one dtype has no gradient
     part = rng.shuffled(layers)[: rng.integers(1, len(layers) - 1)]
     orders = [[layers], [part], [layers[rng.integers(0, 1) :: 2]], [layers]]
     check_training(run, rng, expect, "overlapped", chain, orders, set_to_none)

@@ -1,8 +1,8 @@
-"""Everyone's part to everyone, along a ring.
+"""The part of every rank to every rank, along a ring.
 
-What must be true: every rank ends with all parts in rank order, and has sent W − 1 parts, all to one neighbour.
-How it would be faked: send one's own part to everyone (peers); through rank 0 (counts); the order of arrival (every
-part is different); leave out one's own part (outputs hold rubbish before).
+Must hold: each rank ends with all parts in rank order, and has sent W − 1 parts, all to one neighbour. Typical fakes:
+send one's own part to all ranks (caught by peers); send through rank 0 (caught by counts); keep the order of arrival
+(all parts differ); leave out one's own part (outputs start as garbage).
 """
 
 import pytest

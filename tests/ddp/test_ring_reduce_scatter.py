@@ -1,8 +1,8 @@
-"""The sum of all ranks' tensors, a part to each rank.
+"""The sum of all ranks' tensors, one part per rank.
 
-What must be true: rank r ends with rows r·n … (r + 1)·n of the sum, the input is as it was, and each rank has sent
-W − 1 parts to one neighbour. How it would be faked: all-reduce and keep a part (bytes); add up in the input
-(it is compared); a copy of the input (memory); end one place off (every part is different).
+Must hold: rank r ends with rows r·n to (r + 1)·n − 1 of the sum, the input is unchanged, and each rank has sent W − 1
+parts to one neighbour. Typical fakes: all-reduce and keep one part (caught by bytes); add up in the input (the test
+compares it); a copy of the input (caught by memory); end one place off (all parts differ).
 """
 
 import pytest
