@@ -1,11 +1,10 @@
-"""Layers that each rank keeps a part of.
+"""Layers of which each rank keeps a shard.
 
-What must be true: training is that of one process on the whole batch, whatever is tied, frozen, used twice, resting,
-accumulated or checkpointed; each rank holds its part and no more, between forward and backward too, and few whole
-layers at once; each use of a layer is gathered twice and reduce-scattered once. How it would be faked: a replica with
-all-reduces, the embedding left whole (what the switch carried); all layers gathered at once (gates); weights gathered
-once and kept, kept by autograd, or outside of torch, gradients reduced and kept whole (how large the process was at
-each moment, by the kernel's books); old weights, gathered before the step and used after it (outputs under no_grad).
+Must hold: training equals that of one process on the whole batch, also with tied, frozen, reused, skipped, accumulated
+and checkpointed layers. Each rank holds its shard alone, also between forward and backward, and few gathered layers at
+once. Each use of a layer takes two all-gathers and one reduce-scatter. Typical fakes: all-reduces on a replica, or an
+unsharded embedding (caught by messages); gather all layers at once (gates); keep gathered weights, in torch or not, or
+whole gradients (the memory peak); gather weights before the step and use them after it (outputs under no_grad).
 """
 
 from collections import Counter
@@ -95,7 +94,7 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, layers):
         "finish_gradient_synchronization()", plan, world, small,
     )  # fmt: skip
     sharded, unsharded, _ = parts(plan, world, small, blocks)
-    before = {name: i + 1 for i, (name, _) in enumerate(sharded)}  # layers that are needed by then
+    before = {name: i + 1 for i, (name, _) in enumerate(sharded)}  # layers that forward needs by then
     for rank, got in enumerate(ranks):
         for step, seen in enumerate(got["seen"]):
             for block in range(len(plan["hidden"])):

@@ -1,11 +1,10 @@
 """Sharded layers in mixed precision.
 
-What must be true: weights after some steps are those of float32 masters and 16-bit compute, as near to float64 as a
-plain such run is; what travels is in 16 bits, gradients in the dtype that was asked for; shards and their gradients are
-float32; layers compute in 16 bits, and hold half the bytes while they do. How it would be faked: cast after the gather
-(dtypes on the ledger); cast back and compute in float32 (the layers' dtypes, and the bytes autograd keeps); keep 16-bit
-masters (steps too small for them); autocast (forbidden, and its messages are float32); sums in float16 that overflow
-(large gradients).
+Must hold: weights after some steps are those of float32 masters with 16-bit compute, as close to float64 as a plain run
+of that kind. Messages are in 16 bits, gradients in the requested dtype. Shards and their gradients are float32. Layers
+compute in 16 bits, in half the memory. Typical fakes: cast after the gather (caught by message dtypes); cast back and
+compute in float32 (caught by output values and by bytes held); 16-bit masters (they lose small steps); autocast
+(forbidden, and its messages are float32); sums that overflow in float16 (large gradients).
 """
 
 import pytest
@@ -86,7 +85,7 @@ def test_layers_at_work_take_half_the_bytes(run, rng):
     world, plan, tokens = rng.integers(2, 3), oracles.big_plan(4), rng.tokens(1, vocabulary=128)
     ranks = oracles.held_and_baseline(run, "mixed", {"compute_dtype": "bfloat16"}, plan, tokens, world)
     for rank, (got, base) in enumerate(ranks):
-        # Gloo's threads free messages late: a few messages of half a layer may still be alive.
+        # Gloo's threads free messages late: some, of half a layer each, may still be alive.
         for moment, slack in (("between", 2 * BLOCK), ("forward", BLOCK)):
             extra, full = got[moment] - got["rest"], base[moment] - base["rest"]
             measured(f"held beside the masters, {moment}", extra, full / 2 + slack, "bytes", at_most=True)

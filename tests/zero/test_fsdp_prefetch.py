@@ -1,13 +1,12 @@
-"""Sharded layers that are fetched ahead.
+"""Sharded layers that are prefetched.
 
-What must be true: training is that of one process on the whole batch, also where the order of layers changes from step
-to step; exactly the messages of the plain version; in the second step in an order, whichever order it is, the next
-layer's gather is on its way while a layer computes, forward and backward, the one after it is not, and nobody waits for
-it, nor for a reduce-scatter, until that layer has computed. How it would be faked: gather everything at the start
-(gates in each layer: the layer after the next must not have been asked for); start a gather and wait for it at once
-(the switch keeps answers back until the layer has computed, and who waits stands still); fetch ahead in forward alone
-(both are judged); take the order of registration for that of the work, or keep the first order for ever (the order is
-drawn, and changed later); gathers that nobody uses (messages are counted). All of it is judged on runs whose losses and
+Must hold: training equals that of one process on the whole batch, also if the order of layers changes between steps,
+with exactly the messages of FSDP. In the second step in some order, while a layer computes, forward or backward, the
+gather of the next layer is in flight, that of the layer after it is not, and no rank waits for it, nor for a
+reduce-scatter, until the layer has computed. Typical fakes: gather all layers at the start (gates show which gathers
+have started); start a gather and wait at once (the switch withholds the answer until the layer has computed, and
+records who waits); prefetch in forward alone (tests judge both); use the order of registration, or the first order for
+ever (the order is drawn, and changes); gathers that no layer uses (caught by counts). Tests also check that losses and
 weights are right.
 """
 
@@ -58,18 +57,18 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 
 
 def by_layer(plan, world, rows, op, phase) -> dict:
-    """block -> its first row. Blocks are told apart by their sizes."""
+    """Return {block: (index, row)} with the first row of each block. Sizes identify blocks."""
     sizes = {n: name for name, n in parts(plan, world)[0] if isinstance(name, int)}
     return {sizes[r["elements"]]: (i, r) for i, r in [*enumerate(rows)][::-1]
             if (r["op"], r["phase"]) == (op, phase) and r["elements"] in sizes}  # fmt: skip
 
 
 def steps_in_known_order(run, rng):
-    """(what, step, plan, world, order) of the steps in which the order is known: the second in each of two orders.
+    """Yield (what, step, plan, world, order) for the steps whose order is known: the second in each of two orders.
 
-    The first order is not that of registration. In the second order, the first block moves to the end, so that a
-    backward prefetches one block in vain. The switch withholds answers to a message until the block that computes next
-    is done.
+    The first order is not that of registration. In the second order, the first block moves to the end, so one backward
+    prefetches a block that it does not use. The switch withholds the answer to a message until the block that computes
+    then is done.
     """
     blocks = 4
     plan, world = draw_plan(rng, blocks), rng.integers(2, 3)
@@ -90,7 +89,7 @@ def steps_in_known_order(run, rng):
 
 
 def check_one_on_its_way(what, step, plan, world, order, phase) -> None:
-    """While a block computes, the next one is gathered, and none after it."""
+    """Assert that while a block computes, the gather of the next block is in flight, and no later gather."""
     rows = by_layer(plan, world, step["rows"], "all_gather", phase)
     begin, end = ("begins", "ends") if phase == "forward" else ("backward", "backward")
     begins, ends = ({i: step["asked"][f"block {i} {mark}"] for i in order} for mark in (begin, end))

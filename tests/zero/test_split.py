@@ -1,11 +1,11 @@
-"""The sharded optimizer that cuts tensors.
+"""The sharded optimizer that splits tensors.
 
-What must be true: after each step every rank has, bit for bit, what the unsharded optimizer has, at 1 to 5 ranks
-(fused: within an ulp a step); every rank's share of the state is the same within 2 %, though one tensor is nearly all
-there is; optimizers that do not treat each number by itself are refused. How it would be faked: whole tensors (who sent
-how much, of one that outweighs the rest); pieces on every rank, and only the update shared, or gradients copied and
-kept (by how much the process grew, by the kernel's books); a list of refused names that lacks some (all of torch that
-are not elementwise are tried).
+Must hold: after each step, on 1 to 5 ranks, tensors equal those of the unsharded optimizer bit for bit (fused: within
+one ulp per step). All ranks' shares of the state are equal within 2 %, though one tensor has nearly all elements.
+Optimizers that are not elementwise are refused. Typical fakes: whole tensors (caught by the bytes that each rank sends,
+with one dominant tensor); state of everything on all ranks, with only the update sharded, or kept copies of gradients
+(caught by the kernel's memory peak); an incomplete list of refused names (tests try every optimizer of torch that is
+not elementwise).
 """
 
 import pytest
@@ -42,7 +42,7 @@ def test_fused_steps_are_off_by_an_ulp_at_most(run, rng):
     for rank, got in enumerate(run(probes.train, "split", plan, world=2)):
         for step, tensors in enumerate(want["values"]):
             for i, tensor in enumerate(tensors):
-                size = tensor.abs() + plan["options"]["lr"]  # an update is about lr large
+                size = tensor.abs() + plan["options"]["lr"]  # an update is about as large as lr
                 ulps = ((got["values"][step][i] - tensor).abs() / size).max() / torch.finfo(tensor.dtype).eps
                 assert ulps <= step + 1, (
                     f"rank {rank}, tensor {i}, step {step}, fused: {float(ulps):.1f} ulps from the unsharded "
@@ -135,5 +135,5 @@ def test_the_process_grows_by_one_share_of_the_state(run, rng):
 def test_parameters_are_sent_once(run, rng):
     world = rng.integers(2, 4)
     plan = oracles.draw_even(rng, 20)
-    padding = 8 * world * len(plan["values"])  # shares padded by an element a tensor and rank
+    padding = 8 * world * len(plan["values"])  # shares may be padded by one element per tensor and rank
     oracles.check_bytes_sent(run, plan, "split", world, padding)

@@ -1,14 +1,13 @@
 """The sharded optimizer.
 
-What must be true: after each step every rank has, bit for bit, what the unsharded optimizer has, at 1 to 5 ranks, with
-groups, schedulers, closures, frozen and late tensors; a rank keeps the state of its own tensors alone, and those are a
-fair share; what is sent is the parameters, once, and nobody waits for one tensor before he has started the next.
-How it would be faked: the plain optimizer on every rank, state that is dropped again after the step, copies that are
-kept outside of torch (by how much the process grew, by the kernel's books); one rank that does it all, sharing by
-number of tensors, or round robin (who sent how much, of tensors of very different sizes, in an order that is bad for
-it); an all-reduce of everything, or gradients sent once more (what the switch carried); a wait for each tensor (the
-switch keeps answers back until the step is done); everything updated everywhere (on a link, with an update that takes
-its time, the clock). All of it is judged on runs whose tensors are those of the plain optimizer.
+Must hold: after each step, on 1 to 5 ranks, tensors equal those of the unsharded optimizer bit for bit, with groups,
+schedulers, closures, frozen and added tensors. A rank keeps the state of its own tensors alone, and they are a fair
+share. Ranks send parameters once, nothing else, and start the next message before they wait for one. Typical fakes: the
+plain optimizer on each rank, state dropped after the step, or copies outside torch (caught by the kernel's memory
+peak); one rank that does all the work, sharing by number of tensors, or round robin (caught by bytes sent per rank,
+with very different sizes in a bad order); an all-reduce of everything, or gradients sent again (caught by messages);
+one wait per tensor (the switch withholds answers until the step is done); each rank updates everything (caught by the
+clock, on a link, with a slow update). All tests judge runs whose tensors equal those of the plain optimizer.
 """
 
 import pytest
@@ -87,7 +86,7 @@ def test_tied_tensors_are_one(run, rng):
 def test_dtypes_and_memory_layouts(run, rng):
     plan = draw_plan(rng, count=8, dtypes=(torch.float32, torch.float64, torch.bfloat16))
     plan["transposed"] = [i for i, v in enumerate(plan["values"]) if v.ndim == 2]
-    big = (rng.integers(130, 140), rng.integers(130, 140))  # larger than what is worth packing
+    big = (rng.integers(130, 140), rng.integers(130, 140))  # too large to be worth packing
     for i, transposed in ((1, True), (4, False)):
         plan["values"][i] = rng.normal(*big).to(plan["values"][i].dtype)
         plan["transposed"] = sorted({*plan["transposed"], i} if transposed else {*plan["transposed"]} - {i})
@@ -125,14 +124,14 @@ def test_a_closure_is_called_once_and_its_loss_returned(run, rng):
 
 @exercise(ZERO1, kind="numerics")
 def test_only_the_ranks_of_its_group_take_part(run, rng):
-    """Also with tensors so large that they may be sent alone, one for each rank."""
+    """Some tensors are so large, one per rank, that each may be sent alone."""
     large = [[130, rng.integers(127, 140)] for _ in range(3)]
     plan = draw_plan(rng, only=rng.choice([[1, 3], [0, 2, 3], [2, 3]]), steps=2, large=large)
     check_as_unsharded(run, plan, "zero1", 4)
 
 
 def lopsided(rng, world) -> dict:
-    """Tensors of very different sizes; round robin would put all large ones on one rank."""
+    """Draw tensors of very different sizes; round robin would give all large tensors to one rank."""
     sizes = []
     for _ in range(rng.integers(3, 4)):
         sizes += [rng.integers(2500, 4000)] + [rng.integers(1, 300) for _ in range(world - 1)]
@@ -150,20 +149,20 @@ def test_each_rank_keeps_one_share_of_the_state(run, rng, world, name):
 def test_frozen_tensors_do_not_unbalance_the_shares(run, rng):
     values = [rng.normal(rng.integers(900, 1000)) for _ in range(8)]
     frozen = rng.integers(0, 7)
-    values[frozen] = rng.normal(9000)  # as much as all the others
+    values[frozen] = rng.normal(9000)  # more than all the others together
     check_fair_share(run, oracles.plan_of(rng, values, [frozen]), 2)
 
 
 @exercise(ZERO1, kind="property")
 def test_shares_stay_fair_when_groups_are_added(run, rng):
     plan = lopsided(rng, 3)
-    large = rng.shuffled(range(0, len(plan["values"]), 3))  # two small ones follow each
+    large = rng.shuffled(range(0, len(plan["values"]), 3))  # two small tensors follow each
     plan["groups"] = [{"params": indices, "lr": 0.1} for i in large for indices in ([i, i + 1], [i + 2])]
     check_fair_share(run, plan, 3)
 
 
 def check_fair_share(run, plan, world) -> None:
-    """Assert that the bytes that a rank updates and sends are within one tensor of its share."""
+    """Assert that the bytes that each rank updates and sends differ from total / W by at most the largest tensor."""
     sizes = [v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"]]
     total, largest = sum(sizes), max(sizes)
     for rank, owned in enumerate(owned_bytes(run, plan, "zero1", world)):
@@ -177,12 +176,12 @@ def check_fair_share(run, plan, world) -> None:
 
 @exercise(ZERO1, kind="property")
 def test_the_largest_tensors_are_given_out_first(run, rng):
-    """A rank's messages show which tensors it owns. Small tensors come first; dealing in this order is unfair."""
+    """A rank's messages show which tensors it owns. Tensors are drawn small first; giving them out so is unfair."""
     world = 3
     sizes = sorted(rng.shuffled(range(300, 4000))[:10])
     want = shares([4 * size for size in sizes[::-1]], world)
     sent = sorted(owned_bytes(run, oracles.plan_of(rng, [rng.normal(s) for s in sizes]), "zero1", world))
-    padded = [want[-1]] * world  # an all-gather pads every share to the largest
+    padded = [want[-1]] * world  # an all-gather pads each share to the largest
     assert close(sent, want) or close(sent, padded), (
         f"{world} ranks own {', '.join(f'{s:,.0f}' for s in sent)} bytes, as they sent them to each other; the "
         f"largest tensor first, each to the rank with the fewest elements so far, they own "
@@ -225,7 +224,7 @@ def test_the_process_grows_by_one_share_of_the_state(run, rng):
 def test_parameters_are_sent_once_and_gradients_not_at_all(run, rng, world):
     plan = oracles.draw_even(rng, 24)
     largest = max(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
-    # An all-gather pads every share to the largest: at most one tensor a rank more.
+    # An all-gather pads each share to the largest: at most one more tensor per rank.
     oracles.check_bytes_sent(run, plan, "zero1", world, world * largest + 64)
 
 

@@ -1,11 +1,11 @@
-"""Gradients and optimizer state on one rank each.
+"""Gradients and optimizer state sharded over ranks.
 
-What must be true: training is that of one process on the whole batch; a gradient is reduce-scattered during backward
-and dropped, so that backward's peak does not grow by whole gradients; state and gradients at rest are a W-th. How it
-would be faked: all-reduces (what the switch carried, and whether a payload is the rank's own gradient); gradients kept
-until step() (gates, `.grad`, bytes); state of everything (bytes); waiting in each hook (the switch keeps answers back,
-and who waits stands still); parameters brought back by broadcasts, or not at all. The kernel decides what is left, in
-backward and after it; a meter inside only says by how much.
+Must hold: training equals that of one process on the whole batch. Each gradient is reduce-scattered during backward and
+then dropped, so whole gradients do not raise backward's memory peak. State and gradients between steps are a W-th.
+Typical fakes: all-reduces (caught by messages, and by payloads that must be the rank's own gradient); gradients kept
+until step() (caught by gates, `.grad` and bytes); state of all parameters (bytes); wait in each hook (the switch
+withholds answers, and records who waits); send parameters by broadcasts, or not at all. The kernel's memory peak
+decides; a meter inside the process only explains.
 """
 
 from collections import Counter
@@ -73,7 +73,7 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
     for p in probes_fsdp.Net(plan).parameters():
         want["reduce_scatter", "backward", -(-p.numel() // world)] += 1
         want["all_gather", "step", -(-p.numel() // world)] += 1
-    # The switch withholds answers to messages of backward until step(), so nobody may wait for the last one before.
+    # The switch withholds the answers of the last messages until step(): a rank that waits earlier stalls.
     hold = [(f"{step}.0 block 0 backward", f"{step} step") for step in range(2)]
     for rank, got in enumerate(check_training(run, rng, "zero2", plan, natural(plan, 2), world, hold=hold)):
         for number, step in enumerate(got["seen"]):
@@ -115,7 +115,7 @@ def test_gradients_and_state_are_a_share(run, rng):
             ("gradients", 1 + 3 / world, "and a W-th of the gradients"),
             ("backward", 1 + 3 / world, "and no whole gradients: drop .grad, and wait for all reduce-scatters but one"),
         ]:
-            late = 1.2 if name == "backward" else 0.2  # a message that has arrived may still hold its gradient
+            late = 1.2 if name == "backward" else 0.2  # an arrived message may still hold its gradient
             growth = (got[name] - smaller[name]) / BLOCK
             measured(f"with four layers more, layers more held: {name}", growth, 4 * allowed + late, at_most=True)
             assert growth <= 4 * allowed + late, (
