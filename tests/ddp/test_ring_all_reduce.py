@@ -1,9 +1,9 @@
 """The sum of all ranks' tensors, around a ring.
 
-Must hold: for any world, length, dtype and group, each rank ends with the sum, with the same bits on all ranks, by 2(W
-− 1) messages per rank, each a W-th of the tensor. Typical fakes: pass whole tensors round (caught by bytes); gather all
-and add (bytes, memory); pad to a multiple of W, or forget the remainder (odd lengths, and lengths below W); global
-ranks instead of group ranks (the group is a part of the world); torch's all_reduce (forbidden, and recorded).
+Must hold: for any world, length, dtype and group, each rank ends with the sum, bit for bit the same on all ranks; each
+rank sends 2(W − 1) messages, each a W-th of the tensor. Typical fakes: pass whole tensors round (caught by bytes);
+gather all and add (bytes, memory); pad to a multiple of W, or forget the remainder (odd lengths, and lengths below W);
+global ranks instead of group ranks (the group is a part of the world); torch's all_reduce (forbidden, and recorded).
 """
 
 import pytest

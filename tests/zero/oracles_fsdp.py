@@ -43,8 +43,8 @@ def draw_numbers(rng, orders) -> dict[str, list[float]]:
 
 
 def whole_batch(plan, state, batches, optim, dtype, numbers) -> dict:
-    """Train in one process on the batches of all ranks. dtype: of all tensors; with a 16-bit dtype, weights stay float32
-    and are cast for the computation; "" leaves dtypes as they are. numbers: by which gates multiply; {}: no gates.
+    """Train in one process on the batches of all ranks. dtype: of all tensors. With a 16-bit dtype, weights are
+    float32, and cast for the computation; "" leaves dtypes as they are. numbers: by which gates multiply; {}: no gates.
     """
     m = Net({**plan, "checkpoint": False})
     m.load_state_dict(state)
@@ -86,8 +86,8 @@ def check_training(
 ) -> list[dict]:
     """Assert that ranks train like one process on the whole batch: start, losses, outputs, weights, sent gradients.
 
-    Returns the values of each rank, with "seen": its `step_records`. reduced: the 16-bit dtype of the computation. hold:
-    pairs of gates between which the switch withholds answers.
+    Returns the values of each rank, with "seen": its `step_records`. reduced: the 16-bit dtype of the computation.
+    hold: pairs of gates between which the switch withholds answers.
     """
     states = [gated.draw_state(rng, Net(plan), 0.4) for _ in range(world)]  # they differ between ranks
     batches = draw_batches(rng, plan, world, orders)
@@ -211,7 +211,7 @@ PHASES = {"forward", "backward", "finish", "step", "no_grad", "over"}
 
 def step_records(trace, orders) -> list[dict]:
     """Return per step: "rows", its messages in order, each with its phase; "no_grad", the messages after the step;
-    "payloads" of the rows; "asked"[gate], the messages of the step that had left when the rank first requested the gate;
+    "payloads" of the rows; "asked"[gate], the messages of the step that had left at the first request of the gate;
     "stalls", the numbers of the messages for which the rank waited while the switch withheld answers."""
     marks = [gate for gate in trace.gates if gate.name.split(" ", 1)[-1] in PHASES]
     phases = [

@@ -20,7 +20,7 @@ from lab.solution.wire import PerRank
 
 from ..ddp.probes import group_of
 
-METHODS = ["message", "start", "gather", "free", "before_forward", "before_backward", "reduce"]  # FSDPPrefetch and FSDPMixed override some
+METHODS = ["message", "start", "gather", "free", "before_forward", "before_backward", "reduce"]  # some are overridden
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -52,7 +52,7 @@ def _gate_in_backward(x: torch.Tensor, prefix: str, name: str) -> torch.Tensor:
 
 
 class Net(Named):
-    """Maps tokens to logits. plan, its configuration: width, hidden (per block), vocabulary; flags: tied, checkpoint,
+    """Map tokens to logits. plan, its configuration: width, hidden (per block), vocabulary; flags: tied, checkpoint,
     frozen, double. `begin` sets the prefix of gate names, the step and micro-batch ("": no gates). Gates of forward:
     "0.1 embedded", "0.1 block 2 begins", "0.1 block 2 ends"; of backward: "0.1 blocks", "0.1 block 2 backward".
     """
@@ -76,7 +76,7 @@ class Net(Named):
             self.blocks[0].up.requires_grad_(False)
         self.register_buffer("scale", torch.ones(width))
         self.register_buffer("passing", torch.zeros(width), persistent=False)  # not in state_dict()
-        self.gathered_units: list[list[list[str]]] = []  # per backward: units before it, after it
+        self.gathered_units: list[list[list[str]]] = []  # per backward: gathered units before it and after it
 
     def finish_gradient_synchronization(self) -> None:
         """Do nothing: the net itself (for ZeRO2) needs no synchronization."""
@@ -193,7 +193,7 @@ def count_layers(wrapped: Any, m: Net) -> list[int]:
 
     def count(*_: Any) -> None:
         layers = reversed([*getattr(wrapped, "units_of", {}).items()])
-        owners = {unit: layer for layer, units in layers for unit in units}  # a unit that layers share counts for the first
+        owners = {unit: layer for layer, units in layers for unit in units}  # shared: the first layer
         counts.append(len({layer for unit, layer in owners.items() if unit.full.untyped_storage().nbytes()}))
 
     def computes(_: nn.Module, x: tuple) -> None:
@@ -247,8 +247,8 @@ def starts(state: dict) -> dict[str, int]:
 
 
 def zero2_mean(impl, value: torch.Tensor, start: int, group: dict, dropped: float = 0.0) -> dict:
-    """Return "whole", the mean gradient: by how much one step of ZeRO2 with SGD lowers the weight. A scheduler doubles the
-    inner optimizer's learning rate to 1. dropped: compute `dropped` times the gradient before; zero_grad() clears it.
+    """Return "whole", the mean gradient: one step of ZeRO2 with SGD subtracts it from the weight. A scheduler doubles
+    the inner optimizer's rate to 1. dropped: compute `dropped` times the gradient before; zero_grad() clears it.
     """
     m = Dot(value, start)
     zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=0.5, **group)
@@ -306,8 +306,8 @@ def at_rest(memory: LiveStorages) -> int:
 
 
 def held_bytes(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> dict:
-    """Return bytes in the second step with AdamW: "rest" (before it), peak of "forward", "between" forward and backward,
-    peak of "backward", and "gradients" (after it)."""
+    """Return bytes in the second step with AdamW: "rest" (before it), the peak of "forward", "between" forward and
+    backward, the peak of "backward", and "gradients" (after it)."""
     sizes = {}
     order = list(range(len(plan["hidden"])))
     with LiveStorages() as memory:
@@ -331,8 +331,8 @@ def held_bytes(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor)
 def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, ballast: int, steps: int) -> dict:
     """Train with SGD; at `moment` of the last step, `weigh(ballast)` makes the memory peak show the bytes held then.
 
-    moment: "forward" (in the last block), "backward" (in the first block), or "gradients" (after the step). tokens[rank].
-    Returns the loss, and the sum over rows of each tensor of the state.
+    moment: "forward" (in the last block), "backward" (in the first block), or "gradients" (after the step). Returns the
+    loss, and the sum over rows of each tensor of the state. tokens: per rank.
     """
     torch.manual_seed(seed)
     m = Net(plan)

@@ -144,7 +144,7 @@ def flushed_files(flushed: dict, folder: Path) -> list[str]:
     """Return the files that did not change after they were flushed."""
     found = []
     for path in sorted(folder.rglob("*")):
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # another rank may just have removed it
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # another rank may have removed it just now
             if None in flushed or flushed.get(path.stat().st_ino, b"never") in (path.read_bytes(), None):
                 found.append(str(path.relative_to(folder)))
     return found
@@ -161,7 +161,7 @@ def _load(ckpt, m, o, where: str):
 
 
 def listing(folder: Path) -> list:
-    """[name, bytes, type] of each file; type is "json", "safetensors" or "other", judged by content."""
+    """Return [name, bytes, type] per file. type: "json", "safetensors" or "other", judged by content."""
     found = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         data, kind = path.read_bytes(), "other"
