@@ -1,7 +1,7 @@
 """Draws models with gates, and checks that ranks train them like one process on the whole batch.
 
-A model is (width, plan, states). If plan is a list, the model is a chain of small layers; if it is a number, a
-`probes.Model` of that depth.
+A drawn model is a tuple (width, plan, states). If plan is a list, it describes a chain of small layers. If plan is a
+number, it is the depth of a `probes.Model`.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from lab.harness.named import number_of
 from lab.ranks import gates
 
 from . import probes_wrappers
-from .payloads import carries_own
+from .payloads import check_own_gradients
 
 
 def draw_chain(rng, world, dtypes=("float32",), layers=None, hidden=None, largest=0):
-    """Draw (width, plan, states) of a Chain; values differ between ranks. hidden: of all layers; largest: of one."""
+    """Draw a Chain: (width, plan, states). States differ between ranks. hidden: size in all layers; largest: in one."""
     width = rng.integers(2, 5)
     count = layers or rng.integers(4, 6)
     plan = [[hidden or rng.integers(1, 7), dtypes[i % len(dtypes)]] for i in range(count)]
@@ -29,23 +29,23 @@ def draw_chain(rng, world, dtypes=("float32",), layers=None, hidden=None, larges
 
 
 def draw_model(rng, world, steps=3):
-    """Draw (width, depth, states) of a Model, with values that differ between ranks, and batches for some steps."""
+    """Draw a Model, (width, depth, states), and its batches. States differ between ranks."""
     width, depth = rng.integers(3, 6), rng.integers(1, 3)
     states = [gated.draw_state(rng, probes_wrappers.build(width, depth), 0.5) for _ in range(world)]
     return (width, depth, states), draw_batches(rng, width, world, [[[0]]] * steps)
 
 
 def draw_batches(rng, width, world, orders):
-    """[rank][step][micro-batch] -> [x, y, order]; orders: [step][micro-batch] -> layers to run, in order."""
+    """Return batches[rank][step][micro-batch] = [x, y, order]. orders[step][micro-batch]: layers to run, in order."""
     rows = rng.integers(2, 4)
     return [[[[rng.normal(rows, width), rng.normal(rows, width), o] for o in step] for step in orders]
             for _ in range(world)]  # fmt: skip
 
 
 def whole_batch(width, plan, state, batches, lr, set_to_none, exact, numbers) -> dict:
-    """Train in one process on the batches of all ranks. exact: all in float64, not each parameter in its own dtype.
+    """Train in one process on the batches of all ranks. exact: everything in float64; else each parameter's own dtype.
 
-    numbers: by which gates multiply. In the result, "own"[step][rank] has the gradients of that rank's batch only.
+    numbers: by which gates multiply. Result["own"][step][rank] has the gradients of that rank's batch alone.
     """
     m = probes_wrappers.build(width, plan)
     m.load_state_dict(state)
@@ -56,7 +56,7 @@ def whole_batch(width, plan, state, batches, lr, set_to_none, exact, numbers) ->
     gradients, outputs, local_gradients = [], [], []
 
     def loss(ranks: list, step: int, outs: list) -> torch.Tensor:
-        """The loss of a step on the samples of these ranks, averaged over micro-batches."""
+        """Return the loss of one step on the samples of these ranks: the mean over micro-batches."""
         micro_batches, total = len(ranks[0][step]), torch.zeros(())
         for i in range(micro_batches):
             x, y = (torch.cat([rank[step][i][j] for rank in ranks]) for j in (0, 1))
@@ -78,13 +78,13 @@ def whole_batch(width, plan, state, batches, lr, set_to_none, exact, numbers) ->
 
 
 def loss_gradients(m: torch.nn.Module, loss: torch.Tensor) -> dict:
-    """Gradients of a loss by parameter name, None if it does not depend on the parameter. Does not touch .grad."""
+    """Return gradients by parameter name; None where the loss does not use the parameter. Leaves .grad unchanged."""
     trained = {n: p for n, p in m.named_parameters() if p.requires_grad}
     return dict(zip(trained, torch.autograd.grad(loss, [*trained.values()], allow_unused=True), strict=True))
 
 
 def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, max_lr) -> tuple:
-    """(traces of a training, result of the float64 oracle, result of a plain computation)."""
+    """Train on all ranks; return (traces, result of the float64 oracle, result of a plain computation)."""
     width, plan, states = model
     lr = rng.uniform(0.05, max_lr)
     numbers = gated.draw(rng, orders, width)
@@ -99,17 +99,17 @@ def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, 
 
 
 def rank_record(trace, orders, rank, want, plain) -> dict:
-    """A rank's values; "made", what was sent before the first step; and of each "step" what lab.harness.gated.steps
-    finds, and this rank's "own" gradients, exact and plain."""
+    """Return a rank's values, with "made", the messages before the first step, and "steps". Each step is a record of
+    lab.harness.gated.steps, with "own": the gradients of this rank alone, exact and plain."""
     steps = [{**record, "own": [oracle["own"][step][rank] for oracle in (want, plain)]}
              for step, record in enumerate(gated.steps(trace, orders))]  # fmt: skip
     return {**trace.values, "made": trace.messages[: trace.gates[0].issued], "steps": steps}
 
 
 def train_chain(run, rng, kind, chain, orders, set_to_none=True, options=None, expect=call) -> tuple:
-    """Train a chain; return (what each rank did, the oracle's result, the plain result).
+    """Train a chain; return (`rank_record` of each rank, the oracle's result, the plain result).
 
-    Asserts that gradients are right, since other properties of a run with wrong gradients mean nothing.
+    Asserts that gradients are right, because other properties of a run with wrong gradients mean nothing.
     """
     world = len(chain[2])
     batches = draw_batches(rng, chain[0], world, orders)
@@ -125,14 +125,14 @@ def train_chain(run, rng, kind, chain, orders, set_to_none=True, options=None, e
     return ranks, want, plain
 
 
-def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
+def check_training(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
     """Assert that ranks train a chain like one process on the whole batch, with bitwise equal states on all ranks."""
     ranks, want, plain = train_chain(run, rng, kind, chain, orders, set_to_none, options, expect)
-    end_as_one([got["state"] for got in ranks], want, plain, len(orders), 15)
+    check_final_states([got["state"] for got in ranks], want, plain, len(orders), 15)
 
 
-def end_as_one(states, want, plain, steps, factor):
-    """Assert that each rank's final state is that of one process, and bitwise equal to rank 0's."""
+def check_final_states(states, want, plain, steps, factor):
+    """Assert that each rank's final state equals that of one process, and bit for bit that of rank 0."""
     for rank, state in enumerate(states):
         for name, tensor in want["state"].items():
             close(
@@ -147,7 +147,7 @@ def end_as_one(states, want, plain, steps, factor):
 
 
 def check_gradients(what, got, want, plain, order):
-    """Assert that gradients are those of one process. Each is a mean, or None for a parameter without gradient."""
+    """Assert that gradients equal those of one process: a mean, or None for a parameter without a gradient."""
     usual = usual_error(want, plain)
     for name, tensor in want.items():
         assert (got[name] is None) == (tensor is None), (
@@ -160,9 +160,9 @@ def check_gradients(what, got, want, plain, order):
             f"{what}: the gradient of {name} is {got[name].dtype}, expected {plain[name].dtype}"
         )
         layer = number_of(name)
-        # If the last backward did not reach a gradient, only backwards under no_sync() have accumulated it.
+        # If the last backward did not reach this layer, backwards under no_sync() alone accumulated its gradient.
         note = "" if layer in order[-1] or not any(layer in o for o in order) else " (no_sync() alone reached it)"
-        # float(): in a chain of both dtypes, float32 layers round the inputs of float64 layers too.
+        # float(): in a chain of both dtypes, float32 layers also round the inputs of float64 layers.
         close(
             got[name], tensor, plain[name].float(), f"{what}, gradient of {name}{note}", factor=15, usual=usual,
             cause="expected the mean over ranks of all that backward accumulated",
@@ -170,16 +170,16 @@ def check_gradients(what, got, want, plain, order):
 
 
 def usual_error(want, plain) -> float:
-    """The relative error that nine in ten of the plain computation's gradients do not exceed."""
+    """Return the 90th percentile of the relative errors of the plain computation's gradients."""
     pairs = [(plain[name].double(), g.double()) for name, g in want.items() if g is not None and g.any()]
     errors = [(p - g).abs().max() / g.abs().mean() for p, g in pairs]
     return float(torch.stack(errors).quantile(0.9)) if errors else 0.0
 
 
-def trains_model_as_one(run, rng, kind, model, batches, expect=call) -> list:
-    """What each rank did in a training of a Model, with a tied weight, a frozen and an unused parameter, and buffers.
+def check_model_training(run, rng, kind, model, batches, expect=call) -> list:
+    """Assert that ranks train a Model like one process on the whole batch; return the `rank_record` of each rank.
 
-    Asserts that it is that of one process on the whole batch.
+    A Model has a tied weight, a frozen and an unused parameter, and buffers.
     """
     world, orders = len(batches), [[[0]]] * len(batches[0])
     traces, want, plain = train(run, rng, kind, model, batches, orders, True, None, expect, 0.2)
@@ -197,20 +197,20 @@ def trains_model_as_one(run, rng, kind, model, batches, expect=call) -> list:
             assert absent == ["frozen", "unused"], (
                 f"rank {rank}, step {step}: .grad is None for {absent}, expected for frozen and unused"
             )
-    end_as_one([trace.values["state"] for trace in traces], want, plain, len(orders), 10)
+    check_final_states([trace.values["state"] for trace in traces], want, plain, len(orders), 10)
     return [rank_record(trace, orders, rank, want, plain) for rank, trace in enumerate(traces)]
 
 
 def steps_of(run, rng, kind, chain, orders, options=None) -> list:
-    """Train a few steps of a chain; assert right gradients that were sent; return what each rank did."""
+    """Train a chain for a few steps; assert right gradients that were sent; return the `rank_record` of each rank."""
     ranks, _, _ = train_chain(run, rng, kind, chain, orders, options=options)
     for rank, step, record in each_step(ranks):
-        carries_own(f"rank {rank} of {len(ranks)}, step {step}", record, len(ranks))
+        check_own_gradients(f"rank {rank} of {len(ranks)}, step {step}", record, len(ranks))
     return ranks
 
 
 def each_step(ranks: list) -> Iterator[tuple[int, int, dict]]:
-    """(rank, step, record of the step) for every rank and step."""
+    """Yield (rank, step, record of the step) for each rank and step."""
     for rank, got in enumerate(ranks):
         for step, record in enumerate(got["steps"]):
             yield rank, step, record

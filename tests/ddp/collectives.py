@@ -1,4 +1,4 @@
-"""Draws inputs for the collectives, and has checks that all of them share."""
+"""Inputs for the tests of collectives, and the checks that these tests share."""
 
 import itertools
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ CAUSES = {
 
 
 def run_cases(run, op, cases, members=(), by_rounds=False) -> list:
-    """Each rank's results and messages for each case; fails if anything but point-to-point messages was used."""
+    """Return results and messages per rank and case; fail if a rank used more than point-to-point messages."""
     ranks, world = [], len(cases)
     traces = run.trace(probes_collectives.collect, op, cases, list(members), world=world, by_rounds=by_rounds)
     for rank, trace in enumerate(traces):
@@ -38,9 +38,9 @@ def run_cases(run, op, cases, members=(), by_rounds=False) -> list:
 
 
 def draw(rng, op, ranks, world, shapes=(), dtypes=(), sources=()) -> list:
-    """[rank][case] -> a tensor of the shape, or a part if the operation's whole is in rank order.
+    """Draw cases[rank][case], as `case_of` makes them.
 
-    world: group size. shapes: by default those of some parts. dtypes: drawn by default.
+    world: group size. shapes (of parts, where an operation has parts), dtypes: drawn by default. sources: 0 by default.
     """
     shapes = shapes or [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [rng.integers(2, 3), 2, 3],
                         [0]]  # fmt: skip
@@ -51,7 +51,7 @@ def draw(rng, op, ranks, world, shapes=(), dtypes=(), sources=()) -> list:
 
 
 def draw_dtypes(rng, count, op) -> list:
-    """`count` dtypes, each about equally often."""
+    """Draw `count` dtypes, each about equally often."""
     return [t for _ in range(count) for t in rng.shuffled(SUM_DTYPES if op in SUM_OPS else COPY_DTYPES)][:count]
 
 
@@ -63,12 +63,12 @@ def draw_values(rng, dtype, shape) -> torch.Tensor:
 
 
 def draw_members(rng, size=3, world=5) -> list:
-    """A group in which group ranks differ from global ranks."""
+    """Draw a group whose group ranks differ from its global ranks."""
     return sorted(rng.shuffled(range(1, world))[:size])
 
 
 def check_results(run, op, cases, members=(), by_rounds=False) -> list:
-    """Assert right results on the ranks of a group, or on all without members; return what run_cases does."""
+    """Assert right results on the group's ranks (all ranks if `members` is empty); return the result of run_cases."""
     ranks, group = run_cases(run, op, cases, members, by_rounds), members or range(len(cases))
     for index, rank in enumerate(group):
         for i, result in enumerate(ranks[rank]):
@@ -80,13 +80,13 @@ def check_results(run, op, cases, members=(), by_rounds=False) -> list:
                 before = cases[rank][i]["tensor"] if in_place else rubbish(got.shape, got.dtype)
                 note = {"all_to_all": f", outputs[{number}]", "broadcast": f", src {cases[rank][i].get('src')}"}
                 what = f"rank {index} of {len(group)}{note.get(op, '')}, shape {[*parts[0].shape]} of {parts[0].dtype}"
-                is_sum(got, parts, what, CAUSES[op], before, result["rows"])
+                check_sum(got, parts, what, CAUSES[op], before, result["rows"])
     return ranks
 
 
-def all_send_at_once(run, rng, op, steps) -> None:
-    """Assert that ranks do not take turns: an answer comes when all wait, and twice as many rounds are needed as steps
-    at most (if every other rank receives before it sends)."""
+def check_all_send_at_once(run, rng, op, steps) -> None:
+    """Assert that ranks do not take turns. The switch answers once all ranks wait, which ends a round. At most two
+    rounds per step are allowed: every other rank may receive before it sends."""
     world = 4
     shapes = [[world * rng.integers(3, 6), 2]]
     rounds = check_results(run, op, draw(rng, op, world, world, shapes), by_rounds=True)[0][0]["rounds"]
@@ -97,25 +97,25 @@ def all_send_at_once(run, rng, op, steps) -> None:
     )
 
 
-def keeps_inputs(run, op, cases) -> None:
-    """Assert that a call leaves its inputs as they were."""
+def check_inputs_unchanged(run, op, cases) -> None:
+    """Assert that a call does not change its inputs."""
     for rank, got in enumerate(run_cases(run, op, cases)):
         for result, case in zip(got, cases[rank], strict=True):
             inputs = ([each["tensor"]] if "tensor" in each else each["inputs"] for each in (result, case))
             for now, before in zip(*inputs, strict=True):
-                is_sum(now, [before], f"rank {rank}, input of {before.dtype}", "it is not to be changed")
+                check_sum(now, [before], f"rank {rank}, input of {before.dtype}", "it is not to be changed")
 
 
-def is_sum(got, parts, what, cause, before=None, rows=()) -> None:
-    """Assert that a result is the sum of parts, or a copy where there is one.
+def check_sum(got, parts, what, cause, before=None, rows=()) -> None:
+    """Assert that a result is the sum of parts, or a copy if there is one part.
 
-    before: its content before the call. rows: the rank's messages for it.
+    before: the tensor's values before the call. rows: the rank's messages in this case.
     """
     stack = torch.stack(parts)
     assert got.dtype == stack.dtype, f"{what}: got {got.dtype}, expected {stack.dtype}"
     assert got.shape == stack.shape[1:], f"{what}: got shape {tuple(got.shape)}, expected {tuple(stack.shape[1:])}"
     want, eps = stack.double().sum(0), torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
-    # The error of n - 1 roundings in any order. A plain sum cannot set it: for few 16-bit numbers it may be exact.
+    # n - 1 roundings, in any order. The error of a plain sum is no limit: with few 16-bit numbers it may be 0.
     allowed = (len(parts) - 1) * eps * stack.double().abs().sum(0)
     wrong = ~((got.double() - want).abs() <= allowed)  # NaN too
     if not wrong.any():
@@ -132,7 +132,7 @@ def is_sum(got, parts, what, cause, before=None, rows=()) -> None:
 
 @harmless
 def explain_sum(got, parts) -> str:
-    """How often the wrong sum contains each rank's part: one answer for all wrong elements, or one per span."""
+    """Explain a wrong sum: how often it contains the part of each rank, once for all elements or per span."""
     stack = torch.stack(parts).double().flatten(1)
     scale = stack.abs().sum(0)
     eps = torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
@@ -161,7 +161,7 @@ def brief(tensor) -> str:
 
 
 def messages(rows) -> str:
-    """Contents of the messages in order, with equal neighbours joined."""
+    """Describe the messages in order; join equal neighbours."""
     texts = [f"{r['op']} {r['elements']} of {r['dtype']}, {r['bytes']} bytes" for r in rows]
     return "; ".join(
         f"{text}{f' (times {n})' if (n := len([*run])) > 1 else ''}" for text, run in itertools.groupby(texts)
@@ -169,7 +169,7 @@ def messages(rows) -> str:
 
 
 def sends(rows, what) -> list:
-    """The sends among these rows; fails if there are rows other than sends and receives."""
+    """Return the sends among these rows; fail if a row is neither a send nor a receive."""
     other = sorted({r["op"] for r in rows} - {"send", "recv"})
     assert not other, (
         f"{what}: issued {', '.join(other)}; expected sends and receives alone: a group's methods are collectives too"
@@ -177,10 +177,10 @@ def sends(rows, what) -> list:
     return [r for r in rows if r["op"] == "send"]
 
 
-def limits_memory(run, rng, op, elements, needs, forbidden, what) -> None:
-    """Assert that a call with a right result never holds `what` in memory, by the kernel's high-water mark.
+def check_memory(run, rng, op, elements, needs, forbidden, what) -> None:
+    """Assert that a call with a right result never holds `what` in memory; the kernel measures the memory peak.
 
-    elements: size of a tensor or part; up to a tenth more is drawn. needs, forbidden: memory, in units of that size.
+    elements: size of a tensor or part; the drawn size is up to 10 % larger. needs, forbidden: bytes, in units of it.
     """
     world, n, seed = 4, rng.integers(elements, elements * 11 // 10), rng.integers(1, 99)
     cases = [probes_collectives.large_case(op, n, seed, rank, world) for rank in range(world)]
@@ -197,7 +197,7 @@ def limits_memory(run, rng, op, elements, needs, forbidden, what) -> None:
 
 
 def summands(op, cases, rank) -> list[list[torch.Tensor]]:
-    """Return, for each result of a rank, the tensors of which it is the sum: one tensor if it is a copy."""
+    """Return, per result of a rank, the tensors that it sums; one tensor if the result is a copy."""
     if op == "all_to_all":
         return [[case["inputs"][rank]] for case in cases]
     tensors = [case["tensor"] for case in cases]
@@ -208,8 +208,8 @@ def summands(op, cases, rank) -> list[list[torch.Tensor]]:
     return [[t.chunk(len(cases))[rank] if op == "ring_reduce_scatter" else t for t in tensors]]
 
 
-def to_one_neighbour(ranks, what, count) -> None:
-    """Assert each rank's number of messages, and that all ranks sent to the right neighbour, or all to the left."""
+def check_one_neighbour(ranks, what, count) -> None:
+    """Assert that each rank sent `count` messages, and that all ranks sent to the right, or all to the left."""
     world, directions = len(ranks), set()
     for rank, rows in enumerate(ranks):
         name = f"{what}, rank {rank} of {world}"
@@ -226,14 +226,14 @@ def to_one_neighbour(ranks, what, count) -> None:
     assert len(directions) <= 1, f"{what}: some ranks sent to their right neighbour, others to their left"
 
 
-def sends_parts(run, rng, op, world) -> None:
-    """Assert that every rank sends W − 1 whole parts to one neighbour."""
+def check_parts_sent(run, rng, op, world) -> None:
+    """Assert that each rank sends W − 1 whole parts, all to one neighbour."""
     parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
     dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
     ranks = run_cases(run, op, draw(rng, op, world, world, parts, dtypes))
     for i, shape in enumerate(parts):
         by_rank, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}, {dtypes[i]}"
-        to_one_neighbour(by_rank, what, world - 1)
+        check_one_neighbour(by_rank, what, world - 1)
         size = torch.Size(shape).numel() * dtypes[i].itemsize
         wrong = {r["bytes"] for rows in by_rank for r in sends(rows, what)} - {size}
         assert not wrong, (

@@ -1,4 +1,4 @@
-"""Checks that several data-parallel wrappers share, besides training like one process."""
+"""Checks that several data-parallel wrappers share; the comparison with one process is in `chains`."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ from .chains import draw_chain, each_step, steps_of
 from .payloads import SUM_OPS
 
 
-def averages_its_group(run, rng, kind):
+def check_group_mean(run, rng, kind):
     """Assert that a wrapper with a group averages over that group."""
     order = rng.shuffled(range(5))
     groups = [sorted(order[:2]), sorted(order[2:])]
@@ -34,20 +34,20 @@ def averages_its_group(run, rng, kind):
                 f"{row['group']}: pass group= there, too"
             )
         for i in range(len(shapes)):
-            is_mean(
+            check_mean(
                 got["gradients"][i], [values[r][i] for r in group], f"rank {rank} of {group}, gradient {i}",
                 "use the group that the wrapper was given, for the sum and for its size",
             )  # fmt: skip
 
 
-def is_mean(got, summands, what, cause, dims="") -> None:
+def check_mean(got, summands, what, cause, dims="") -> None:
     """Assert that a gradient is the mean over ranks. summands: the gradient of each rank."""
     stack = torch.stack(summands)
     close(got, stack.double().mean(0), stack.mean(0), what, factor=10, dims=dims, cause=cause)
 
 
 def gradients_of(run, kind, values, groups=()) -> list:
-    """Results of `probes.gradients` on each rank, with "rows" (messages) and their phase."""
+    """Return the result of `probes.gradients` per rank, with "rows": the messages, each with its phase."""
     phases = ["when it was made", "in forward or backward", "in finish_gradient_synchronization()"]
     traces = run.trace(probes.gradients, kind, values, list(groups), world=len(values))
     return [
@@ -57,8 +57,8 @@ def gradients_of(run, kind, values, groups=()) -> list:
     ]  # fmt: skip
 
 
-def survives_fp16(run, rng, kind):
-    """Assert that a mean that fits in fp16 is right though the sum does not fit."""
+def check_fp16_mean(run, rng, kind):
+    """Assert that the mean of fp16 gradients is right where their sum would overflow."""
     values = [[rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000] for _ in range(rng.integers(3, 4))]
     for rank, got in enumerate(gradients_of(run, kind, values)):
         want = torch.stack([v[0] for v in values]).double().mean(0)
@@ -70,8 +70,8 @@ def survives_fp16(run, rng, kind):
         assert dtypes == {"float16"}, f"rank {rank}: a float16 gradient was sent as {dtypes}, expected its own dtype"
 
 
-def keeps_nothing(run, rng, kind, options=None):
-    """Assert that memory does not grow with steps: one set of buffers may stay, the messages of each step may not."""
+def check_nothing_kept(run, rng, kind, options=None):
+    """Assert that memory does not grow with steps. One set of buffers may stay; messages of old steps may not."""
     hidden, seed, steps = rng.integers(450_000, 500_000), rng.integers(1, 999), 5
     first, last = (_train(run, rng, kind, hidden, seed, n, options=options) for n in (1, steps))
     gradients = _gradient_bytes(hidden, seed)
@@ -87,19 +87,19 @@ def keeps_nothing(run, rng, kind, options=None):
         )
 
 
-def sends_without_a_copy(run, rng, kind):
-    """Assert that gradients already in their buffer are sent without a copy, by the process's peak memory."""
+def check_sent_without_copy(run, rng, kind):
+    """Assert, by the memory peak, that gradients already in their buffer are sent without a copy."""
     hidden, seed = rng.integers(900_000, 1_000_000), rng.integers(1, 999)
     gradients = _gradient_bytes(hidden, seed)
-    ballast = 3 * gradients  # a first step needs parameters, gradients, the buffer and received data
+    ballast = 3 * gradients  # the first step holds parameters, gradients, the buffer and received data
     traces, small = (_train(run, rng, kind, h, seed, 2, ballast=b) for h, b in ((hidden, ballast), (8, 8)))
     for trace, baseline in zip(traces, small, strict=True):
         never_holds(trace, baseline, "a copy of all gradients beside their buffer", gradients, ballast + 2 * gradients)
 
 
 def _train(run, rng, kind: str, hidden: int, seed: int, steps: int, ballast: int = 0, options=None) -> list:
-    """Traces of a training; asserts that each rank gets the parameters of one process on the whole batch."""
-    world, lr = 2, 0.3 / hidden  # because an output sums over `hidden` features
+    """Train; assert that each rank gets the parameters of one process on the whole batch; return the traces."""
+    world, lr = 2, 0.3 / hidden  # an output sums over `hidden` features
     numbers = gated.draw(rng, [[[0, 1]]] * steps, 4)
     traces = run.trace(
         probes_wrappers.train_wide, kind, options or {}, hidden, steps, seed, lr, ballast, world=world,
@@ -122,7 +122,7 @@ def _gradient_bytes(hidden: int, seed: int) -> int:
 
 
 def _expected(hidden: int, dtype: torch.dtype, steps: int, seed: int, lr: float, world: int) -> list:
-    """Block sums of the parameters after one process trained on the whole batch."""
+    """Train in one process on the whole batch; return the block sums of each parameter."""
     m = probes_wrappers.large(hidden, seed).to(dtype)
     for step in range(steps):
         x, y = (torch.cat([probes_wrappers.batch(seed, step, r)[i] for r in range(world)]).to(dtype) for i in (0, 1))
@@ -132,8 +132,8 @@ def _expected(hidden: int, dtype: torch.dtype, steps: int, seed: int, lr: float,
     return [probes_collectives.blocks(p) for p in m.parameters()]
 
 
-def not_waited_in_backward(what, step):
-    """Assert that every reduction of gradients was waited for, and none before the end of backward."""
+def check_waits_after_backward(what, step):
+    """Assert that the rank waited for every reduction of gradients, and for none before backward ended."""
     indices = [i for i, row in enumerate(step["rows"]) if row["op"] in (*SUM_OPS, "all_gather")]
     unwaited = [step["rows"][i] for i in indices if step["rows"][i]["waited_s"] < 0]
     assert not unwaited, (
@@ -149,10 +149,10 @@ def not_waited_in_backward(what, step):
 
 
 def reductions(rows, world, what) -> list:
-    """The rows that begin a sum over all ranks, with the number of elements of the whole tensor.
+    """Return the rows that begin a sum over all ranks, each with the number of elements of the whole tensor.
 
-    A reduce_scatter and an all_gather with parts of the same size count as one all-reduce; a bucket may be padded to a
-    multiple of W for it.
+    A reduce_scatter and an all_gather with parts of equal size count as one all-reduce. For them a bucket may be padded
+    to a multiple of W.
     """
     scattered, gathered = (Counter(r["elements"] for r in rows if r["op"] == op)
                            for op in ("reduce_scatter", "all_gather"))  # fmt: skip
@@ -165,17 +165,17 @@ def reductions(rows, world, what) -> list:
 
 
 def padded_size(elements, rows, world) -> int:
-    """Sizes as sent: a reduce_scatter pads a bucket to a multiple of W elements."""
+    """Return the size as sent: if rows have a reduce_scatter, `elements` rounded up to a multiple of W."""
     return -(-elements // world) * world if any(r["op"] == "reduce_scatter" for r in rows) else elements
 
 
-def nobody_waits(run, rng, kind, options=None):
-    """Assert that no hook waits for a message: not for the first, the largest or every n-th, nor with many pending."""
+def check_never_waits(run, rng, kind, options=None):
+    """Assert that no hook waits for a message: the first, the largest, every n-th, or when many are pending."""
     chain = draw_chain(rng, 2, layers=rng.integers(14, 18), largest=3000)
     orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
     for rank, step, record in each_step(steps_of(run, rng, kind, chain, orders, options=options)):
         assert record["rows"], f"rank {rank}, step {step}: nothing was sent"
-        not_waited_in_backward(f"rank {rank}, step {step}", record)
+        check_waits_after_backward(f"rank {rank}, step {step}", record)
         forward, backward = record["ran_s"]
         assert backward <= 10 * forward + 0.1, (
             f"rank {rank}, step {step}: the process is busy for {1e3 * backward:.0f} ms in backward and for "
@@ -183,14 +183,14 @@ def nobody_waits(run, rng, kind, options=None):
         )
 
 
-# ---- timed, by the cost function ----
+# ---- seconds from the cost function ----
 
 
-def beats_naive(run, rng, kind: str, bucket: int, layers: int, alpha_s: float) -> None:
-    """Assert that a step on a link is enough faster than one with an all-reduce per parameter after backward.
+def check_faster_than_naive(run, rng, kind: str, bucket: int, layers: int, alpha_s: float) -> None:
+    """Assert that a step on a link is much faster than one with an all-reduce per parameter after backward.
 
-    Seconds are computed: the switch knows when each message left, and the cost function gives its time. Required
-    speed-up: s ** 0.85, where s is the speed-up of sending `bucket` layers at a time. For s = 2 that is 1.8.
+    Seconds are computed: the switch knows when each message left, and the cost function gives its duration. The
+    required speed-up is s ** 0.85, where s is the speed-up of sending `bucket` layers at a time. For s = 2 it is 1.8.
     """
     chain = draw_chain(rng, 2, layers=layers, hidden=6)
     width, _, states = chain

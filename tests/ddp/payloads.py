@@ -1,4 +1,4 @@
-"""Checks that messages carry this rank's own gradients: right results alone do not show how the sum was computed."""
+"""Checks that messages hold this rank's own gradients. Right results alone do not show how a sum was computed."""
 
 import torch
 from torch import Tensor
@@ -10,13 +10,13 @@ TOLERANCE = 1e-2  # tolerance relative to the largest value: deep chains amplify
 SUM_OPS = ("all_reduce", "reduce_scatter")  # operations that begin a sum over ranks
 
 
-def carries_own(what: str, record: dict, world: int) -> None:
-    """Assert that each gradient of this rank is in one message of the step, unchanged or divided by W.
+def check_own_gradients(what: str, record: dict, world: int) -> None:
+    """Assert that each gradient of this rank was sent in the step, unchanged or divided by W.
 
-    A message may hold several gradients in any order, and other data; or several messages may hold one gradient.
-    record: a step with its "rows", "payloads", and "own": this rank's gradients by name, in float64 and from a plain
-    computation. Adds "carries" to each row: the names of the gradients in it; a row of "backward" that nothing proves
-    to have left there becomes one of "finish".
+    A message may hold several gradients in any order, and other data. Several messages may also hold one gradient.
+    record: a step with "rows", "payloads", and "own": this rank's gradients by name, in float64 and from a plain
+    computation. Adds "carries" to each row: the names of the gradients in it. If no gate proves that a row of phase
+    "backward" left during backward, its phase becomes "finish".
     """
     exact, plain = ({name: g for name, g in gradients.items() if g is not None} for gradients in record["own"])
     for row in record["rows"]:
@@ -46,7 +46,7 @@ def carries_own(what: str, record: dict, world: int) -> None:
         f"rank's own gradient of {some(missing)}: send each gradient itself, as it is or divided by {world}"
     )
 
-    # After the gate of its last layer, only that layer's gradients need a backward: others may have left at any time.
+    # After the last layer's gate, backward computes only that layer's gradients; other rows may have left in finish.
     last_layer, sent = record["marks"][-1]
     for row in record["rows"][sent:]:
         if row["phase"] == "backward" and row["carries"] and last_layer not in map(number_of, row["carries"]):
@@ -54,9 +54,9 @@ def carries_own(what: str, record: dict, world: int) -> None:
 
 
 def late_reductions(record: dict) -> list[tuple[dict, int]]:
-    """The reductions that a step sent only after backward had moved on, each with the layer of its last gradient.
+    """Return [(row, layer)] of the reductions that left late. layer: the layer of the row's last gradient.
 
-    Backward has moved on when its gates show that it reached the next layer, or its end.
+    A reduction is late if it left after the next gate: after backward had reached the next layer, or its end.
     """
     layers = [layer for layer, _ in record["marks"]]
     end = next((i for i, row in enumerate(record["rows"]) if row["phase"] == "finish"), len(record["rows"]))
@@ -70,7 +70,7 @@ def late_reductions(record: dict) -> list[tuple[dict, int]]:
 
 
 def _find(payload: Tensor, values: Tensor, free: Tensor, allowed: float) -> tuple[float, int] | None:
-    """(error, position) of the free elements closest to these values; None if none are within `allowed`."""
+    """Return (error, position) of the free elements closest to `values`; None if none are within `allowed`."""
     spare = len(payload) - len(values)
     if spare < 0 or not len(values):
         return None
@@ -84,12 +84,12 @@ def _find(payload: Tensor, values: Tensor, free: Tensor, allowed: float) -> tupl
 
 
 def _pieces(sums: list, values: Tensor, free: list[Tensor], allowed: float) -> list[int]:
-    """Indices of unused messages that together are these values, one piece after the other; [] if there are none."""
+    """Return the indices of unused messages that together hold these values, piece after piece; [] if none do."""
     pieces: list[int] = []
     start = 0
     while start < len(values):
         candidates = [
-            (-len(payload), error, i)  # the longest, since any few zeros look like others
+            (-len(payload), error, i)  # the longest first: a few zeros match anywhere
             for i, (_, payload) in enumerate(sums)
             if 0 < len(payload) <= len(values) - start and i not in pieces and free[i].all()
             and (error := float((payload - values[start : start + len(payload)]).abs().max())) <= allowed

@@ -1,4 +1,4 @@
-"""Probes of data-parallel wrappers: build a model on each rank, average given gradients, return what was sent."""
+"""Probes of data-parallel wrappers: build a model on each rank, and average given gradients."""
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ class Model(nn.Module):
         self.register_buffer("passing", torch.zeros(width), persistent=False)  # not in state_dict()
 
     def forward(self, x: torch.Tensor, order: list, *, shift: float = 0.0, prefix: str = "") -> torch.Tensor:
-        """prefix: the step and micro-batch that its gates are named by; "" without gates. All of it is layer 0."""
+        """prefix: step and micro-batch in the names of its gates; "": no gates. To gates, the model is layer 0."""
         if prefix:
             x = gates.in_backward(gates.in_forward(x, f"{prefix} begins"), f"{prefix} ends")
         for layer in self.layers:
@@ -35,32 +35,32 @@ class Model(nn.Module):
 
 
 def group_of(rank: int, groups: list) -> dict:
-    """Keyword argument with the rank's group among `groups`; empty if there are no groups."""
+    """Return {"group": this rank's group}, or {} if no group has this rank."""
     handles = [dist.new_group(ranks) for ranks in groups]
     local = [g for g, ranks in zip(handles, groups, strict=True) if rank in ranks]
     return {"group": local[0]} if local else {}
 
 
 def fill(parameters: list, gradients: list) -> None:
-    """Give each parameter its gradient, or None."""
+    """Set .grad of each parameter to a copy of its gradient, or to None."""
     for p, g in zip(parameters, gradients, strict=True):
         p.grad = None if g is None else g.clone()
 
 
 def parameters_of(gradients: list) -> list[nn.Parameter]:
-    """A parameter of zeros for each of these gradients, with the gradient; for None, one without."""
+    """Return one parameter of zeros per gradient, with that gradient; for None, a parameter without a gradient."""
     parameters = [nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in gradients]
     fill(parameters, gradients)
     return parameters
 
 
 def wrap(impl, kind: str, m: nn.Module, **options):
-    """Wrap m in the wrapper of this kind. options: its arguments, such as group."""
+    """Wrap m in the wrapper of this kind. options: the wrapper's arguments, such as group."""
     return getattr(getattr(impl.ddp, kind), f"{kind.title()}DDP")(m, **options)
 
 
 def start(impl, kind: str, width: int, depth: int, states: PerRank) -> dict:
-    """The state right after wrapping, plus the non-persistent buffer; each rank starts with its own values."""
+    """Return the state after wrapping, with the non-persistent buffer. Before it, values differ between ranks."""
     m = Model(width, depth)
     m.load_state_dict(states[dist.get_rank()])
     m.passing.fill_(dist.get_rank() + 1)
@@ -69,13 +69,14 @@ def start(impl, kind: str, width: int, depth: int, states: PerRank) -> dict:
 
 
 def gradients(impl, kind: str, values: PerRank, groups: list) -> dict:
-    """Average given gradients; groups: [[ranks], …], the wrapper gets this rank's group."""
+    """Average given gradients over this rank's group. groups: [[ranks], …]; [] for the default group."""
     rank = dist.get_rank()
     m = Given(values[rank], rank)
     group = group_of(rank, groups)
     gates.mark("when it was made")
     wrapped = wrap(impl, kind, m, **group)
-    start = [float(t.detach().flatten()[0]) for t in (*m.parameters(), *m.buffers())]  # buffers in no state_dict() too
+    # buffers() has those that state_dict() leaves out, too.
+    start = [float(t.detach().flatten()[0]) for t in (*m.parameters(), *m.buffers())]
     gates.mark("in forward or backward")
     wrapped(values[rank]).backward()
     gates.mark("in finish_gradient_synchronization()")
@@ -84,7 +85,7 @@ def gradients(impl, kind: str, values: PerRank, groups: list) -> dict:
 
 
 def transposed_views(impl, kind: str, values: PerRank) -> list:
-    """Average gradients that are already views of one buffer, but transposed, as user code may set `.grad`."""
+    """Average gradients that are transposed views of one buffer; user code may set such a `.grad`."""
     local = values[dist.get_rank()]
     m = Given(local, 0)
     wrapped = wrap(impl, kind, m)
@@ -96,7 +97,7 @@ def transposed_views(impl, kind: str, values: PerRank) -> list:
 
 
 def two_backwards(impl, kind: str, values: PerRank, options: dict) -> str:
-    """Return the error of two backwards before one synchronization, without no_sync()."""
+    """Return the error of two backwards without no_sync() before one synchronization."""
     m = Given(values[dist.get_rank()], 0)
     m.unused = nn.Parameter(torch.zeros(2))  # its bucket does not fill up
     wrapped = wrap(impl, kind, m, **options)
@@ -110,7 +111,7 @@ def two_backwards(impl, kind: str, values: PerRank, options: dict) -> str:
 
 
 class Given(nn.Module):
-    """A model whose gradients are the inputs of forward; weights and buffers start as the rank's number."""
+    """A model whose gradients are the inputs of forward. Weights and buffers start with the value `rank`."""
 
     def __init__(self, values: list, rank: int):
         super().__init__()

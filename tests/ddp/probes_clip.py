@@ -1,4 +1,4 @@
-"""Probes that clip given gradients and count given targets on each rank; return messages, and reads by Python."""
+"""Probes that clip given gradients, or count given targets, on each rank."""
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,12 @@ FIELDS = ("samples", "tokens", "global_batch", "global_tokens")
 
 
 def clip(impl, cases: list) -> list:
-    """Clip whole gradients, in a process without ranks. case: max_norm, gradients (None: none), and "given" as."""
+    """Clip in a process without ranks. case: "max_norm", "gradients" (None: no gradient), "given" (see _in_form)."""
     return [_clipped(impl, case, {}) for case in cases]
 
 
 def clip_sharded(impl, cases: PerRank, groups: list) -> list:
-    """case: [rank] -> as in `clip`, and "sharded". groups: [[ranks], …]; [] for the world's default."""
+    """cases[rank]: cases as in `clip`, each also with "sharded": gradients of shards. groups: see `group_of`."""
     rank = dist.get_rank()
     options, results = group_of(rank, groups), []
     for i, case in enumerate(cases[rank]):
@@ -29,14 +29,14 @@ def clip_sharded(impl, cases: PerRank, groups: list) -> list:
 
 
 def _clipped(impl, case: dict, options: dict) -> dict:
-    """Clip gradients that are views of one buffer per dtype, as wrappers leave them."""
-    full, sharded, given = case["gradients"], case.get("sharded"), case.get("given", "list")
-    everything = _parameters([*full, *(sharded or [])])
+    """Clip gradients that are views of one buffer per dtype, as wrappers leave them. "reads": what Python has read."""
+    whole_gradients, shard_gradients, form = case["gradients"], case.get("sharded"), case.get("given", "list")
+    everything = _parameters([*whole_gradients, *(shard_gradients or [])])
     before = [None if p.grad is None else p.grad.data_ptr() for p in everything]
-    parameters, pieces = everything[: len(full)], everything[len(full) :]
-    if sharded is not None:
-        options = {**options, "sharded": _given(pieces, given)}
-    passed = _given(parameters, given)
+    parameters, shard_parameters = everything[: len(whole_gradients)], everything[len(whole_gradients) :]
+    if shard_gradients is not None:
+        options = {**options, "sharded": _in_form(shard_parameters, form)}
+    passed = _in_form(parameters, form)
     with reads() as read:
         norm = impl.ddp.clip_and_count.clip_gradient_norm(passed, case["max_norm"], **options)
     after = [None if p.grad is None else p.grad.data_ptr() for p in everything]
@@ -49,7 +49,7 @@ def _clipped(impl, case: dict, options: dict) -> dict:
     }
 
 
-def _given(parameters: list, form: str):
+def _in_form(parameters: list, form: str):
     return {"list": parameters, "generator": (p for p in parameters), "twice": [*parameters, *parameters]}[form]
 
 
@@ -63,15 +63,15 @@ def _parameters(gradients: list) -> list:
     return parameters
 
 
-def refused(impl, limits: list) -> list:
-    """The error for each max_norm."""
+def refused(impl, max_norms: list) -> list:
+    """Return the name of the error, or "nothing", for each max_norm."""
     function = impl.ddp.clip_and_count.clip_gradient_norm
-    return [raised(lambda limit=limit: function(_parameters([torch.ones(2)]), limit)) for limit in limits]
+    return [raised(lambda norm=norm: function(_parameters([torch.ones(2)]), norm)) for norm in max_norms]
 
 
 def count(impl, cases: PerRank, groups: list) -> list:
-    """Counts of each case, and their types. case: [rank] -> targets (a list), ignore_index (None: the default), and
-    optionally the shape to which each is expanded without using memory."""
+    """Return the counts of each case, and their types. cases[rank]: list of {"targets": list of tensors, "ignore_index"
+    (None: the default), "shape" (optional): targets are expanded to it, which needs no memory}."""
     rank = dist.get_rank()
     options, results = group_of(rank, groups), []
     for i, case in enumerate(cases[rank]):

@@ -1,4 +1,4 @@
-"""Probes that call a collective on each rank for several cases, and return the messages of each."""
+"""Probes that call a collective on each rank for several cases, and return its inputs and outputs."""
 
 import contextlib
 import itertools
@@ -13,7 +13,7 @@ from lab.solution.wire import PerRank
 
 
 def collect(impl, op: str, cases: PerRank, members: list) -> list:
-    """cases: [rank][case], with tensors of this rank. members: the group's global ranks; [] for the world's default."""
+    """Call `op` for cases[rank]; return the tensors of each case. members: the group's global ranks; []: all ranks."""
     rank = dist.get_rank()
     options = {"group": dist.new_group(members)} if members else {}
     if members and rank not in members:
@@ -28,8 +28,8 @@ def collect(impl, op: str, cases: PerRank, members: list) -> list:
 
 
 def large(impl, op: str, elements: int, seed: int, metered: bool = False) -> list | dict:
-    """One call with large tensors that each rank makes itself; returns block sums of the result, or with `metered` the
-    memory meter's report."""
+    """Call `op` once, with large tensors that each rank makes itself; return the block sums of the result, or with
+    `metered` the memory meter's report."""
     tensors, call = prepare(impl, op, large_case(op, elements, seed, dist.get_rank(), dist.get_world_size()))
     existing = [t for v in tensors.values() for t in (v if isinstance(v, list) else [v])]
     with meter(existing) if metered else contextlib.nullcontext() as memory:
@@ -38,7 +38,7 @@ def large(impl, op: str, elements: int, seed: int, metered: bool = False) -> lis
 
 
 def case_of(op: str, shape: list, world: int, draw: Callable[[list], torch.Tensor], src: int = 0) -> dict:
-    """A case with a tensor of this shape, or parts of it where the operation has some; `draw` makes the input."""
+    """Return a case: inputs made by `draw`. shape: of the tensor, or of one part if the operation has parts."""
     full_shape = [world * n for n in shape[:1]] + shape[1:]
     if op == "all_to_all":
         return {"inputs": [draw(shape) for _ in range(world)], "shapes": [shape] * world}
@@ -50,29 +50,29 @@ def case_of(op: str, shape: list, world: int, draw: Callable[[list], torch.Tenso
 
 
 def large_case(op: str, elements: int, seed: int, rank: int, world: int) -> dict:
-    """A case with tensors or parts of this many elements, the same in every process."""
+    """Return a case whose tensors or parts have `elements` elements; it is the same in every process."""
     seeds, src = itertools.count(seed), int(op == "broadcast")
     return case_of(op, [elements], world, lambda shape: whole_numbers(*shape, next(seeds), rank), src)
 
 
 def results(tensors: dict) -> list:
-    """The tensors that the call wrote."""
+    """Return the tensors that the call wrote."""
     written = tensors.get("outputs") or tensors.get("output", tensors.get("tensor"))
     return written if isinstance(written, list) else [written]
 
 
 def whole_numbers(elements: int, seed: int, rank: int) -> torch.Tensor:
-    """Whole numbers that differ between ranks, and are small enough for exact sums."""
+    """Return whole numbers, (elements,): they differ between ranks, and their sums are exact."""
     return torch.arange(elements, dtype=torch.float32).remainder_(1009 + 2 * rank).add_(seed)
 
 
 def blocks(tensor: torch.Tensor) -> list:
-    """Sums of blocks of 65,536 elements. A copy of the tensor would disturb the caller's memory measurement."""
+    """Return the sums of blocks of 65,536 elements. A whole copy would disturb the caller's memory measurement."""
     return [float(part.double().sum()) for part in tensor.detach().split(1 << 16)]
 
 
 def prepare(impl, op: str, case: dict):
-    """The tensors of a case by name, and a function that calls the collective with them; outputs start as garbage."""
+    """Return the tensors of a case by name, and a function that calls `op` with them. Outputs start as garbage."""
     function = getattr(getattr(impl.ddp, op), op)
     if "tensor" in case:
         tensors, extra = {"tensor": case["tensor"]}, {"src": case["src"]} if case.get("src") else {}

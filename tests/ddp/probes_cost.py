@@ -10,14 +10,14 @@ def rings(impl, cases: list) -> list:
 
 
 def steps(impl, cases: list) -> list:
-    """options: keyword arguments."""
+    """Return the costs of each case. case["options"]: keyword arguments of accounting()."""
     found = [impl.ddp.accounting.accounting(c["sizes"], c["world"], link(impl, c), **c["options"]) for c in cases]
     times = "communication_s", "exposed_s", "step_s", "bound_s"
     return [{"all_reduces": int(got.all_reduces), **{n: float(getattr(got, n)) for n in times}} for got in found]
 
 
 def best(impl, cases: list) -> list:
-    """The best bucket size, and the type of the result."""
+    """Return [best bucket size, type of the result] per case."""
     function = impl.ddp.accounting.best_bucket_bytes
     found = [function(c["sizes"], c["world"], link(impl, c), backward_s=c["backward_s"]) for c in cases]
     return [[int(got), type(got).__name__] for got in found]

@@ -1,4 +1,4 @@
-"""Probes that step a layerwise optimizer, and measure gradient noise, with given gradients."""
+"""Probes that step a layerwise optimizer, or measure gradient noise, with given gradients."""
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from .probes import fill, group_of, parameters_of
 
 
 def _build(impl, kind: str, weights: list, groups: list, options: dict):
-    """groups: [[indices], own options]; if empty, one group has everything."""
+    """Return (parameters, optimizer). groups: list of [indices, the group's own options]; []: one group for all."""
     parameters = [torch.nn.Parameter(w.clone()) for w in weights]
     param_groups = [{"params": [parameters[i] for i in indices], **extra} for indices, extra in groups] or parameters
     return parameters, getattr(impl.ddp.layerwise, kind)(param_groups, **options)
@@ -21,8 +21,8 @@ def _build(impl, kind: str, weights: list, groups: list, options: dict):
 
 def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients: list, resume: int = -1,
           factors: tuple = ()) -> dict:  # fmt: skip
-    """The weights after each step. gradients: [step][parameter], None for no gradient. resume: before this step rebuild
-    everything from the state. factors: factor of lr in each step, set by a scheduler."""
+    """Return the weights after each step. gradients[step][parameter]: None for no gradient. resume: before this step,
+    rebuild everything from the state. factors: per step, the factor that a scheduler applies to lr."""
     parameters, optimizer = _build(impl, kind, weights, groups, options)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [*factors, 0.0].__getitem__) if factors else None
     trajectory, read = [], set()
@@ -43,7 +43,7 @@ def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients
 
 
 def closure(impl, kind: str, weights: list, options: dict) -> dict:
-    """A step, called with autograd off, with a closure that computes ½‖w‖² of each weight and its gradient."""
+    """Call step() with autograd off. Its closure computes the loss, the sum of ½‖w‖² over weights, and gradients."""
     parameters, optimizer = _build(impl, kind, weights, [], options)
     calls = []
 
@@ -67,7 +67,7 @@ def refused(impl, kind: str, options: list) -> list:
 
 
 def noise(impl, options: dict, values: PerRank, groups: list) -> list:
-    """values: [rank][step][parameter], None for no gradient. This probe averages over ranks, between marks."""
+    """Return the estimate after each step; average gradients here. values[rank][step][parameter]: None: no gradient."""
     rank = dist.get_rank()
     group = group_of(rank, groups)
     estimator = impl.ddp.noise_scale.NoiseScale(**options, **group)
@@ -85,7 +85,7 @@ def noise(impl, options: dict, values: PerRank, groups: list) -> list:
 
 
 def noise_weighed(impl, samples: int, seeds: list, count: int, ballast: int) -> dict:
-    """One step with a gradient of `count` numbers; between before() and after() the process is at its largest."""
+    """Estimate in one step with a gradient of `count` numbers. The ballast sets the memory peak before after()."""
     estimator, p = impl.ddp.noise_scale.NoiseScale(samples), torch.nn.Parameter(torch.zeros(count))
     p.grad = torch.randn(count, generator=torch.Generator().manual_seed(seeds[dist.get_rank()]))
     estimator.before([p])
@@ -96,7 +96,7 @@ def noise_weighed(impl, samples: int, seeds: list, count: int, ballast: int) -> 
 
 
 def train(impl, samples: int, points: PerRank, start: torch.Tensor) -> dict:
-    """Gradients of ½‖w − x‖², the mean over this rank's samples; w is two parameters. points: [rank] (n, dim)."""
+    """Estimate with gradients of ½‖w − x‖², averaged over `samples` points x. points[rank]: (n, dim). w: two halves."""
     estimator = impl.ddp.noise_scale.NoiseScale(samples)
     parameters = [torch.nn.Parameter(half.clone()) for half in start.chunk(2)]
     for x in points[dist.get_rank()].split(samples):
@@ -126,6 +126,6 @@ def two_batches(impl, cases: list) -> list:
 
 
 def refused_noise(impl, options: list) -> list:
-    """What each raises when it is built, and what estimate() raises before the first step."""
+    """Return the error of building NoiseScale with each of these options, then that of estimate() before any step."""
     build = impl.ddp.noise_scale.NoiseScale
     return [*(raised(lambda o=o: build(**o)) for o in options), raised(lambda: build(4).estimate())]

@@ -1,4 +1,4 @@
-"""Train a chain of small layers in a wrapper, and say what was sent while backward went on."""
+"""Probes that train a chain of small layers in a wrapper."""
 
 import contextlib
 
@@ -35,14 +35,14 @@ class Layer(Named):
 
 
 class Chain(nn.Module):
-    """Layers that are gone through in any order, some perhaps not at all. plan: [hidden, dtype] of each."""
+    """Layers that run in any order; some may not run at all. plan: [hidden, dtype] per layer."""
 
     def __init__(self, width: int, plan: list):
         super().__init__()
         self.layers = Numbered(plan, [Layer(width, hidden, dtype) for hidden, dtype in plan])
 
     def forward(self, x: torch.Tensor, order: list, prefix: str = "") -> torch.Tensor:
-        """prefix: the step and micro-batch that name its gates, as lab.harness.gated has them; "" without gates."""
+        """prefix: step and micro-batch in the names of its gates, which lab.harness.gated reads; "": no gates."""
         if prefix:
             x = gates.in_backward(gates.in_forward(x, f"{prefix} begins"), f"{prefix} ends")
         for i in order:
@@ -52,14 +52,14 @@ class Chain(nn.Module):
 
 
 class Running(nn.Module):
-    """A layer with running statistics: forward uses them, and in training mode moves them."""
+    """A layer with running statistics. Forward uses them; in training mode it also updates them."""
 
     def __init__(self, width: int):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(width))
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("passing", torch.zeros(width), persistent=False)  # in no state_dict()
+        self.register_buffer("passing", torch.zeros(width), persistent=False)  # not in state_dict()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = (x - self.mean) * self.scale + self.count + self.passing
@@ -70,13 +70,13 @@ class Running(nn.Module):
 
 
 def start(m: nn.Module, set_to_none: bool | str) -> None:
-    """Who keeps gradients may have zeros before the first backward, and before the model is wrapped."""
+    """Set all gradients to zeros before wrapping, unless `set_to_none`: user code that keeps gradients may do so."""
     for p in m.parameters() if not set_to_none else ():
         p.grad = torch.zeros_like(p) if p.requires_grad else None
 
 
 def clear(m: Model | Chain, set_to_none: bool | str, used: list) -> None:
-    """Before a step. set_to_none: "resting" drops gradients of layers that rest, and zeroes others."""
+    """Clear gradients before a step. set_to_none "resting": None for layers that this step skips, zeros for others."""
     m.zero_grad(set_to_none=set_to_none is True)
     for i, layer in enumerate(m.layers) if set_to_none == "resting" else ():
         if i not in used:
@@ -84,19 +84,19 @@ def clear(m: Model | Chain, set_to_none: bool | str, used: list) -> None:
 
 
 def build(width: int, plan: list | int) -> Model | Chain:
-    """A Chain of that plan, or a Model of that depth."""
+    """Return a Chain for a list of layers, or a Model for a depth."""
     return Model(width, plan) if isinstance(plan, int) else Chain(width, plan)
 
 
 def keywords(plan: list | int) -> dict:
-    """What forward is given besides, by name: a wrapper passes it on."""
+    """Return more keyword arguments of forward; a wrapper must pass them on."""
     return {"shift": 0.25} if isinstance(plan, int) else {}
 
 
 def steps(impl, kind: str, options: dict, width: int, plan: list | int, states: PerRank, batches: PerRank, lr: float,
           set_to_none: bool | str) -> dict:  # fmt: skip
-    """Train on this rank's batches: [rank][step][micro-batch] -> [x, y, order]. All micro-batches but the last of a
-    step are under no_sync(). The model of an odd number of ranks is in evaluation mode."""
+    """Train on batches[rank][step][micro-batch]: [x, y, order]. In a step, all micro-batches but the last run under
+    no_sync(). With an odd number of ranks the model is in evaluation mode."""
     rank = dist.get_rank()
     m = build(width, plan)
     m.load_state_dict(states[rank])
@@ -120,10 +120,10 @@ def steps(impl, kind: str, options: dict, width: int, plan: list | int, states: 
 
 
 def train_wide(impl, kind: str, options: dict, hidden: int, steps: int, seed: int, lr: float, ballast: int = 0) -> list:
-    """Train a chain of two large layers, made here, and return the sums of blocks of its parameters.
+    """Train a chain of two large layers, made here; return the block sums of each parameter.
 
-    ballast: bytes by which the process is larger while the last step is finished, so that its high-water mark tells
-    what is held then; gradients are kept from step to step.
+    ballast: bytes allocated during the last synchronization, so that the memory peak shows how much is held then. With
+    ballast, gradients are kept from step to step.
     """
     m = large(hidden, seed)
     wrapped = wrap(impl, kind, m, **options)
@@ -147,7 +147,7 @@ def large(hidden: int, seed: int) -> Chain:
 
 
 def batch(seed: int, step: int, rank: int) -> torch.Tensor:
-    """x and y: 2, rows, features."""
+    """Return x and y as one tensor: (2, rows, features)."""
     return torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1000 * seed + 10 * step + rank))
 
 
@@ -159,11 +159,11 @@ def descend(m: nn.Module, lr: float) -> None:
 
 
 def buffers(impl, kind: str, width: int, states: PerRank, inputs: PerRank) -> dict:
-    """Forward in training mode, each rank's buffers its own, then in evaluation mode. inputs: [rank][call] -> x."""
+    """Run forward in training mode, then in evaluation mode; buffers differ between ranks. inputs[rank][call]: x."""
     rank = dist.get_rank()
     m = Running(width)
     wrapped = wrap(impl, kind, m)
-    nn.Module.load_state_dict(m, states[rank])  # from here on they differ
+    nn.Module.load_state_dict(m, states[rank])  # from here on buffers differ
     m.passing.fill_(rank)
     outputs = [wrapped(x).detach() for x in inputs[rank]]
     wrapped.eval()
@@ -173,12 +173,12 @@ def buffers(impl, kind: str, width: int, states: PerRank, inputs: PerRank) -> di
 
 
 def refused(impl, limits: list) -> list:
-    """What these values of bucket_bytes raise."""
+    """Return the name of the error, or "nothing", for each value of bucket_bytes."""
     return [raised(lambda limit=limit: wrap(impl, "bucketed", nn.Linear(2, 2), bucket_bytes=limit)) for limit in limits]
 
 
 def left_by_error(impl, width: int, plan: list, states: PerRank, batch: PerRank) -> dict:
-    """A backward within no_sync(), after another within it was left by an exception; and one after both."""
+    """Leave an inner no_sync() by an exception; run backward in the outer one; leave it so too; run backward again."""
     rank = dist.get_rank()
     m = Chain(width, plan)
     m.load_state_dict(states[rank])
@@ -198,7 +198,7 @@ def left_by_error(impl, width: int, plan: list, states: PerRank, batch: PerRank)
 
 
 def storages(impl, width: int, plan: list, states: PerRank, batches: PerRank, set_to_none: bool) -> list:
-    """Where gradients lie after each step: [name, dtype, address and bytes of the storage, offset, elements]."""
+    """Return, per step and gradient, [name, dtype, address and bytes of its storage, offset, elements]."""
     rank = dist.get_rank()
     m = Chain(width, plan)
     m.load_state_dict(states[rank])
@@ -209,7 +209,7 @@ def storages(impl, width: int, plan: list, states: PerRank, batches: PerRank, se
         ((wrapped(x, order) - y) ** 2).mean().backward()
         wrapped.finish_gradient_synchronization()
         present = [(n, p.grad) for n, p in m.named_parameters() if p.grad is not None]
-        alive.append([g.untyped_storage() for _, g in present])  # alive, so that no address is used twice
+        alive.append([g.untyped_storage() for _, g in present])  # kept alive, so that no address is reused
         layouts.append([
             [n, str(g.dtype).removeprefix("torch."), g.untyped_storage().data_ptr(), g.untyped_storage().nbytes(),
              g.storage_offset(), g.numel()] for n, g in present

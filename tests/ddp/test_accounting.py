@@ -1,9 +1,9 @@
-"""What data parallelism costs, counted on paper.
+"""Formulas for the cost of data parallelism.
 
-What must be true: times are those of messages that follow each other on one network, each not before its gradients
-are there, for any sizes, worlds and links. How it would be faked or got wrong: the lower bound for the step (it is
-passed where buckets in the middle queue); hiding all communication, or none; a bucket too many or too few; a rule of
-thumb for the best bucket. The oracle plays the step, message by message, and knows no formula.
+Must hold: for any sizes, worlds and links, an all-reduce starts only when its gradients exist, and all-reduces follow
+each other on one network. Typical fakes: the lower bound as the time of a step (too short where buckets queue in the
+middle); all communication hidden, or none; one bucket too many or too few; a rule of thumb for the best bucket. The
+oracle simulates each message and uses no formula.
 """
 
 import math
@@ -22,12 +22,12 @@ RELATIVE = 1e-9
 
 
 def ring(size: float, world: int, case: dict) -> float:
-    """2(W − 1) messages of a W-th of the tensor each."""
+    """Return the seconds of 2(W − 1) messages, each with a W-th of the tensor."""
     return 2 * (world - 1) * (case["alpha_s"] + size / world / case["bytes_per_s"])
 
 
 def simulate(case: dict) -> dict:
-    """Backward, which issues all-reduces, and the network, which carries one after the other."""
+    """Simulate backward, which issues all-reduces, and a network that sends one after the other; return all costs."""
     sizes, world = case["sizes"], case["world"]
     o = {"forward_s": 0.0, "optimizer_s": 0.0, "bucket_bytes": 25 * 2**20, **case["options"]}
     backward, issued, bucket, clock = o["backward_s"], [], [], 0.0  # issued: (when, bytes)
@@ -52,12 +52,12 @@ def simulate(case: dict) -> dict:
 
 
 def in_buckets(case: dict, size: int, variant: str = "bucketed") -> dict:
-    """A step of a case that has its backward_s alone."""
+    """Return the case with options of a step: this variant, and buckets of `size` bytes."""
     return {**case, "options": {"variant": variant, "backward_s": case["backward_s"], "bucket_bytes": size}}
 
 
 def draw(rng, variant: str = "", world: int = 0, **options) -> dict:
-    """A model, and a link on which communication takes between a tenth of backward and ten times as long."""
+    """Draw a model, and a link on which transfers take between a tenth and ten times as long as backward."""
     sizes = [4 * rng.integers(1, 10 ** rng.integers(2, 6)) for _ in range(rng.integers(2, 12))]
     world = world or rng.integers(2, 40)
     backward = 10 ** rng.uniform(-3, 0)
@@ -115,7 +115,7 @@ def test_step_costs_match_a_simulated_step(run, rng, variant):
 
 @exercise(ACCOUNTING, kind="numerics")
 def test_buckets_at_their_limits(run, rng):
-    """Exactly full, one byte less, smaller than any parameter, larger than all; 25 MiB, nothing around by default."""
+    """Buckets are exactly full, one byte too small, smaller than any parameter, or larger than all; default: 25 MiB."""
     cases = []
     for _ in range(5):
         case = draw(rng, "bucketed")
@@ -124,25 +124,25 @@ def test_buckets_at_their_limits(run, rng):
         for limit in (sum(sizes[-end:]), sum(sizes[-end:]) - 1, 1, max(sizes), sum(sizes), 2 * sum(sizes)):
             cases.append({**case, "options": {**case["options"], "bucket_bytes": limit}})
     default = draw(rng, "bucketed")
-    default["sizes"] = [13_000_000] * 4  # two are more than 25 MB, and less than 25 MiB
+    default["sizes"] = [13_000_000] * 4  # two have 26 MB: more than 25 MB, less than 25 MiB
     check(run, [*cases, default], "a bucket holds at most bucket_bytes, but a larger parameter has one of its own")
 
 
 @exercise(ACCOUNTING, kind="numerics")
 def test_the_best_bucket_is_the_best_of_all(run, rng):
-    """Of all that differ: every sum of neighbours is tried."""
+    """Sizes between two sums of neighbours give equal buckets, so the test tries each sum."""
     cases = [draw(rng) for _ in range(25)]
     for case in cases[:5]:
-        case["sizes"] = [case["sizes"][0]] * len(case["sizes"])  # many sizes give the same buckets
+        case["sizes"] = [case["sizes"][0]] * len(case["sizes"])  # many sums are equal
     for case in cases[5:10]:
-        case["alpha_s"] *= 1e-5  # a longer step is longer by little
+        case["alpha_s"] *= 1e-5  # steps differ by little
     results = run(probes.best, cases)
     for case, (got, kind) in zip(cases, results, strict=True):
         sizes = case["sizes"]
         candidates = {1, *(sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1))}
         steps = {size: simulate(in_buckets(case, size))["step_s"] for size in candidates}
         assert kind == "int", f"bucket_bytes is a {kind}, expected int"
-        # A step that is longer by about 1e-9 may count as a tie or not.
+        # Steps that differ by about 1e-9 may count as equal or not.
         smallest = [
             min(size for size, step in steps.items() if step <= min(steps.values()) * (1 + slack))
             for slack in (RELATIVE / 2, 2 * RELATIVE)
@@ -167,7 +167,7 @@ def test_limits_are_where_communication_is_just_hidden(run, rng):
         if i % 5 == 1:
             case["alpha_s"] = 0.0
         cases.append(case)
-    cases[0]["alpha_s"] = cases[0]["backward_s"]  # the latencies alone outlast it
+    cases[0]["alpha_s"] = cases[0]["backward_s"]  # the latencies alone take longer than backward
     for case, (samples, bytes_per_s, world) in zip(cases, run(probes.limits, cases), strict=True):
         judge_samples(case, samples)
         judge_bandwidth(case, bytes_per_s)
@@ -186,11 +186,11 @@ def judge_samples(case: dict, samples: int) -> None:
 def judge_bandwidth(case: dict, bandwidth: float) -> None:
     world = case["world"]
     if world == 1 or 2 * (world - 1) * case["alpha_s"] >= case["backward_s"]:
-        want = 0 if world == 1 else math.inf  # nothing to send, or latencies that alone outlast backward
+        want = 0 if world == 1 else math.inf  # nothing to send, or latencies alone take longer than backward
         assert bandwidth == want, f"{world} ranks need {bandwidth} bytes/s, expected {want}{inputs(case)}"
         return
     needed = ring(case["bytes"], world, {**case, "bytes_per_s": bandwidth}) if bandwidth > 0 else math.inf
-    # The time left for bytes is a difference: where latencies take nearly all of backward, it loses digits.
+    # The time left for bytes is a difference; it loses digits if latencies take nearly all of backward.
     assert abs(needed - case["backward_s"]) <= RELATIVE * case["backward_s"], (
         f"at {bandwidth:.6g} bytes/s communication takes {needed:.6g} s, expected backward's "
         f"{case['backward_s']:.6g}: latencies take their part of it{inputs(case)}"
@@ -199,7 +199,7 @@ def judge_bandwidth(case: dict, bandwidth: float) -> None:
 
 def judge_world(case: dict, limit: int) -> None:
     def ratio(world: int) -> float:
-        """Backward over communication, of the same global batch."""
+        """Return backward time over communication time, for the same global batch on `world` ranks."""
         needed = ring(case["bytes"], world, case)
         return math.inf if needed == 0 else case["backward_s"] * case["world"] / world / needed
 
@@ -230,7 +230,7 @@ def test_without_latency_the_smallest_bucket_is_best_and_with_much_of_it_one(run
     for case in no_latency:
         case["alpha_s"] = 0.0
     for case in high_latency:
-        case["alpha_s"] = rng.uniform(0.6, 2) * case["backward_s"]  # 2(W − 1)α outlasts backward
+        case["alpha_s"] = rng.uniform(0.6, 2) * case["backward_s"]  # 2(W − 1)α is longer than backward
     best = [got for got, _ in run(probes.best, [*no_latency, *high_latency])]
     assert best[:5] == [1] * 5, f"buckets of {best[:5]} bytes on links without latency: small messages leave sooner"
     totals = [sum(case["sizes"]) for case in high_latency]

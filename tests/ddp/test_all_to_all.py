@@ -1,10 +1,10 @@
-"""A different part from each rank to each.
+"""A different part from each rank to each rank.
 
-What must be true: outputs[s] on rank r is inputs[r] of rank s, uneven and empty parts too; a rank sends one message to
-each other, in step i to the one i places to its right, or all to their left. How it would be faked: equal parts only
-(shapes are drawn by pair); everyone sends to rank 0 first (the order of peers); replace the list's tensors instead of
-filling them (the probe keeps its own); all parts to everyone (bytes); leave out one's own part (outputs hold rubbish
-before).
+Must hold: outputs[s] on rank r is inputs[r] of rank s, also for uneven and empty parts. Each rank sends one message to
+each other rank: in step i to the rank i places to its right, or all ranks to their left. Typical fakes: support equal
+parts only (each pair draws its shape); all ranks send to rank 0 first (caught by the order of peers); replace tensors
+in the list instead of filling them (the probe keeps its own list); send all parts to all ranks (caught by bytes); leave
+out the rank's own part (outputs start as garbage).
 """
 
 import pytest
@@ -28,7 +28,7 @@ def draw_shape(rng, kind, n) -> list:
 
 
 def draw(rng, ranks, members, kinds=KINDS):
-    """[rank][case]; ranks outside the group have nothing."""
+    """Draw cases[rank][case]; ranks outside the group have none."""
     world, cases = len(members), [[] for _ in range(ranks)]
     for kind, dtype in zip(kinds, draw_dtypes(rng, len(kinds), OP), strict=True):
         n = rng.integers(2, 6)
@@ -56,7 +56,7 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 
 @exercise(ALL_TO_ALL, kind="numerics")
 def test_inputs_are_not_changed(run, rng):
-    collectives.keeps_inputs(run, OP, draw(rng, 3, [0, 1, 2]))
+    collectives.check_inputs_unchanged(run, OP, draw(rng, 3, [0, 1, 2]))
 
 
 @exercise(ALL_TO_ALL, kind="property")
@@ -94,4 +94,4 @@ def test_each_rank_receives_from_one_sender_in_each_step(run, rng):
 
 @exercise(ALL_TO_ALL, kind="property")
 def test_all_to_all_never_copies_all_parts(run, rng):
-    collectives.limits_memory(run, rng, OP, 3_000_000, 9, 3, "a copy of all parts")
+    collectives.check_memory(run, rng, OP, 3_000_000, 9, 3, "a copy of all parts")

@@ -1,8 +1,8 @@
 """From one rank to all, along a binomial tree.
 
-What must be true: every rank of the group ends with what its rank src had, each but src receives once, and no path is
-longer than ⌈log₂ W⌉ rounds. How it would be faked: src sends to everyone (W − 1 sends of one rank); a chain (rounds);
-always from rank 0 (src is drawn); a world that is a power of two (it is 3, 5 and 6); torch's broadcast (the ledger).
+Must hold: each rank of the group ends with the tensor of rank src, each rank but src receives once, and no path is
+longer than ⌈log₂ W⌉ rounds. Typical fakes: src sends to all (W − 1 sends of one rank); a chain (caught by rounds);
+always start at rank 0 (src is drawn); only powers of two (worlds of 3, 5, 6); torch's broadcast (recorded messages).
 """
 
 import pytest
@@ -23,10 +23,10 @@ def draw(rng, ranks, world, sources):
 
 
 def rounds(ranks, src) -> int:
-    """Number of rounds, if a rank sends one message per round, and only after it has received."""
+    """Return the number of rounds, if a rank sends one message per round, and only after it has received."""
     destinations = [[r["peer"] for r in sends(rows, f"rank {i}")] for i, rows in enumerate(ranks)]
     arrival, queue = {src: 0}, [src]
-    for rank in queue:  # which grows meanwhile
+    for rank in queue:  # the loop appends to it
         for turn, peer in enumerate(destinations[rank], 1):
             if peer not in arrival:
                 arrival[peer] = arrival[rank] + turn
@@ -86,4 +86,4 @@ def test_rounds_are_as_few_as_doubling_takes(run, rng, world):
 
 @exercise(BROADCAST, kind="property")
 def test_broadcast_never_holds_a_third_tensor(run, rng):
-    collectives.limits_memory(run, rng, OP, 9_000_000, 2, 1, "a third tensor")
+    collectives.check_memory(run, rng, OP, 9_000_000, 2, 1, "a third tensor")

@@ -1,11 +1,11 @@
 """Data parallelism whose gradients travel in buckets.
 
-What must be true: training is that of one process on the whole batch, whatever is unused, frozen, tied, of another
-dtype or accumulated; buckets are those that greedy packing in reverse order gives for the drawn limit, and each is sent
-during backward when it is full, with nobody waiting before backward has ended. How it would be faked: one bucket for
-all, or one a parameter (the sizes are exact for a drawn limit); send all in finish (phases, and how many had been sent
-when backward reached each layer); wait in the hook (when the wait began); count on gradients to come in the order of
-the parameters (layers run in a drawn order); keep what an earlier step left behind (layers rest for a step).
+Must hold: training equals that of one process on the whole batch, also with unused, frozen and tied parameters, several
+dtypes, and accumulation. Buckets are those of greedy packing in reverse order for the drawn limit. Each is sent during
+backward once it is full, and no rank waits before backward ends. Typical fakes: one bucket for all, or one per
+parameter (the sizes are exact for a drawn limit); send all in finish (caught by phases, and by the number of messages
+sent when backward reaches each layer); wait in the hook (caught by the start of the wait); rely on gradients coming in
+parameter order (layers run in a drawn order); keep data of an earlier step (some steps skip layers).
 """
 
 from collections import Counter
@@ -20,26 +20,26 @@ from lab.harness.named import number_of
 from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes, probes_wrappers
-from .chains import draw_batches, draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
-from .oracles import not_waited_in_backward, padded_size, reductions
+from .chains import check_model_training, check_training, draw_batches, draw_chain, draw_model, each_step, steps_of
+from .oracles import check_waits_after_backward, padded_size, reductions
 from .payloads import late_reductions
 
 BUCKETED = "ddp.bucketed"
 
 
 def sizes(chain) -> list:
-    """(name, elements, bytes, dtype) of every parameter that requires grad, in reverse order."""
+    """Return (name, elements, bytes, dtype) per parameter that requires grad, in reverse order."""
     named = [(n, p) for n, p in probes_wrappers.Chain(*chain[:2]).named_parameters() if p.requires_grad]
     return [(n, p.numel(), p.nbytes, str(p.dtype).removeprefix("torch.")) for n, p in reversed(named)]
 
 
 def packing(chain, limit) -> list[list]:
-    """Buckets of one dtype as greedy packing makes them."""
+    """Return the buckets of greedy packing; each has one dtype."""
     return pack(sizes(chain), lambda bytes, new: bytes + new <= limit)
 
 
 def pack(entries: list, fits: Callable[[int, int], bool]) -> list[list]:
-    """Pack entries in order; start a new bucket if an entry does not fit."""
+    """Pack entries in order; open a new bucket for another dtype, or if an entry does not fit."""
     buckets: list[list] = []
     for entry in entries:
         if not buckets or buckets[-1][0][3] != entry[3] or not fits(sum(e[2] for e in buckets[-1]), entry[2]):
@@ -49,7 +49,7 @@ def pack(entries: list, fits: Callable[[int, int], bool]) -> list[list]:
 
 
 def wrong_packings(chain: tuple, limit: int) -> dict[str, list[list]]:
-    """Buckets by other (wrong) packing rules."""
+    """Return the buckets that wrong packing rules give, by rule."""
     entries = sizes(chain)
     uniform = {each: [(name, n, each * n, kind) for name, n, _, kind in entries] for each in (1, 4)}
     return {
@@ -64,19 +64,19 @@ def wrong_packings(chain: tuple, limit: int) -> dict[str, list[list]]:
 
 
 def message_sizes(buckets: list[list], rows: list) -> Counter:
-    """Counter of the dtypes and sizes of messages for these buckets."""
+    """Count the messages for these buckets by (dtype, elements)."""
     return Counter((b[0][3], padded_size(sum(e[1] for e in b), rows, 2)) for b in buckets)
 
 
 @harmless
 def explain_packing(sent: Counter, chain: tuple, limit: int, rows: list) -> str:
-    """Other packing rules that explain the messages, if any."""
+    """Name the wrong packing rules that give these messages; "" if none does."""
     rules = [rule for rule, buckets in wrong_packings(chain, limit).items() if message_sizes(buckets, rows) == sent]
     return f"; these are buckets filled {', or '.join(rules)}" if rules else ""
 
 
 def distinct_packings(chain: tuple, limit: int) -> set:
-    """The distinct packings, by elements, that the rules give."""
+    """Return the distinct packings that the wrong rules give, as elements per bucket."""
     return {tuple(sorted(sum(e[1] for e in b) for b in buckets)) for buckets in wrong_packings(chain, limit).values()}
 
 
@@ -98,7 +98,7 @@ def natural(chain, steps=3) -> list:
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, order, set_to_none):
     chain = draw_chain(rng, world)
     orders = natural(chain) if order == "numbered" else [[rng.shuffled(o)] for (o,) in natural(chain)]
-    trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
+    check_training(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -108,20 +108,20 @@ def test_layers_skipped_in_some_steps(run, rng, expect, set_to_none):
     layers = list(range(len(chain[1])))
     resting = [rng.shuffled(layers)[: rng.integers(1, len(layers) - 2)] for _ in range(2)]
     orders = [[[i for i in layers if i not in rest]] for rest in (layers[1:], [], *resting, [])]
-    trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
+    check_training(run, rng, expect, "bucketed", chain, orders, set_to_none, {"bucket_bytes": draw_limit(rng, chain)})
 
 
 @exercise(BUCKETED, kind="numerics")
 def test_tied_frozen_and_unused_parameters(run, rng, expect):
-    trains_model_as_one(run, rng, "bucketed", *draw_model(rng, 3), expect)
+    check_model_training(run, rng, "bucketed", *draw_model(rng, 3), expect)
 
 
 @exercise(BUCKETED, kind="numerics")
 def test_dtypes_mixed_in_one_model(run, rng, expect):
     chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
     options = {"bucket_bytes": draw_limit(rng, chain) * 2}
-    one_dtype = [list(range(len(chain[1])))[rng.integers(0, 1) :: 2]]  # layers of one dtype: the other has no gradient
-    trains_as_one(run, rng, expect, "bucketed", chain, [*natural(chain, 2), one_dtype], options=options)
+    one_dtype = [list(range(len(chain[1])))[rng.integers(0, 1) :: 2]]  # no layer of the other dtype has a gradient
+    check_training(run, rng, expect, "bucketed", chain, [*natural(chain, 2), one_dtype], options=options)
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -131,17 +131,17 @@ def test_accumulation_is_the_sum_of_its_micro_batches(run, rng, expect, last):
     layers = list(range(len(chain[1])))
     end = layers if last == "all" else rng.shuffled(layers)[: len(layers) // 2]
     orders = [[rng.shuffled(layers)] * rng.integers(1, 2) + [end], [layers], [layers, end]]
-    trains_as_one(run, rng, expect, "bucketed", chain, orders, options={"bucket_bytes": draw_limit(rng, chain)})
+    check_training(run, rng, expect, "bucketed", chain, orders, options={"bucket_bytes": draw_limit(rng, chain)})
 
 
 @exercise(BUCKETED, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    oracles.averages_its_group(run, rng, "bucketed")
+    oracles.check_group_mean(run, rng, "bucketed")
 
 
 @exercise(BUCKETED, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    oracles.survives_fp16(run, rng, "bucketed")
+    oracles.check_fp16_mean(run, rng, "bucketed")
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -183,7 +183,7 @@ def test_buckets_are_packed_greedily_in_reverse_order(run, rng, limit):
     chain = draw_chain(rng, 2)
     exact = sum(e[2] for e in sizes(chain)[: rng.integers(3, 5)])
     total = sum(e[2] for e in sizes(chain))
-    drawn = rng.integers(total // 8, total // 5)  # as a limit of elements, less than there are
+    drawn = rng.integers(total // 8, total // 5)  # as a limit in elements, it is less than the total
     number = {"drawn": drawn, "exact": exact, "tiny": rng.integers(1, 4), "default": 25 << 20}[limit]
     options = {} if limit == "default" else {"bucket_bytes": number}
     check_packing(run, rng, chain, number, options)
@@ -205,7 +205,7 @@ def check_packing(run, rng, chain: tuple, limit: int, options: dict) -> None:
 
 @exercise(BUCKETED, kind="property")
 def test_steps_leave_nothing_behind(run, rng):
-    oracles.keeps_nothing(run, rng, "bucketed", {"bucket_bytes": rng.integers(100, 500)})
+    oracles.check_nothing_kept(run, rng, "bucketed", {"bucket_bytes": rng.integers(100, 500)})
 
 
 @exercise(BUCKETED, kind="property")
@@ -213,9 +213,9 @@ def test_the_limit_is_one_of_bytes_and_buckets_have_one_dtype(run, rng):
     drawn = []
     for _ in range(40):
         chain = draw_chain(rng, 2, dtypes=("float32", "float64"), layers=6)
-        n = sum(e[1] for e in sizes(chain) if number_of(e[0]) == 1)  # in float64: too many for one bucket
+        n = sum(e[1] for e in sizes(chain) if number_of(e[0]) == 1)  # in float64, they do not fit in one bucket
         drawn.append((chain, rng.integers(4 * n, 8 * n - 1)))
-    chain, limit = max(drawn, key=lambda pair: len(distinct_packings(*pair)))  # other rules make other buckets
+    chain, limit = max(drawn, key=lambda pair: len(distinct_packings(*pair)))  # wrong rules give other buckets
     check_packing(run, rng, chain, limit, {"bucket_bytes": limit})
 
 
@@ -223,7 +223,7 @@ def test_the_limit_is_one_of_bytes_and_buckets_have_one_dtype(run, rng):
 @pytest.mark.parametrize("resting", [False, True, "alone"])
 def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
     chain = draw_chain(rng, 2, layers=6)
-    limit = 1 if resting == "alone" else draw_limit(rng, chain)  # a bucket a parameter: whole ones rest
+    limit = 1 if resting == "alone" else draw_limit(rng, chain)  # 1: one bucket per parameter; some stay empty
     layers = list(range(len(chain[1])))
     absent = rng.integers(1, 4) if resting else None
     orders = [[rng.shuffled([i for i in layers if i != absent])] for _ in range(2)]
@@ -235,7 +235,7 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
         what = f"rank {rank}, step {step}, layers in order {orders[step][0]}"
         rows = reductions(record["rows"], 2, what)
         sent = Counter((r["elements"], r["phase"]) for r in rows)
-        # A bucket that could not fill up may be sent with zeros for missing gradients, or without them.
+        # A bucket that did not fill up may be sent with zeros for missing gradients, or without them.
         want, padded = (
             Counter(
                 (padded_size(n, rows, 2), "finish" if r else "backward")
@@ -252,13 +252,13 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
             f"{what}: {len(late)} buckets were sent when backward had gone on, the first after it had left layer "
             f"{late[0]}, whose gradients filled it: send a bucket in the hook of whichever of its gradients comes last"
         )
-        not_waited_in_backward(what, record)
+        check_waits_after_backward(what, record)
 
 
 @exercise(BUCKETED, kind="numerics")
 @pytest.mark.parametrize("bucket", ["full", "not full"])
 def test_a_second_backward_is_refused(run, rng, bucket):
-    """The unfilled bucket was not sent yet, but may already hold divided gradients."""
+    """A bucket that is not full has not been sent yet, but may already hold divided gradients."""
     values = [[rng.normal(n) for n in (40, 3)] for _ in range(2)]
     options = {"bucket_bytes": 4 * 40} if bucket == "full" else {}
     for rank, got in enumerate(run(probes.two_backwards, "bucketed", values, options, world=2)):
@@ -270,7 +270,7 @@ def test_a_second_backward_is_refused(run, rng, bucket):
 
 @exercise(BUCKETED, kind="property")
 def test_backward_does_not_wait_for_messages(run, rng):
-    oracles.nobody_waits(run, rng, "bucketed", {"bucket_bytes": rng.integers(20, 60)})
+    oracles.check_never_waits(run, rng, "bucketed", {"bucket_bytes": rng.integers(20, 60)})
 
 
 @exercise(BUCKETED, kind="property")
@@ -310,4 +310,4 @@ def test_nothing_is_sent_within_no_sync(run, rng):
 
 @exercise(BUCKETED, kind="timing")
 def test_on_a_link_few_messages_hide_behind_backward(run, rng):
-    oracles.beats_naive(run, rng, "bucketed", bucket=4, layers=16, alpha_s=2e-3)
+    oracles.check_faster_than_naive(run, rng, "bucketed", bucket=4, layers=16, alpha_s=2e-3)

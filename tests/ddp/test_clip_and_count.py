@@ -1,11 +1,10 @@
-"""Clipping by the global norm, and counting what a step was computed from.
+"""Clipping by the global norm, and counting the samples and tokens of a step.
 
-What must be true: the norm is that of all gradients as one vector, whatever their dtypes and however they are spread
-over ranks, it is the same bits everywhere, and only what has to be sent is sent. How it would be faked or got wrong: a
-norm a parameter, or of this rank's pieces alone; squares in the gradient's dtype (float16 values overflow and underflow
-here, float32 ones too); a collective for replicated gradients, which would count W times; a Python number read back
-for each parameter; new gradient tensors, which wrappers do not know of; counts that forget padding, accumulation or the
-other ranks.
+Must hold: the norm is that of all gradients as one vector, for any dtypes and sharding; it has the same bits on all
+ranks; no needless message is sent. Typical fakes and mistakes: a norm per parameter, or of this rank's shards alone;
+squares in the gradient's dtype (drawn float16 and float32 values overflow and underflow); a collective for replicated
+gradients, which would count W times; one Python number read back per parameter; new gradient tensors, which the wrapper
+does not know; counts that ignore padding, accumulation or other ranks.
 """
 
 import math
@@ -26,7 +25,7 @@ COUNTED = "padding is not counted, rows of nothing else neither; micro-batches a
 
 
 def norm_of(gradients: list) -> float:
-    """The norm of one long vector, in float64."""
+    """Return the norm of all gradients as one vector, in float64."""
     return math.sqrt(math.fsum(float(x) ** 2 for g in gradients if g is not None for x in g.double().flatten()))
 
 
@@ -36,7 +35,7 @@ def draw(rng, scale: float = 1.0, dtype: torch.dtype = torch.float32, parameters
 
 
 def check(got: dict, gradients: list, max_norm: float, what: str, covered: list | None = None, cause: str = "") -> None:
-    """covered: all gradients that the norm covers, if more than `gradients`."""
+    """Assert norm and clipped gradients. covered: all gradients in the norm, if more than `gradients`."""
     norm = norm_of(gradients if covered is None else covered)
     assert got["returned"] == "torch.float64 ()", f"{what}: returned {got['returned']}, expected a float64 tensor ()"
     assert abs(float(got["norm"]) - norm) <= 1e-6 * norm, (
@@ -112,7 +111,7 @@ def test_a_max_norm_that_is_not_above_0_is_refused(run):
 
 
 def shards(rng, world: int) -> tuple[list, list]:
-    """A whole gradient, and each rank's pieces; with more than two ranks, one rank has none."""
+    """Draw whole gradients, and the pieces of each rank; with more than two ranks, one rank has no pieces."""
     full = draw(rng, parameters=2)
     pieces = [draw(rng, scale=rank + 1.0, parameters=rng.integers(1, 3)) for rank in range(world)]
     if world > 2:
@@ -123,7 +122,7 @@ def shards(rng, world: int) -> tuple[list, list]:
 @exercise(CLIP, kind="numerics")
 @pytest.mark.parametrize(("world", "groups"), [(1, []), (2, []), (3, []), (5, []), (4, [[0, 2], [1, 3]])])
 def test_pieces_of_all_ranks_are_one_vector(run, rng, world, groups):
-    """The first case has whole gradients too, the second pieces alone."""
+    """The first case has whole gradients and pieces, the second pieces alone."""
     drawn = [shards(rng, world), ([], shards(rng, world)[1])]
     cases = [[{"gradients": w, "sharded": p[r], "max_norm": 0.25} for w, p in drawn] for r in range(world)]
     ranks = run(probes.clip_sharded, cases, groups, world=world)
@@ -198,7 +197,7 @@ def test_replicated_gradients_send_nothing_and_pieces_one_number(run, rng):
 
 @exercise(CLIP, kind="property")
 def test_clipping_scales_in_place_without_host_reads(run, rng):
-    """First whole gradients alone, then some beside pieces of others."""
+    """The first case has whole gradients alone, the second whole gradients and pieces."""
     cases = [{"gradients": [*draw(rng), None], "sharded": s, "max_norm": 0.1} for s in (None, draw(rng))]
     for got in run(probes.clip_sharded, [cases], [], world=1)[0]:
         assert got["in_place"], (
@@ -211,7 +210,7 @@ def test_clipping_scales_in_place_without_host_reads(run, rng):
 
 
 def targets(rng, ignore_index: int, micro_batches: int) -> list:
-    """Rows of any length, padded at the end; some of padding alone."""
+    """Draw micro-batches: rows of any length, padded at the end; some rows are all padding."""
     batches = []
     for _ in range(micro_batches):
         batch, context = rng.integers(1, 4), rng.integers(2, 9)
@@ -235,7 +234,7 @@ def test_a_step_is_counted_over_micro_batches_and_ranks(run, rng, world, groups)
     for _ in range(world):
         drawn = [{"targets": targets(rng, i or -100, rng.integers(1, 3)), "ignore_index": i} for i in (None, -1)]
         cases.append([*drawn, {"targets": [], "ignore_index": None}])
-    cases[0][2]["targets"] = targets(rng, -100, 2)  # one rank alone has something
+    cases[0][2]["targets"] = targets(rng, -100, 2)  # only rank 0 has micro-batches
     ranks = run(probes.count, cases, groups, world=world)
     for members in groups or [list(range(world))]:
         for i in range(3):
@@ -252,7 +251,7 @@ def test_a_step_is_counted_over_micro_batches_and_ranks(run, rng, world, groups)
 
 @exercise(CLIP, kind="numerics")
 def test_counts_are_exact_beyond_what_float32_counts(run, rng):
-    """One number expanded to more than 2²⁴ elements; beyond that, float32 has only even integers."""
+    """One token is expanded to more than 2²⁴ tokens: above 2²⁴, float32 has only even integers."""
     side = 4097 + 2 * rng.integers(0, 20)
     one = torch.ones(1, 1, dtype=torch.int64)
     cases = [
@@ -266,7 +265,7 @@ def test_counts_are_exact_beyond_what_float32_counts(run, rng):
 
 @exercise(CLIP, kind="property")
 def test_a_count_is_one_all_reduce_of_two_numbers(run, rng):
-    for counts in ((3, 3), (1, 4)):  # with equal numbers, a collective per micro-batch would not hang
+    for counts in ((3, 3), (1, 4)):  # if equal, a collective per micro-batch would not hang
         cases = [[{"targets": targets(rng, -100, m), "ignore_index": None}] for m in counts]
         total = sum(counted(case[0]["targets"], -100)[1] for case in cases)
         for rank, trace in enumerate(run.trace(probes.count, cases, [], world=2)):

@@ -1,10 +1,10 @@
 """Data parallelism with all gradients in one message.
 
-What must be true: training is that of one process on the whole batch; a step issues one all-reduce for each dtype, of
-the gradients there are and nothing else; afterwards gradients are views of that buffer, and where zero_grad kept them
-they are still, without a copy. How it would be faked: the naive wrapper (the ledger counts); a buffer with room for
-every parameter (what rests is not sent); copy the mean back into the gradients (their storages tell, and that of what
-was sent); trust that gradients which were views once are views for ever (layers rest and come back).
+Must hold: training equals that of one process on the whole batch. A step issues one all-reduce per dtype, of exactly
+the gradients that exist. Afterwards gradients are views of that buffer; if zero_grad keeps the gradients, they stay
+views, and are sent without a copy. Typical fakes: the naive wrapper (caught by the number of messages); a buffer for
+all parameters (gradients that do not exist must not be sent); copy the mean back into the gradients (caught by storages
+and by the memory peak); assume that views stay views forever (layers are skipped, then used again).
 """
 
 from collections import Counter
@@ -17,14 +17,14 @@ from lab.harness.named import number_of
 from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes, probes_wrappers
-from .chains import draw_batches, draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
+from .chains import check_model_training, check_training, draw_batches, draw_chain, draw_model, each_step, steps_of
 
 FLAT = "ddp.flat"
 MIXED = ("float32", "float64")
 
 
 def elements_by_dtype(chain, order) -> Counter:
-    """Elements of all gradients of these layers, by dtype."""
+    """Count the elements of all gradients of these layers, by dtype."""
     m, total = probes_wrappers.Chain(*chain[:2]), Counter()
     for i in order:
         for p in m.layers[i].parameters():
@@ -36,28 +36,28 @@ def elements_by_dtype(chain, order) -> Counter:
 @pytest.mark.parametrize(("world", "set_to_none"), [(1, True), (2, False), (4, True), (5, False)])
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, set_to_none):
     chain = draw_chain(rng, world)
-    trains_as_one(run, rng, expect, "flat", chain, [[list(range(len(chain[1])))]] * 3, set_to_none)
+    check_training(run, rng, expect, "flat", chain, [[list(range(len(chain[1])))]] * 3, set_to_none)
 
 
 @exercise(FLAT, kind="numerics")
 @pytest.mark.parametrize("set_to_none", [True, False, "resting"])
 def test_layers_skipped_in_some_steps(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2, dtypes=MIXED)
-    layers = list(range(len(chain[1])))  # of one dtype and the other, in turn
+    layers = list(range(len(chain[1])))  # their dtypes alternate
     other = rng.shuffled(layers)[: rng.integers(1, len(layers) - 1)]
-    first = number_of(next(iter(chain[2][0])))  # its gradients alone are views before the second step
+    first = number_of(next(iter(chain[2][0])))  # before the second step, only its gradients are views
     orders = [[[first]], [layers], [layers[rng.integers(0, 1) :: 2]], [other], [layers]]
-    trains_as_one(run, rng, expect, "flat", chain, orders, set_to_none)
+    check_training(run, rng, expect, "flat", chain, orders, set_to_none)
 
 
 @exercise(FLAT, kind="numerics")
 def test_tied_frozen_and_unused_parameters(run, rng, expect):
-    trains_model_as_one(run, rng, "flat", *draw_model(rng, 3), expect)
+    check_model_training(run, rng, "flat", *draw_model(rng, 3), expect)
 
 
 @exercise(FLAT, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    oracles.averages_its_group(run, rng, "flat")
+    oracles.check_group_mean(run, rng, "flat")
 
 
 @exercise(FLAT, kind="numerics")
@@ -75,7 +75,7 @@ def test_transposed_gradient_views_are_averaged(run, rng):
 
 @exercise(FLAT, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    oracles.survives_fp16(run, rng, "flat")
+    oracles.check_fp16_mean(run, rng, "flat")
 
 
 @exercise(FLAT, kind="property")
@@ -96,12 +96,12 @@ def test_one_all_reduce_a_step_and_dtype(run, rng, dtypes):
 
 @exercise(FLAT, kind="property")
 def test_steps_leave_nothing_behind(run, rng):
-    oracles.keeps_nothing(run, rng, "flat")
+    oracles.check_nothing_kept(run, rng, "flat")
 
 
 @exercise(FLAT, kind="property")
 def test_what_is_sent_is_no_copy(run, rng):
-    oracles.sends_without_a_copy(run, rng, "flat")
+    oracles.check_sent_without_copy(run, rng, "flat")
 
 
 @exercise(FLAT, kind="property")

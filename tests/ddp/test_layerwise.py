@@ -1,10 +1,10 @@
-"""LARS and LAMB: optimizers whose step, layer by layer, is in proportion to the layer.
+"""LARS and LAMB: optimizers whose step in each layer is proportional to the layer's norm.
 
-What must be true: weights follow the papers' equations, parameter by parameter, and a layer's step has the length that
-they promise whatever the gradient's. How it would be faked or got wrong: one ratio for the whole model; the ratio
-outside the momentum (LARS) or before the decay (LAMB); no bias correction, or one count of steps for all parameters,
-though some have no gradient; NaN where a norm is 0; norms in float16. All of it shows in a few steps with drawn
-hyperparameters, against a float64 oracle.
+Must hold: weights follow the papers' equations per parameter, and a layer's step has the length that they promise for
+any gradient length. Typical fakes and mistakes: one ratio for the whole model; the ratio outside the momentum (LARS) or
+before the decay (LAMB); no bias correction, or one step count for all parameters, though some have no gradient; NaN
+where a norm is 0; norms in float16. A few steps with drawn hyperparameters, compared with a float64 oracle, catch them
+all.
 """
 
 import math
@@ -30,12 +30,12 @@ DEFAULTS = {
 
 @pytest.fixture(params=EQUATIONS)
 def kind(request) -> str:
-    """Each test is of both optimizers."""
+    """Run each test for both optimizers."""
     return request.param
 
 
 def oracle(kind: str, weights: list, groups: list, options: dict, gradients: list, dtype, factors: tuple = ()) -> list:
-    """The papers' equations, one parameter after the other; [step][parameter]. factors: of lr, in each step."""
+    """Return weights[step][parameter] by the papers' equations. factors: of lr, per step."""
     by_index = {i: {**DEFAULTS[kind], **options, **extra} for indices, extra in groups for i in indices}
     columns = []
     for i, start in enumerate(weights):
@@ -65,8 +65,8 @@ def oracle(kind: str, weights: list, groups: list, options: dict, gradients: lis
 
 
 def draw(rng, steps: int = 4, dtype: torch.dtype = torch.float32) -> tuple[list, list]:
-    """A matrix, a vector, a number, a stack of matrices, and gradients; one has none in the first step, one in the
-    last."""
+    """Draw weights (a matrix, a vector, a number, a stack of matrices) and gradients[step][parameter]. One gradient is
+    None in the first step, one in the last."""
     shapes = [(rng.integers(2, 5), rng.integers(2, 5)), (rng.integers(2, 6),), (), (2, 3, rng.integers(1, 3))]
     weights = [rng.normal(*shape, dtype=dtype) * 10 ** rng.uniform(-1, 1) for shape in shapes]
     gradients: list = [[rng.normal(*s, dtype=dtype) * 10 ** rng.uniform(-1, 1) for s in shapes] for _ in range(steps)]
@@ -132,7 +132,7 @@ def test_biases_and_gains_can_be_left_out(run, rng, kind):
 
 @exercise(LAYERWISE, kind="numerics")
 def test_the_ratio_is_1_where_a_norm_is_0(run, rng, kind):
-    """Weights of zeros, a gradient of zeros, both."""
+    """The three cases: zero weights, a zero gradient, and both."""
     w, g, zeros = rng.normal(3, 2), rng.normal(3, 2), torch.zeros(3, 2)
     weights, gradients = [zeros, w, zeros], [[g, zeros, zeros], [g, g, zeros]]
     for decay in (0.0, 0.3):
@@ -146,7 +146,7 @@ def test_the_ratio_is_1_where_a_norm_is_0(run, rng, kind):
     ("kind", "weight", "scale"), [("LARS", 100, 0.01), ("LAMB", 100, 0.01), ("LAMB", 1, 300.0), ("LAMB", 1, 1e-4)]
 )
 def test_norms_and_moments_are_not_kept_in_float16(run, rng, kind, weight, scale):
-    """In float16, the square of 300 overflows and that of 10⁻⁴ underflows; both change a norm or a direction."""
+    """In float16, the square of 300 overflows, and the square of 10⁻⁴ underflows."""
     weights = [rng.normal(30, 30).clamp(-3, 3).half() * weight]
     gradients = [[(rng.normal(30, 30).clamp(-3, 3) * scale).half()] for _ in range(2)]
     options = {"LARS": {"lr": 1.0, "trust": 0.1}, "LAMB": {"lr": 0.25, "eps": 1e-8, "betas": (0.5, 0.75)}}[kind]
@@ -189,7 +189,7 @@ def test_bad_hyperparameters_are_refused(run, kind):
 
 @exercise(LAYERWISE, kind="property")
 def test_a_layers_step_is_as_long_as_its_share_of_the_layer(run, rng, kind):
-    """The step must not depend on the gradient's length: this is why large batches train."""
+    """The step must not depend on the gradient's length; this is why large batches train."""
     for scale in (1e-4, 1.0, 1e4):
         weights = [rng.normal(3, 4, dtype=torch.float64) * 10 ** rng.uniform(-1, 1) for _ in range(3)]
         gradients = [[rng.normal(3, 4, dtype=torch.float64) * scale for _ in weights]]

@@ -1,10 +1,10 @@
-"""Data parallelism with one all-reduce a parameter.
+"""Data parallelism with one all-reduce per parameter.
 
-What must be true: on any number of ranks the replicas start as rank 0's and train as one process would on the whole
-batch, and each gradient that exists is averaged by exactly one all-reduce after backward. How it would be faked: sum
-instead of mean (hidden by Adam, so SGD is used); skip the broadcast (hidden by equal seeds, so every rank starts
-elsewhere); let torch's DDP do it (forbidden, and the ledger would show buckets during backward); train alone and return
-local values (the shares differ); reduce the parameters instead of the gradients (the gradients themselves tell).
+Must hold: on any number of ranks, replicas start as rank 0's and train as one process would on the whole batch, and
+exactly one all-reduce after backward averages each gradient that exists. Typical fakes: the sum, not the mean (Adam
+would hide it, so tests use SGD); skip the broadcast (equal seeds would hide it, so ranks start with other values);
+torch's DDP (forbidden; recorded messages would show buckets in backward); train alone and return local values (batches
+differ); reduce parameters instead of gradients (the test compares the gradients).
 """
 
 from collections import Counter
@@ -17,8 +17,8 @@ from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes
-from .chains import draw_model, each_step, trains_model_as_one
-from .payloads import carries_own
+from .chains import check_model_training, draw_model, each_step
+from .payloads import check_own_gradients
 
 NAIVE = "ddp.naive"
 WORLDS = [1, 2, 4, 5]
@@ -44,7 +44,7 @@ def test_gradients_are_means_over_ranks(run, rng, world):
     values = [[rng.normal(*shape) for shape in shapes] for _ in range(world)]
     for rank, got in enumerate(oracles.gradients_of(run, "naive", values)):
         for i in range(len(shapes)):
-            oracles.is_mean(
+            oracles.check_mean(
                 got["gradients"][i], [v[i] for v in values], f"rank {rank} of {world}, gradient {i}",
                 "the sum over ranks, divided by how many there are", dims="row, column",
             )  # fmt: skip
@@ -53,27 +53,27 @@ def test_gradients_are_means_over_ranks(run, rng, world):
 @exercise(NAIVE, kind="numerics")
 @pytest.mark.parametrize("world", WORLDS)
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world):
-    trains_model_as_one(run, rng, "naive", *draw_model(rng, world), expect)
+    check_model_training(run, rng, "naive", *draw_model(rng, world), expect)
 
 
 @exercise(NAIVE, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    oracles.survives_fp16(run, rng, "naive")
+    oracles.check_fp16_mean(run, rng, "naive")
 
 
 @exercise(NAIVE, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    oracles.averages_its_group(run, rng, "naive")
+    oracles.check_group_mean(run, rng, "naive")
 
 
 @exercise(NAIVE, kind="property")
 @pytest.mark.parametrize("world", [2, 3])
 def test_one_all_reduce_for_each_gradient(run, rng, world):
-    model, batches = draw_model(rng, world, steps=2)
-    ranks = trains_model_as_one(run, rng, "naive", model, batches)
+    drawn, batches = draw_model(rng, world, steps=2)
+    ranks = check_model_training(run, rng, "naive", drawn, batches)
     for rank, got in enumerate(ranks):
         rows = [row for step in got["steps"] for row in step["rows"]]
-        named = probes.Model(*model[:2]).named_parameters()  # the tied weight once
+        named = probes.Model(*drawn[:2]).named_parameters()  # these count a tied weight once
         elements = [p.numel() for name, p in named if name not in ("frozen", "unused")] * 2
         want = Counter(("all_reduce", "float32", n, "finish", *range(world)) for n in elements)
         sent = Counter((r["op"], r["dtype"], r["elements"], r["phase"], *r["group"]) for r in rows)
@@ -84,15 +84,15 @@ def test_one_all_reduce_for_each_gradient(run, rng, world):
             "in finish_gradient_synchronization(); a tied weight is one"
         )
     for rank, step, record in each_step(ranks):
-        carries_own(f"rank {rank} of {world}, step {step}", record, world)
+        check_own_gradients(f"rank {rank} of {world}, step {step}", record, world)
 
 
 @exercise(NAIVE, kind="property")
 def test_parameters_and_buffers_are_broadcast_once(run, rng):
-    model, batches = draw_model(rng, 2, steps=1)
-    width, depth, states = model
+    drawn, batches = draw_model(rng, 2, steps=1)
+    width, depth, states = drawn
     size = width + sum(t.numel() for n, t in states[0].items() if n != f"layers.{depth}.weight")
-    for rank, got in enumerate(trains_model_as_one(run, rng, "naive", model, batches)):
+    for rank, got in enumerate(check_model_training(run, rng, "naive", drawn, batches)):
         rows = [row.plain() for row in got["made"]]
         issued = sorted({(r["op"], r["peer"]) for r in rows})
         assert issued == [("broadcast", 0)], f"rank {rank}: wrapping should broadcast from rank 0; it issued {issued}"

@@ -1,9 +1,9 @@
 """The gradient noise scale: how large a batch is worth its cost.
 
-What must be true: both estimates are unbiased, step by step, and it is their means whose ratio is taken. How it would
-be faked or got wrong: the variance over ranks of the wrong thing, the big batch's size off by W, estimates cut off at
-0, a mean of ratios, the gradients themselves gathered. Numbers are judged against the formulas; the formulas against a
-problem whose true G and Σ are known, at eight standard errors of the mean that is judged.
+Must hold: both estimates are unbiased at each step, and the noise scale is the ratio of their means. Typical fakes and
+mistakes: the variance over ranks of the wrong quantity; a big batch size that is wrong by a factor of W; negative
+estimates clipped to 0; a mean of ratios; gathering the gradients themselves. Tests compare numbers with the formulas,
+and the formulas with a problem whose G and Σ are known, within eight standard errors of the mean.
 """
 
 import math
@@ -26,7 +26,7 @@ def squared(gradients: list) -> float:
 
 
 def estimates(shares: list, samples: int) -> list[float]:
-    """|G|² and tr(Σ) of one step from the gradients of the ranks: solves E|G_B|² = |G|² + tr(Σ) / B for both."""
+    """Return |G|² and tr(Σ) of one step: solve E|G_B|² = |G|² + tr(Σ) / B for B = samples and B = W · samples."""
     world = len(shares)
     small = sum(map(squared, shares)) / world
     columns = [column for column in zip(*shares, strict=True) if column[0] is not None]
@@ -40,7 +40,7 @@ def solve(small: float, big: float, small_batch: int, big_batch: int) -> list[fl
 
 
 def draw(rng, world: int, steps: int = 4) -> list:
-    """[rank][step][parameter]: a common part and noise, one parameter of four without gradient, another in float64."""
+    """Draw gradients[rank][step][parameter]: a common part plus noise. One of four is None, another is float64."""
     shapes = [(rng.integers(1, 5), rng.integers(1, 5)), (rng.integers(1, 5),), ()]
     common = [rng.normal(*shape) for shape in shapes]
     common[1] = common[1].double()
@@ -51,14 +51,14 @@ def draw(rng, world: int, steps: int = 4) -> list:
 
 
 def check(results: list, values: list, samples: int, decay: float, label: str) -> None:
-    """results: of each step; values: [rank][step][parameter], for the ranks of the group."""
+    """Assert the estimates of each step. values[rank][step][parameter]: gradients on the ranks of the group."""
     g, trace, weight = 0.0, 0.0, 0.0
     for step, (got, share) in enumerate(zip(results, zip(*values, strict=True), strict=True)):
         new = estimates(share, samples)
         g, trace, weight = decay * g + new[0], decay * trace + new[1], decay * weight + 1
         scale = trace / g if g > 0 else math.inf
         for name, want in (("gradient_squared", g / weight), ("trace", trace / weight), ("noise_scale", scale)):
-            # The averaged gradient is float32: its square's error, times samples and over what a difference leaves.
+            # The mean gradient is float32: its square's error is multiplied by samples, and for the scale divided by g.
             factor = (1 + abs(scale)) / max(1e-9, g / weight) if name == "noise_scale" else 1
             size = samples * sum(map(squared, share)) * factor
             assert abs(got[name] - want) <= 1e-5 * size or got[name] == want, (
@@ -69,7 +69,7 @@ def check(results: list, values: list, samples: int, decay: float, label: str) -
 
 @exercise(NOISE, kind="numerics")
 def test_two_lengths_give_two_estimates(run, rng):
-    cases = [[10.0, 4.0, 1, 4], [1.0, 3.0, 2, 6]]  # the second has a negative trace: kept as it is
+    cases = [[10.0, 4.0, 1, 4], [1.0, 3.0, 2, 6]]  # the second has a negative trace, which must not be clipped
     for _ in range(8):
         small = rng.integers(1, 64)
         cases.append([rng.uniform(1, 9), rng.uniform(0.1, 9), small, small * rng.integers(2, 9)])
@@ -121,7 +121,7 @@ def test_invalid_options_and_early_estimates_are_refused(run, world):
 
 @exercise(NOISE, kind="numerics")
 def test_on_a_known_problem_the_true_numbers_are_found(run, rng):
-    """Samples of ½‖w − x‖² have the gradient w − x: G is w − E x, and Σ the covariance of x."""
+    """A sample x with the loss ½‖w − x‖² has the gradient w − x. So G = w − E x, and Σ is the covariance of x."""
     world, samples, steps, dim = rng.integers(2, 3), rng.integers(2, 4), 120, 8
     spread = torch.tensor([rng.uniform(0.5, 2.0) for _ in range(dim)])
     start = rng.normal(dim) * 0.5

@@ -1,10 +1,10 @@
 """Data parallelism that sends each gradient while backward goes on.
 
-What must be true: training is that of one process on the whole batch, each gradient is sent by one all-reduce as soon
-as backward has accumulated it, and nobody waits before finish_gradient_synchronization(). How it would be faked: the
-naive wrapper (all is sent in finish); a blocking all-reduce in the hook (the wait begins before backward has ended);
-all sent by a callback at the end of backward (too few had been sent when backward reached each layer); never wait (the
-ledger knows); a hook that reduces the parameter (the gradients tell).
+Must hold: training equals that of one process on the whole batch, one all-reduce sends each gradient as soon as
+backward has accumulated it, and no rank waits before finish_gradient_synchronization(). Typical fakes: the naive
+wrapper (it sends all in finish); a blocking all-reduce in the hook (the wait begins before backward ends); a callback
+at the end of backward that sends all (too few messages had left when backward reached each layer); never wait (caught
+by the recorded messages); reduce the parameter in the hook (caught by the gradients).
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes_wrappers
-from .chains import draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
+from .chains import check_model_training, check_training, draw_chain, draw_model, each_step, steps_of
 from .payloads import late_reductions
 
 OVERLAPPED = "ddp.overlapped"
@@ -26,32 +26,32 @@ OVERLAPPED = "ddp.overlapped"
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, set_to_none):
     chain = draw_chain(rng, world)
     orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(3)]
-    trains_as_one(run, rng, expect, "overlapped", chain, orders, set_to_none)
+    check_training(run, rng, expect, "overlapped", chain, orders, set_to_none)
 
 
 @exercise(OVERLAPPED, kind="numerics")
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_layers_skipped_in_some_steps(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
-    layers = list(range(len(chain[1])))  # of one dtype and the other, in turn: in the third step one has no gradient
+    layers = list(range(len(chain[1])))  # their dtypes alternate: in the third step one dtype has no gradient
     part = rng.shuffled(layers)[: rng.integers(1, len(layers) - 1)]
     orders = [[layers], [part], [layers[rng.integers(0, 1) :: 2]], [layers]]
-    trains_as_one(run, rng, expect, "overlapped", chain, orders, set_to_none)
+    check_training(run, rng, expect, "overlapped", chain, orders, set_to_none)
 
 
 @exercise(OVERLAPPED, kind="numerics")
 def test_tied_frozen_and_unused_parameters(run, rng, expect):
-    trains_model_as_one(run, rng, "overlapped", *draw_model(rng, 3), expect)
+    check_model_training(run, rng, "overlapped", *draw_model(rng, 3), expect)
 
 
 @exercise(OVERLAPPED, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    oracles.averages_its_group(run, rng, "overlapped")
+    oracles.check_group_mean(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    oracles.survives_fp16(run, rng, "overlapped")
+    oracles.check_fp16_mean(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="property")
@@ -89,14 +89,14 @@ def test_a_gradient_leaves_before_backward_goes_on(run, rng):
 
 @exercise(OVERLAPPED, kind="property")
 def test_backward_does_not_wait_for_messages(run, rng):
-    oracles.nobody_waits(run, rng, "overlapped")
+    oracles.check_never_waits(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="property")
 def test_steps_leave_nothing_behind(run, rng):
-    oracles.keeps_nothing(run, rng, "overlapped")
+    oracles.check_nothing_kept(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="timing")
 def test_on_a_link_communication_hides_behind_backward(run, rng):
-    oracles.beats_naive(run, rng, "overlapped", bucket=1, layers=6, alpha_s=2e-4)
+    oracles.check_faster_than_naive(run, rng, "overlapped", bucket=1, layers=6, alpha_s=2e-4)

@@ -1,8 +1,8 @@
-"""Everyone's part to everyone, along a ring.
+"""The part of every rank to every rank, along a ring.
 
-What must be true: every rank ends with all parts in rank order, and has sent W − 1 parts, all to one neighbour.
-How it would be faked: send one's own part to everyone (peers); through rank 0 (counts); the order of arrival (every
-part is different); leave out one's own part (outputs hold rubbish before).
+Must hold: each rank ends with all parts in rank order, and has sent W − 1 parts, all to one neighbour. Typical fakes:
+send one's own part to all ranks (caught by peers); send through rank 0 (caught by counts); keep the order of arrival
+(all parts differ); leave out one's own part (outputs start as garbage).
 """
 
 import pytest
@@ -28,20 +28,20 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 
 @exercise(RING, kind="numerics")
 def test_the_part_is_not_changed(run, rng):
-    collectives.keeps_inputs(run, OP, collectives.draw(rng, OP, 3, 3))
+    collectives.check_inputs_unchanged(run, OP, collectives.draw(rng, OP, 3, 3))
 
 
 @exercise(RING, kind="property")
 @pytest.mark.parametrize("world", [2, 4, 5])
 def test_each_rank_sends_parts_to_one_neighbour(run, rng, world):
-    collectives.sends_parts(run, rng, OP, world)
+    collectives.check_parts_sent(run, rng, OP, world)
 
 
 @exercise(RING, kind="property")
 def test_all_ranks_send_at_once(run, rng):
-    collectives.all_send_at_once(run, rng, OP, 3)
+    collectives.check_all_send_at_once(run, rng, OP, 3)
 
 
 @exercise(RING, kind="property")
 def test_parts_are_gathered_in_the_output(run, rng):
-    collectives.limits_memory(run, rng, OP, 3_000_000, 6, 3, "a second output")
+    collectives.check_memory(run, rng, OP, 3_000_000, 6, 3, "a second output")

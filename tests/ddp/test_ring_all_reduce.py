@@ -1,9 +1,9 @@
 """The sum of all ranks' tensors, around a ring.
 
-What must be true: every rank ends with the sum, all with the same bits, for any world, length, dtype and group, by
-2(W − 1) messages a rank that are W-ths of the tensor. How it would be faked: pass whole tensors round (bytes); gather
-all and add (bytes, memory); pad to a multiple of W, or forget the rest (lengths are odd, and shorter than W); global
-ranks where the group's are meant (the group is a part of the world); torch's all_reduce (forbidden, and in the ledger).
+Must hold: for any world, length, dtype and group, each rank ends with the sum, bit for bit the same on all ranks; each
+rank sends 2(W − 1) messages, each a W-th of the tensor. Typical fakes: pass whole tensors round (caught by bytes);
+gather all and add (bytes, memory); pad to a multiple of W, or forget the remainder (odd lengths, and lengths below W);
+global ranks instead of group ranks (the group is a part of the world); torch's all_reduce (forbidden, and recorded).
 """
 
 import pytest
@@ -20,7 +20,7 @@ OP = "ring_all_reduce"
 
 
 def draw(rng, ranks, world):
-    """Lengths: first a multiple of the world size, then 0, 1, about the world size, others; several dimensions."""
+    """Draw tensors of length 0 and 1, multiples of the world size, lengths near it, and of several dimensions."""
     lengths = [world * rng.integers(1, 3), 0, 1, max(1, world - 1), world + 1, world * rng.integers(3, 6) + world // 2]
     shapes = [[rng.integers(1, 4), rng.integers(2, 5)], [2, rng.integers(1, 3), 3], [1, 1], []]
     return collectives.draw(rng, OP, ranks, world, [*([n] for n in lengths), *shapes])
@@ -62,7 +62,7 @@ def test_messages_go_round_the_ring_in_pieces(run, rng, world):
         by_rank = [got[i]["rows"] for got in ranks]
         what, item = f"{n} elements of {dtypes[i]}", dtypes[i].itemsize
         if n >= world:  # empty chunks need no message
-            collectives.to_one_neighbour(by_rank, what, 2 * (world - 1))
+            collectives.check_one_neighbour(by_rank, what, 2 * (world - 1))
         total, want = sum(r["bytes"] for rows in by_rank for r in sends(rows, what)), 2 * (world - 1) * n * item
         measured(f"bytes that {world} ranks send in all, {what}", total, want, "bytes")
         assert total == want, (
@@ -78,9 +78,9 @@ def test_messages_go_round_the_ring_in_pieces(run, rng, world):
 
 @exercise(RING, kind="property")
 def test_all_ranks_send_at_once(run, rng):
-    collectives.all_send_at_once(run, rng, OP, 6)
+    collectives.check_all_send_at_once(run, rng, OP, 6)
 
 
 @exercise(RING, kind="property")
 def test_ring_all_reduce_never_holds_a_second_tensor(run, rng):
-    collectives.limits_memory(run, rng, OP, 15_000_000, 1.25, 1, "a second tensor")
+    collectives.check_memory(run, rng, OP, 15_000_000, 1.25, 1, "a second tensor")

@@ -1,8 +1,8 @@
-"""The sum of all ranks' tensors, a part to each rank.
+"""The sum of all ranks' tensors, one part per rank.
 
-What must be true: rank r ends with rows r·n … (r + 1)·n of the sum, the input is as it was, and each rank has sent
-W − 1 parts to one neighbour. How it would be faked: all-reduce and keep a part (bytes); add up in the input
-(it is compared); a copy of the input (memory); end one place off (every part is different).
+Must hold: rank r ends with rows r·n to (r + 1)·n − 1 of the sum, the input is unchanged, and each rank has sent W − 1
+parts to one neighbour. Typical fakes: all-reduce and keep one part (caught by bytes); add up in the input (the test
+compares it); a copy of the input (caught by memory); end one place off (all parts differ).
 """
 
 import pytest
@@ -29,20 +29,20 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 @exercise(RING, kind="numerics")
 @pytest.mark.parametrize("world", [1, 3])
 def test_the_input_is_not_changed(run, rng, world):
-    collectives.keeps_inputs(run, OP, collectives.draw(rng, OP, world, world))
+    collectives.check_inputs_unchanged(run, OP, collectives.draw(rng, OP, world, world))
 
 
 @exercise(RING, kind="property")
 @pytest.mark.parametrize("world", [2, 4, 5])
 def test_each_rank_sends_parts_to_one_neighbour(run, rng, world):
-    collectives.sends_parts(run, rng, OP, world)
+    collectives.check_parts_sent(run, rng, OP, world)
 
 
 @exercise(RING, kind="property")
 def test_all_ranks_send_at_once(run, rng):
-    collectives.all_send_at_once(run, rng, OP, 3)
+    collectives.check_all_send_at_once(run, rng, OP, 3)
 
 
 @exercise(RING, kind="property")
 def test_reduce_scatter_never_copies_the_whole_tensor(run, rng):
-    collectives.limits_memory(run, rng, OP, 3_000_000, 7, 3, "a copy of the tensor, beside two parts,")
+    collectives.check_memory(run, rng, OP, 3_000_000, 7, 3, "a copy of the tensor, beside two parts,")

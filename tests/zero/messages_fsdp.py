@@ -56,7 +56,7 @@ def listing(counter, names=None) -> str:
     )
 
 
-def sends_exactly(ranks, want, cause, plan, world, small=0):
+def check_messages(ranks, want, cause, plan, world, small=0):
     """Assert that each rank sends exactly these messages in every step."""
     names: dict[int, str] = {}
     for name, n in parts(plan, world, small)[0]:

@@ -75,7 +75,7 @@ def draw_groups(rng, plan, count=3) -> list:
     return groups
 
 
-def steps_as_unsharded(run, plan, kind, world, hold=()) -> list[list[dict]]:
+def check_as_unsharded(run, plan, kind, world, hold=()) -> list[list[dict]]:
     """Assert that after each step each rank's tensors equal those of the plain optimizer, bit for bit.
 
     Returns the `step_records` of each rank, or [] if only some take part. hold: steps in which the switch withholds
@@ -85,7 +85,7 @@ def steps_as_unsharded(run, plan, kind, world, hold=()) -> list[list[dict]]:
     intervals = [(f"step {step}", f"step {step} is done") for step in hold]
     traces = run.trace(probes.train, kind, plan, world=world, hold=intervals)
     for rank in plan.get("only") or range(world):
-        same_steps(f"rank {rank} of {world}, {plan['optimizer']}", traces[rank].values, want, plan)
+        check_same_steps(f"rank {rank} of {world}, {plan['optimizer']}", traces[rank].values, want, plan)
     return [] if plan.get("only") else [step_records(trace, len(plan["steps"])) for trace in traces]
 
 
@@ -98,7 +98,7 @@ def step_records(trace: Trace, steps: int) -> list[dict]:
     return [{"rows": part, "stalls": sum(waited.count(row["number"]) for row in part)} for part in rows]
 
 
-def grows_by_a_share(run, rng, kind) -> None:
+def check_growth(run, rng, kind) -> None:
     """Assert, by the memory peak, that a rank keeps only its share of AdamW's state: no old gradients, no copies."""
     world, sizes, seed = 4, [rng.integers(740_000, 780_000) for _ in range(12)], rng.integers(0, 10**6)
     want = run(probes.large, "plain", sizes, seed, 2)
@@ -118,19 +118,19 @@ def grows_by_a_share(run, rng, kind) -> None:
         never_holds(trace, small, what, copy_bytes, needs_bytes)
 
 
-def goes_on_from_its_own_state_dict(run, rng, kind, world) -> None:
+def check_resuming(run, rng, kind, world) -> None:
     """Assert that a new optimizer of this kind, on equally many ranks, continues from the first one's state_dict()."""
     plan = draw_plan(rng, rng.choice(["AdamW", "SGD"]), count=7)
     plan["groups"] = draw_groups(rng, plan)
     want = run(probes.train, "plain", plan)
     for rank, got in enumerate(run(probes.resumed, kind, kind, plan, 2, world=world)):
-        same_after_loading(f"rank {rank}: after state_dict() and load_state_dict()", got["values"], want)
+        check_loaded(f"rank {rank}: after state_dict() and load_state_dict()", got["values"], want)
         assert got["rates"] == want["rates"], (
             f"rank {rank}: learning rates after load_state_dict {got['rates']}, expected {want['rates']}"
         )
 
 
-def same_after_loading(what, got, want) -> None:
+def check_loaded(what, got, want) -> None:
     """Assert that tensors equal those of an uninterrupted training."""
     for i, tensor in enumerate(want["values"][-1]):
         assert torch.equal(got[i], tensor), (
@@ -138,7 +138,7 @@ def same_after_loading(what, got, want) -> None:
         )
 
 
-def same_steps(what, got, want, plan) -> None:
+def check_same_steps(what, got, want, plan) -> None:
     """Assert equal tensors after each step, and equal rates, groups, return values and cleared gradients."""
     assert got["calls"] == want["calls"], (
         f"{what}: in {len(want['values'])} steps the closure was called {got['calls']} times, expected {want['calls']}"
@@ -199,14 +199,14 @@ def sent_bytes(rows, rank, world) -> float:
 
 def owned_bytes(run, plan, kind, world) -> list[float]:
     """Return, per rank, the bytes of its tensors: in the plan's one step it sends them to each other rank."""
-    (steps,) = zip(*steps_as_unsharded(run, plan, kind, world), strict=True)
+    (steps,) = zip(*check_as_unsharded(run, plan, kind, world), strict=True)
     return [sent_bytes(step["rows"], rank, world) / (world - 1) for rank, step in enumerate(steps)]
 
 
-def sends_parameters_once(run, plan, kind, world, padding) -> None:
+def check_bytes_sent(run, plan, kind, world, padding) -> None:
     """Assert that in each step all ranks send only their own tensors. padding: bytes that may be added."""
     size = sum(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
-    for step, ranks in enumerate(zip(*steps_as_unsharded(run, plan, kind, world), strict=True)):
+    for step, ranks in enumerate(zip(*check_as_unsharded(run, plan, kind, world), strict=True)):
         sent = sum(sent_bytes(got["rows"], rank, world) for rank, got in enumerate(ranks))
         measured(f"bytes that {world} ranks send in a step", sent, (world - 1) * (size + padding), "bytes", True)
         ops = sorted({r["op"] for got in ranks for r in got["rows"]})

@@ -43,8 +43,8 @@ def draw_numbers(rng, orders) -> dict[str, list[float]]:
 
 
 def whole_batch(plan, state, batches, optim, dtype, numbers) -> dict:
-    """Train in one process on the batches of all ranks. dtype: of all tensors; with a 16-bit dtype, weights stay float32
-    and are cast for the computation; "" leaves dtypes as they are. numbers: by which gates multiply; {}: no gates.
+    """Train in one process on the batches of all ranks. dtype: of all tensors. With a 16-bit dtype, weights are
+    float32, and cast for the computation; "" leaves dtypes as they are. numbers: by which gates multiply; {}: no gates.
     """
     m = Net({**plan, "checkpoint": False})
     m.load_state_dict(state)
@@ -81,13 +81,13 @@ def _forward(m, tokens, order, dtype):
     return torch.func.functional_call(m, cast, (tokens, order), tie_weights=True)
 
 
-def trains_as_one(
+def check_training(
     run, rng, kind, plan, orders, world, optim="sgd", options=None, reduced="", hold=(), expect=call
 ) -> list[dict]:
     """Assert that ranks train like one process on the whole batch: start, losses, outputs, weights, sent gradients.
 
-    Returns the values of each rank, with "seen": its `step_records`. reduced: the 16-bit dtype of the computation. hold:
-    pairs of gates between which the switch withholds answers.
+    Returns the values of each rank, with "seen": its `step_records`. reduced: the 16-bit dtype of the computation.
+    hold: pairs of gates between which the switch withholds answers.
     """
     states = [gated.draw_state(rng, Net(plan), 0.4) for _ in range(world)]  # they differ between ranks
     batches = draw_batches(rng, plan, world, orders)
@@ -211,7 +211,7 @@ PHASES = {"forward", "backward", "finish", "step", "no_grad", "over"}
 
 def step_records(trace, orders) -> list[dict]:
     """Return per step: "rows", its messages in order, each with its phase; "no_grad", the messages after the step;
-    "payloads" of the rows; "asked"[gate], the messages of the step that had left when the rank first requested the gate;
+    "payloads" of the rows; "asked"[gate], the messages of the step that had left at the first request of the gate;
     "stalls", the numbers of the messages for which the rank waited while the switch withheld answers."""
     marks = [gate for gate in trace.gates if gate.name.split(" ", 1)[-1] in PHASES]
     phases = [
@@ -237,14 +237,14 @@ def step_records(trace, orders) -> list[dict]:
 OVERFLOWS = "divide before the sum: the mean fits in float16, the sum does not"
 
 
-def averages_its_group(run, rng, kind, options=None):
+def check_group_mean(run, rng, kind, options=None):
     """Assert that a model with a group averages gradients over that group."""
     order = rng.shuffled(range(5))
     groups = [sorted(order[:2]), sorted(order[2:])]
     values = [rng.normal(rng.integers(7, 7), 3) for _ in range(5)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, groups, world=5)
     for group in groups:
-        is_mean(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
+        check_mean(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
         for rank in group:
             for what, starts in ((n, s) for n, s in ranks[rank].items() if n.endswith("start")):
                 assert {*starts.values()} == {group[0]}, (
@@ -253,15 +253,15 @@ def averages_its_group(run, rng, kind, options=None):
                 )
 
 
-def survives_fp16(run, rng, kind, options=None, cause=OVERFLOWS):
+def check_fp16_mean(run, rng, kind, options=None, cause=OVERFLOWS):
     """Assert that the mean of fp16 gradients is right where their sum would overflow."""
     world = rng.integers(3, 4)
     values = [rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000 for _ in range(world)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, [], world=world)
-    is_mean(ranks, range(world), values, 6, cause, True)
+    check_mean(ranks, range(world), values, 6, cause, True)
 
 
-def is_mean(ranks, group, values, factor, cause, half=False):
+def check_mean(ranks, group, values, factor, cause, half=False):
     """Assert that these ranks' shards together form the mean, and that each unsharded gradient equals the mean."""
     want = torch.stack(values).double().mean(0).flatten()
     plain = want.half() if half else torch.stack(values).mean(0).flatten()

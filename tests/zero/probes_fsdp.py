@@ -20,7 +20,7 @@ from lab.solution.wire import PerRank
 
 from ..ddp.probes import group_of
 
-METHODS = ["message", "start", "gather", "free", "before_forward", "before_backward", "reduce"]  # FSDPPrefetch and FSDPMixed override some
+METHODS = ["message", "start", "gather", "free", "before_forward", "before_backward", "reduce"]  # some are overridden
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -37,22 +37,22 @@ class Block(Named):
         self.index, self.prefix = index, ""
 
     def forward(self, x: torch.Tensor, *, gain: float = 1.0) -> dict:
-        x = _forward(x, self.prefix, f"block {self.index} begins")
-        h = _backward(torch.tanh(self.up(x)), self.prefix, f"block {self.index} backward")
+        x = _gate_in_forward(x, self.prefix, f"block {self.index} begins")
+        h = _gate_in_backward(torch.tanh(self.up(x)), self.prefix, f"block {self.index} backward")
         y = x + self.down(h) * gain + self.shift.to(x.dtype)
-        return {"y": _forward(y, self.prefix, f"block {self.index} ends"), "unused": None}
+        return {"y": _gate_in_forward(y, self.prefix, f"block {self.index} ends"), "unused": None}
 
 
-def _forward(x: torch.Tensor, prefix: str, name: str) -> torch.Tensor:
+def _gate_in_forward(x: torch.Tensor, prefix: str, name: str) -> torch.Tensor:
     return gates.in_forward(x, f"{prefix} {name}") if prefix else x
 
 
-def _backward(x: torch.Tensor, prefix: str, name: str) -> torch.Tensor:
+def _gate_in_backward(x: torch.Tensor, prefix: str, name: str) -> torch.Tensor:
     return gates.in_backward(x, f"{prefix} {name}") if prefix else x
 
 
 class Net(Named):
-    """Maps tokens to logits. plan, its configuration: width, hidden (per block), vocabulary; flags: tied, checkpoint,
+    """Map tokens to logits. plan, its configuration: width, hidden (per block), vocabulary; flags: tied, checkpoint,
     frozen, double. `begin` sets the prefix of gate names, the step and micro-batch ("": no gates). Gates of forward:
     "0.1 embedded", "0.1 block 2 begins", "0.1 block 2 ends"; of backward: "0.1 blocks", "0.1 block 2 backward".
     """
@@ -76,7 +76,7 @@ class Net(Named):
             self.blocks[0].up.requires_grad_(False)
         self.register_buffer("scale", torch.ones(width))
         self.register_buffer("passing", torch.zeros(width), persistent=False)  # not in state_dict()
-        self.gathered: list[list[list[str]]] = []  # per backward: units before it, after it
+        self.gathered_units: list[list[list[str]]] = []  # per backward: gathered units before it and after it
 
     def finish_gradient_synchronization(self) -> None:
         """Do nothing: the net itself (for ZeRO2) needs no synchronization."""
@@ -92,11 +92,11 @@ class Net(Named):
     def forward(self, tokens: torch.Tensor, order: list) -> torch.Tensor:
         x = self.embedding(tokens)
         x = x * self.scale.to(x.dtype) + (self.shift + self.passing).to(x.dtype)
-        x = _forward(x, self.prefix, "embedded")
+        x = _gate_in_forward(x, self.prefix, "embedded")
         for i in order:
             block = self.blocks[i]
             x = (checkpoint(block, x, gain=0.5, use_reentrant=False) if self.checkpoint else block(x, gain=0.5))["y"]
-        return self.head(self.norm(_backward(x, self.prefix, "blocks")))
+        return self.head(self.norm(_gate_in_backward(x, self.prefix, "blocks")))
 
 
 def loss(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ def wrap(impl, kind: str, m: nn.Module, **options: Any) -> Any:
     return getattr(getattr(impl.zero, f"fsdp_{kind}"), name)(m, **options)
 
 
-def sharded(impl, kind: str, m: Net, optim: list, **options: Any) -> tuple:
+def build(impl, kind: str, m: Net, optim: list, **options: Any) -> tuple:
     """Return (model, optimizer): for "zero2" the net itself and ZeRO2, else a sharded model and torch's optimizer."""
     if kind == "zero2":
         return m, optimizer(optim[0], m, optim[1], partial(impl.zero.zero2.ZeRO2, **options))
@@ -140,15 +140,15 @@ def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: 
     m.load_state_dict(states[rank])
     m.passing.fill_(rank != 0)
     changed = modes.put(m, training=dist.get_world_size() % 2 == 0)
-    wrapped, stepper = sharded(impl, kind, m, optim, **options)
+    wrapped, stepper = build(impl, kind, m, optim, **options)
     layer_counts = count_layers(wrapped, m)
     start = plain_state(wrapped)
-    dtypes, losses, evaluated, left, unfreed = [], [], [], [], []
+    dtypes, losses, evaluated, full_gradients, unfreed = [], [], [], [], []
     for number, step in enumerate(batches[rank]):
         stepper.zero_grad()
         for i, (tokens, targets, order) in enumerate(step):
             losses.append(backward(wrapped, m, f"{number}.{i}", tokens, targets, order, len(step)))
-        left.append(sorted(n for n, p in m.named_parameters() if p.grad is not None))
+        full_gradients.append(sorted(n for n, p in m.named_parameters() if p.grad is not None))
         gates.mark(f"{number} finish")
         wrapped.finish_gradient_synchronization()
         unfreed.append(len(gathered_units(wrapped)))
@@ -161,7 +161,7 @@ def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: 
             evaluated.append(wrapped(step[0][0], step[0][2]).float())
         gates.mark(f"{number} over")
     return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "dtypes": dtypes,
-            "left": left, "elements": sum(p.numel() for p in wrapped.parameters()), "held": m.gathered,
+            "left": full_gradients, "elements": sum(p.numel() for p in wrapped.parameters()), "held": m.gathered_units,
             "most": max(layer_counts, default=0), "modes": changed(), "unfreed": unfreed}  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def backward(
     before = [gathered_units(wrapped)]
     gates.mark(f"{prefix} backward")
     (out / micro_batches).backward()
-    m.gathered.append([*before, gathered_units(wrapped)])
+    m.gathered_units.append([*before, gathered_units(wrapped)])
     return float(out.detach())
 
 
@@ -193,7 +193,7 @@ def count_layers(wrapped: Any, m: Net) -> list[int]:
 
     def count(*_: Any) -> None:
         layers = reversed([*getattr(wrapped, "units_of", {}).items()])
-        owners = {unit: layer for layer, units in layers for unit in units}  # a unit that layers share counts for the first
+        owners = {unit: layer for layer, units in layers for unit in units}  # shared: the first layer
         counts.append(len({layer for unit, layer in owners.items() if unit.full.untyped_storage().nbytes()}))
 
     def computes(_: nn.Module, x: tuple) -> None:
@@ -211,10 +211,10 @@ def plain_state(wrapped: Any) -> dict:
 
 
 class Dot(nn.Module):
-    def __init__(self, value: torch.Tensor, start: int = 0):
+    def __init__(self, value: torch.Tensor, fill: int = 0):
         super().__init__()
-        self.weight = nn.Parameter(torch.full_like(value, start))
-        self.register_buffer("place", torch.tensor(float(start)))
+        self.weight = nn.Parameter(torch.full_like(value, fill))
+        self.register_buffer("place", torch.tensor(float(fill)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.weight * x).sum()
@@ -225,7 +225,7 @@ def gradients(impl, kind: str, options: dict, values: PerRank, groups: list) -> 
     rank = dist.get_rank()
     group = group_of(rank, groups)
     if kind == "zero2":
-        return stepped(impl, values[rank], rank, group, **options)
+        return zero2_mean(impl, values[rank], rank, group, **options)
     results = {}
     for name, small in (("cut", 0), ("whole", 1 << 20)) if kind != "mixed" else (("cut", None),):
         m = nn.Sequential(Dot(values[rank].float() if kind == "mixed" else values[rank], rank))  # masters are float32
@@ -246,9 +246,9 @@ def starts(state: dict) -> dict[str, int]:
     return {n: int(t.flatten()[0]) for n, t in state.items()}
 
 
-def stepped(impl, value: torch.Tensor, start: int, group: dict, dropped: float = 0.0) -> dict:
-    """Return "whole", the mean gradient: by how much one step of ZeRO2 with SGD lowers the weight. A scheduler doubles the
-    inner optimizer's learning rate to 1. dropped: compute `dropped` times the gradient before; zero_grad() clears it.
+def zero2_mean(impl, value: torch.Tensor, start: int, group: dict, dropped: float = 0.0) -> dict:
+    """Return "whole", the mean gradient: one step of ZeRO2 with SGD subtracts it from the weight. A scheduler doubles
+    the inner optimizer's rate to 1. dropped: compute `dropped` times the gradient before; zero_grad() clears it.
     """
     m = Dot(value, start)
     zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=0.5, **group)
@@ -306,12 +306,12 @@ def at_rest(memory: LiveStorages) -> int:
 
 
 def held_bytes(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> dict:
-    """Return bytes in the second step with AdamW: "rest" (before it), peak of "forward", "between" forward and backward,
-    peak of "backward", and "gradients" (after it)."""
+    """Return bytes in the second step with AdamW: "rest" (before it), the peak of "forward", "between" forward and
+    backward, the peak of "backward", and "gradients" (after it)."""
     sizes = {}
     order = list(range(len(plan["hidden"])))
     with LiveStorages() as memory:
-        wrapped, stepper = sharded(impl, kind, Net(plan), ["adamw", 0.01], **options)
+        wrapped, stepper = build(impl, kind, Net(plan), ["adamw", 0.01], **options)
         for _ in range(2):
             stepper.zero_grad()
             sizes["rest"] = at_rest(memory)
@@ -331,12 +331,12 @@ def held_bytes(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor)
 def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, ballast: int, steps: int) -> dict:
     """Train with SGD; at `moment` of the last step, `weigh(ballast)` makes the memory peak show the bytes held then.
 
-    moment: "forward" (in the last block), "backward" (in the first block), or "gradients" (after the step). tokens[rank].
-    Returns the loss, and the sum over rows of each tensor of the state.
+    moment: "forward" (in the last block), "backward" (in the first block), or "gradients" (after the step). Returns the
+    loss, and the sum over rows of each tensor of the state. tokens: per rank.
     """
     torch.manual_seed(seed)
     m = Net(plan)
-    wrapped, stepper = sharded(impl, kind, m, ["sgd", 0.1])
+    wrapped, stepper = build(impl, kind, m, ["sgd", 0.1])
 
     def reach(now: str) -> None:
         if now == moment and last:

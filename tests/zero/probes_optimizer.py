@@ -1,4 +1,4 @@
-"""Probes of sharded optimizers: take steps with given gradients; return memory held, and what was sent."""
+"""Probes of sharded optimizers: take steps with given gradients, or measure memory held or seconds."""
 
 import gc
 import math
@@ -20,8 +20,8 @@ from lab.ranks import gates
 
 from ..ddp.probes import fill
 
-BALLAST = 2.25  # times all parameters: a step needs gradients, and buffers for sending and receiving
-OTHER_RATE = 0.77  # learning rate of an optimizer before it loads another's state_dict
+BALLAST = 2.25  # × bytes of all parameters: a step needs gradients, and buffers to send and receive
+OTHER_RATE = 0.77  # the learning rate before load_state_dict()
 
 SCHEDULERS = {
     "none": lambda o: None,
@@ -32,9 +32,9 @@ SCHEDULERS = {
 
 
 def optimizer(impl, kind: str, params, name: str, options: dict, group=None, updated: list | None = None):
-    """torch's own optimizer ("plain"), or the sharded one of this kind around it.
+    """Return torch's own optimizer ("plain"), or the sharded one of this kind around it.
 
-    updated: list that gets, for every step, the number of elements with a gradient that torch's optimizer had.
+    updated: a list that gets, per step, the number of elements with a gradient in torch's optimizer.
     """
     cls = Decaying if name == "Decaying" else getattr(torch.optim, name)
     cls = cls if updated is None else counting(cls, updated)
@@ -46,7 +46,7 @@ def optimizer(impl, kind: str, params, name: str, options: dict, group=None, upd
 
 
 class Decaying(torch.optim.SGD):
-    """SGD whose n-th step has the learning rate lr / n; n is kept in the parameter groups."""
+    """SGD whose n-th step has the learning rate lr / n. Parameter groups keep n, as "taken"."""
 
     def __init__(self, params, **options):
         super().__init__(params, **options)
@@ -66,7 +66,7 @@ class Decaying(torch.optim.SGD):
 
 
 def counting(cls: type, updated: list) -> type:
-    """The same optimizer class, which also records how many elements it updates."""
+    """Return a subclass of `cls` that also records how many elements each step updates."""
 
     class Counting(cls):
         def step(self, closure=None):
@@ -78,7 +78,7 @@ def counting(cls: type, updated: list) -> type:
 
 
 def parameters(plan: dict) -> list[nn.Parameter]:
-    """The plan's parameters; transposed ones are not contiguous."""
+    """Return the plan's parameters. Transposed ones are not contiguous."""
     tensors = []
     for i, value in enumerate(plan["values"]):
         value = value.clone().mT.contiguous().mT if i in plan.get("transposed", []) else value.clone()
@@ -87,17 +87,17 @@ def parameters(plan: dict) -> list[nn.Parameter]:
 
 
 def params(ps: list, groups: list):
-    """The first argument of an optimizer: a generator of tensors, or dicts."""
+    """Return the first argument of an optimizer: a generator of tensors, or a list of groups."""
     if groups == ["all"]:
         return (p for p in ps)
     return [{**g, "params": [ps[i] for i in g["params"]]} for g in groups]
 
 
 def train(impl, kind: str, plan: dict) -> dict:
-    """Steps with the plan's gradients. Each step may add a group or thaw tensors first.
+    """Take steps with the plan's gradients. A step may first add groups, or thaw frozen tensors.
 
-    plan: optimizer, options, values, groups; steps: [{gradients, add?, thaw?}]; scheduler?, closure?, set_to_none?,
-    frozen?, transposed?; only?: the global ranks that form the group, others do nothing.
+    plan: optimizer, options, values, groups, steps: [{gradients, add?, thaw?}]. Optional: scheduler, closure,
+    set_to_none, frozen, transposed, and only: the global ranks that form the group; other ranks return {}.
     """
     group = None
     if plan.get("only"):
@@ -135,15 +135,15 @@ def train(impl, kind: str, plan: dict) -> dict:
         if scheduler is not None:
             with warnings.catch_warnings(action="ignore"):
                 scheduler.step()
-    log["rates"] = [float(g.get("lr", math.nan)) for g in o.param_groups]  # NaN: its defaults name none
+    log["rates"] = [float(g.get("lr", math.nan)) for g in o.param_groups]  # NaN: the group has no lr
     log["listed"] = [[next((i for i, p in enumerate(ps) if p is q), -1) for q in g["params"]] for g in o.param_groups]
     return log
 
 
 def held_bytes(impl, kind: str, plan: dict, limit: float = float("inf")) -> dict:
-    """Bytes that remain after creating the optimizer and taking two steps; number of elements that a step updated.
+    """Create the optimizer and take two steps; return the bytes that remain, and the elements updated per step.
 
-    limit: the bytes that the test allows.
+    limit: bytes that the test allows; the measurement stops waiting below it.
     """
     ps = parameters(plan)
     fill(ps, plan["steps"][0]["gradients"])
@@ -165,15 +165,14 @@ def held_bytes(impl, kind: str, plan: dict, limit: float = float("inf")) -> dict
 
 
 def moved_bytes(ps: list, storages: list) -> int:
-    """Bytes of parameters that moved, for example into buckets, and whose old storage is free."""
+    """Return the bytes of parameters that moved, for example into buckets, so that their old storage is free."""
     return sum(p.nbytes for p, storage in zip(ps, storages, strict=True) if storage() is None)
 
 
 def large(impl, kind: str, sizes: list, seed: int, steps: int) -> dict:
-    """Steps of AdamW on tensors of these sizes, each step with gradients of its own; `digest` of each tensor, and how
-    many storages of gradients outlive zero_grad().
+    """Step with AdamW; return the `digest` of each tensor, and how many storages of gradients outlive zero_grad().
 
-    The process is as large at the end, when the gradients are gone, as in a step that keeps a share of the state.
+    Gradients differ between steps. At the end, without gradients, `weigh` makes the memory peak show the bytes held.
     """
     generator = torch.Generator().manual_seed(seed)
     ps = [nn.Parameter(torch.rand(size, generator=generator)) for size in sizes]
@@ -190,14 +189,14 @@ def large(impl, kind: str, sizes: list, seed: int, steps: int) -> dict:
 
 
 def digest(x: torch.Tensor) -> torch.Tensor:
-    """Sums of the bits of 512 float32 numbers each: exact in any order. x: (n,); (ceil(n / 512),)."""
+    """Return the sums of the bits of 512 float32 numbers each, (ceil(n / 512),), exact in any order. x: (n,)."""
     bits = x.view(torch.int32)
     return torch.stack([part.sum() for part in bits.split(512)])
 
 
 def resumed(impl, first: str, kind: str, plan: dict, cut: int) -> dict:
-    """Steps of the first kind up to `cut`; the rest by one of the other, on tensors of the same values, that loaded its
-    state_dict(). "shown": bytes of its state."""
+    """Step with an optimizer of kind `first` up to `cut`. Then load its state_dict() into an optimizer of `kind` on
+    copies of the tensors, and take the other steps. "shown": bytes of tensors in the second optimizer's state."""
     ps = parameters(plan)
     before = optimizer(impl, first, params(ps, plan["groups"]), plan["optimizer"], plan["options"])
     for step in plan["steps"][:cut]:
@@ -215,7 +214,7 @@ def resumed(impl, first: str, kind: str, plan: dict, cut: int) -> dict:
 
 
 def refused(impl, kind: str, names: list) -> dict:
-    """The errors of wrapping each of these optimizers for a matrix, and of bad options."""
+    """Return the names of the errors: for each of these optimizers on two matrices, and for bad options."""
     p = lambda: [nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(5, 3))]  # noqa: E731
     errors = {name: raised(lambda n=name: optimizer(impl, kind, p(), n, {"lr": 0.1})) for name in names}
     errors["negative rate"] = raised(lambda: optimizer(impl, kind, p(), "AdamW", {"lr": -0.1}))
@@ -231,7 +230,7 @@ def refused(impl, kind: str, names: list) -> dict:
 
 
 class Slow(torch.optim.SGD):
-    """SGD whose step sleeps `seconds_each` per element, so that ranks that share cores do not slow each other."""
+    """SGD whose step sleeps `seconds_each` per element; ranks on the same core do not slow down each other's sleep."""
 
     def __init__(self, params: Any, lr: float = 1e-3, seconds_each: float = 0.0):
         super().__init__(params, lr=lr)
@@ -244,11 +243,10 @@ class Slow(torch.optim.SGD):
 
 
 def step_seconds(impl: Any, unsharded: bool, sizes: list, seconds_each: float, pairs: int, seed: int) -> tuple:
-    """Seconds of an unsharded step (every rank updates everything, then a blocking broadcast per tensor), or of a
-    sharded one; and the worst error of a parameter.
+    """Time an unsharded step (every rank updates everything, then one blocking broadcast per tensor), or a sharded one;
+    return seconds, and the worst error of a parameter.
 
-    unsharded: that step, which never loads the code under test. Gradients differ between steps, and are equal on all
-    ranks.
+    unsharded: time that step, without loading the code under test. Gradients differ between steps, not between ranks.
     """
     ranks, ps = dist.get_world_size(), [nn.Parameter(torch.zeros(size)) for size in sizes]
     generator, expected, worst = torch.Generator().manual_seed(seed), list[torch.Tensor](), [0.0]

@@ -22,11 +22,11 @@ from lab.ranks import child, gates
 
 from .probes_optimizer import optimizer
 
-OPTIONS = {"lr": 0.1}  # for tests in which options do not matter
+OPTIONS = {"lr": 0.1}  # for tests that need no special options
 
 
 class Model(nn.Module):
-    """A few layers: the last is tied to the first; one frozen parameter; one buffer that changes, one not saved."""
+    """A few layers, the last tied to the first; a frozen parameter; a buffer that changes, one that is not saved."""
 
     def __init__(self, width: int, depth: int = 3):
         super().__init__()
@@ -45,7 +45,7 @@ class Model(nn.Module):
 
 
 def start(impl, width: int, name: str, options: dict, group, state: dict | None = None, kind: str = "zero1"):
-    """A model, an optimizer with two groups, a scheduler; weights random, or those of `state`."""
+    """Return a model, an optimizer with two groups, and a scheduler. Weights are random, or those of `state`."""
     m = Model(width)
     if state is not None:
         m.load_state_dict(state)
@@ -54,14 +54,14 @@ def start(impl, width: int, name: str, options: dict, group, state: dict | None 
 
 
 def groups_of(m: nn.Module, options: dict) -> list[dict]:
-    """Two parameter groups: matrices, and all others at half the learning rate."""
+    """Return two parameter groups: matrices, and all other tensors with half the learning rate."""
     matrices = [p for p in m.parameters() if p.ndim == 2]
     others = [p for p in m.parameters() if p.ndim != 2]
     return [{"params": matrices}, {"params": others, "lr": options["lr"] / 2}]
 
 
 def steps(m, o, scheduler, batches: list) -> list[float]:
-    """The losses of some steps; every rank sees the whole of each batch."""
+    """Train on these batches, whole on every rank; return the losses."""
     losses = []
     for x in batches:
         o.zero_grad()
@@ -74,7 +74,7 @@ def steps(m, o, scheduler, batches: list) -> list[float]:
 
 
 def uninterrupted(impl, kind: str, width: int, name: str, options: dict, state: dict, batches: list) -> dict:
-    """Training that is never interrupted; by torch's optimizer ("plain"), or a sharded one over the world."""
+    """Train without interruption, with torch's optimizer ("plain") or one sharded over all ranks."""
     m, o, scheduler = start(impl, width, name, options, None, state, kind)
     return {"losses": [steps(m, o, scheduler, stage) for stage in batches], "state": dict(nn.Module.state_dict(m))}
 
@@ -84,21 +84,21 @@ def checkpoint(impl, folder, group):
 
 
 def shared_folder() -> Path:
-    """A path in the folder that all ranks share; only probes run with folder={} have it."""
+    """Return a path in the folder that all ranks share; it exists only in probes run with folder={}."""
     return Path(child.shared) / "checkpoint"
 
 
 def resume(impl, width, name, options, state, batches: list, stages: list) -> dict:
-    """Train in one group of ranks after the other, from one checkpoint to the next. stages: [ranks, gathered].
+    """Train in stages; each stage loads the checkpoint of the stage before. stages: [[ranks, gathered], …].
 
-    Returns the "state" at the end, and what this rank did in each of the "stages".
+    Returns the "state" at the end, and a record per stage of this rank, "stages".
     """
     folder = shared_folder()
     groups = [dist.new_group(ranks) for ranks, _ in stages]
     record: dict = {"stages": [], "state": {}}
     for number, ((ranks, gathered), group) in enumerate(zip(stages, groups, strict=True)):
         dist.barrier()
-        torch.manual_seed(100 * number + dist.get_rank())  # so that anything not loaded differs
+        torch.manual_seed(100 * number + dist.get_rank())  # so that state that is not loaded differs
         stage: dict = {"losses": [], "extra": None}
         if dist.get_rank() in ranks:
             m, o, scheduler = start(impl, width, name, options, group, None if number else state)
@@ -120,7 +120,7 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
 
 @contextlib.contextmanager
 def record_flushes() -> Iterator[dict]:
-    """Record what the files that this process flushes to the disk hold then, by inode; None stands for all files."""
+    """Yield a dict that records the bytes of each file that this process flushes, by inode; key None: all files."""
     found: dict = {}
 
     def flush(plain: Callable, *file) -> None:
@@ -141,10 +141,10 @@ def record_flushes() -> Iterator[dict]:
 
 
 def flushed_files(flushed: dict, folder: Path) -> list[str]:
-    """The files that hold what they held when they were flushed."""
+    """Return the files that did not change after they were flushed."""
     found = []
     for path in sorted(folder.rglob("*")):
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # another rank may just have removed it
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # another rank may have removed it just now
             if None in flushed or flushed.get(path.stat().st_ino, b"never") in (path.read_bytes(), None):
                 found.append(str(path.relative_to(folder)))
     return found
@@ -161,7 +161,7 @@ def _load(ckpt, m, o, where: str):
 
 
 def listing(folder: Path) -> list:
-    """[name, bytes, type] of each file; type is "json", "safetensors" or "other", judged by content."""
+    """Return [name, bytes, type] per file. type: "json", "safetensors" or "other", judged by content."""
     found = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         data, kind = path.read_bytes(), "other"
@@ -177,17 +177,17 @@ def listing(folder: Path) -> list:
 WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
 
 
-def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
-    """What could be loaded if all had been killed at some moment of the second save: [event, "old", "new" or else, and
-    bytes of the folder once a run on one rank has gone on from there and saved].
+def killed(impl, width, state, batches, gathered: bool, slow_rank: int) -> dict:
+    """Return as "told" what a load gives if all ranks are killed at some moment of the second save: per moment, [event,
+    version, folder bytes after one rank has loaded and saved again]; as "whole" the bytes of one checkpoint.
 
-    Compares weights and buffers, this rank's part of the moments, the groups' learning rates, and `extra`. Rank `late`
-    starts late.
+    version: "old", "new", or what is wrong, judged by weights, buffers, this rank's part of the moments, learning rates
+    and `extra`. Rank `slow_rank` starts its save late.
     """
     single = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
     folder, m, o, ckpt, old = saved_once(impl, width, state, batches, gathered)
     dist.barrier()
-    with copy_on_change(folder, late) as copies:
+    with copy_on_change(folder, slow_rank) as copies:
         ckpt.save(m, o, gathered=gathered, extra="new")
     dist.barrier()
     events, new = [], everything(m, o)
@@ -202,7 +202,7 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
 
 
 def resumed_bytes(impl, width, group, folder: Path) -> int:
-    """Bytes of the folder after a new run has loaded it and saved again."""
+    """Load the folder in a new run and save again; return the bytes of the folder."""
     m, o, _ = start(impl, width, "AdamW", OPTIONS, group)
     ckpt = checkpoint(impl, folder, group)
     ckpt.load(m, o)
@@ -211,7 +211,7 @@ def resumed_bytes(impl, width, group, folder: Path) -> int:
 
 
 def saved_once(impl, width, state, batches, gathered: bool) -> tuple:
-    """(folder, model, optimizer, checkpoint, what that is to bring back): saved with extra="old", and trained since."""
+    """Train, save with extra="old", train again; return (folder, model, optimizer, checkpoint, saved state)."""
     folder = shared_folder()
     m, o, scheduler = start(impl, width, "AdamW", OPTIONS, None, state)
     ckpt = checkpoint(impl, folder, None)
@@ -223,12 +223,12 @@ def saved_once(impl, width, state, batches, gathered: bool) -> tuple:
 
 
 @contextlib.contextmanager
-def copy_on_change(folder: Path, late: int) -> Iterator[list]:
-    """[event, copy of the folder before it] of every file operation of this rank inside; the copy is None if other
-    ranks kept changing the folder. Rank `late` starts late.
+def copy_on_change(folder: Path, slow_rank: int) -> Iterator[list]:
+    """Yield a list that gets, before each file operation of this rank, (event, copy of the folder). The copy is None if
+    other ranks kept changing the folder. Rank `slow_rank` starts late.
 
-    Links to the files tell which of them are overwritten in place, however that is done; the last copies are the folder
-    as it was, with one of these files half written."""
+    Hard links to the old files reveal each file that is overwritten in place. For each such file, the list also gets
+    the old folder with this file half written."""
     copies: list = []
     watching = [True]
     links, old = Path(tempfile.mkdtemp(prefix="links", dir=folder.parent)), {}
@@ -242,7 +242,7 @@ def copy_on_change(folder: Path, late: int) -> Iterator[list]:
         if not watching[0] or not (opened or event in WRITING) or not str(args[0]).startswith(str(folder)):
             return
         watching[0] = False
-        if dist.get_rank() == late and not copies:
+        if dist.get_rank() == slow_rank and not copies:
             clock.sleep(0.15)
         path = Path(str(args[0]))
         copies.append((f"{event} {path.name}", snapshot(folder, len(copies))))
@@ -264,7 +264,7 @@ def copy_on_change(folder: Path, late: int) -> Iterator[list]:
 
 
 def snapshot(folder: Path, number: int) -> Path | None:
-    """A consistent copy of the folder; None if it kept changing."""
+    """Return a consistent copy of the folder, or None if the folder kept changing."""
     copy = folder.parent / f"copy-{dist.get_rank()}-{number}"
     for _ in range(20):
         shutil.rmtree(copy, ignore_errors=True)
@@ -283,7 +283,7 @@ def stamps(folder: Path) -> list:
 
 
 def everything(m, o) -> dict[str, torch.Tensor]:
-    """Everything that a checkpoint must restore: weights, buffers, this rank's optimizer state, learning rates."""
+    """Return what a checkpoint must restore: weights, buffers, this rank's optimizer state, learning rates."""
     names = {p: name for name, p in m.named_parameters()}
     state = {f"{k} of {names[p]}": v for p, entries in o.state.items() for k, v in entries.items() if v is not None}
     rates = {f"rate {i}": g["lr"] for i, g in enumerate(o.param_groups)}
@@ -291,7 +291,7 @@ def everything(m, o) -> dict[str, torch.Tensor]:
 
 
 def loaded_version(impl, width, group, folder: Path, old: dict, new: dict) -> str:
-    """ "old", "new", or a text about what was loaded instead."""
+    """Load the folder; return "old", "new", or a text about the error or about what was loaded instead."""
     m, o, _ = start(impl, width, "AdamW", OPTIONS, group)
     try:
         extra = checkpoint(impl, folder, group).load(m, o)
@@ -306,7 +306,7 @@ def loaded_version(impl, width, group, folder: Path, old: dict, new: dict) -> st
 
 
 def full_disk(impl, width, state, batches, gathered: bool) -> dict:
-    """Saves with a limit on the size of a file, then a save without one."""
+    """Save with limits on the size of a file, then without. "told": [limit, whether it raised, version] per limit."""
     folder, m, o, ckpt, old = saved_once(impl, width, state, batches, gathered)
     sizes = [size for _, size, _ in listing(folder)]
     largest, new = max(sizes), everything(m, o)
@@ -326,7 +326,7 @@ def full_disk(impl, width, state, batches, gathered: bool) -> dict:
 
 
 def refusals(impl, width) -> dict[str, list]:
-    """[error, whether model and optimizer are as they were] of each load() of what is missing or does not fit."""
+    """Return [error, whether model and optimizer are unchanged] per load() of what is missing or does not fit."""
     m, o, scheduler = start(impl, width, "AdamW", OPTIONS, None)
     ckpt = checkpoint(impl, shared_folder(), None)
     steps(m, o, scheduler, [torch.ones(2, width)])  # creates moments, and changes the learning rate
@@ -348,7 +348,7 @@ def refusals(impl, width) -> dict[str, list]:
     for name, other in others.items():
         results[name] = refused(ckpt, other, optimizer(impl, "zero1", groups_of(other, OPTIONS), "AdamW", OPTIONS))
     with torch.no_grad():
-        m.frozen += 1  # or loading would change nothing
+        m.frozen += 1  # else loading would change nothing
     return {**results, "other groups": refused(ckpt, m, optimizer(impl, "zero1", m.parameters(), "AdamW", OPTIONS))}
 
 

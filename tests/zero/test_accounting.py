@@ -1,9 +1,9 @@
-"""ZeRO on paper.
+"""Formulas for the memory and the traffic of ZeRO.
 
-What must be true: bytes kept and sent, for every stage, precision, size and number of ranks, are those of the paper's
-formulas, to the byte, and those that a run of torch's own sharded optimizer shows. How it would be faked: formulas that
-fit where W divides (sizes are drawn so that it does not); total/W where whole tensors are shared out (one outweighs the
-rest); the paper's example by heart (others are drawn).
+Must hold: for each stage, precision, size and number of ranks, bytes kept and sent equal the paper's formulas to the
+byte, and equal those of torch's own sharded optimizer. Typical fakes: formulas that are right only where W divides (W
+rarely divides the drawn sizes); total/W where whole tensors are given to ranks (one tensor outweighs the others); the
+paper's example by heart (tests draw others).
 """
 
 from fractions import Fraction
@@ -35,7 +35,7 @@ def draw_sizes(rng) -> list:
 
 
 def bytes_of(sizes, world, method, precision, activations, micro) -> dict:
-    """The formulas of section 5 and 7, in units of a part."""
+    """Return the bytes by the formulas of the paper's sections 5 and 7. part: elements per rank, rounded up."""
     total, part = sum(sizes), (sum(sizes) + world - 1) // world
     item, state = (4, 8) if precision == "float32" else (2, 12)
     fullest = shares(sorted(sizes, reverse=True), world)[-1]
@@ -53,7 +53,7 @@ def bytes_of(sizes, world, method, precision, activations, micro) -> dict:
 
 
 def parts(sizes, world, precision) -> dict[str, int]:
-    """What may be counted too often or left out."""
+    """Return bytes that a wrong formula may count too often, or omit."""
     total, share, item = sum(sizes), -(-sum(sizes) // world), 4 if precision == "float32" else 2
     return {
         "the parameters": item * total,

@@ -1,11 +1,10 @@
-"""Layers that each rank keeps a part of.
+"""Layers of which each rank keeps a shard.
 
-What must be true: training is that of one process on the whole batch, whatever is tied, frozen, used twice, resting,
-accumulated or checkpointed; each rank holds its part and no more, between forward and backward too, and few whole
-layers at once; each use of a layer is gathered twice and reduce-scattered once. How it would be faked: a replica with
-all-reduces, the embedding left whole (what the switch carried); all layers gathered at once (gates); weights gathered
-once and kept, kept by autograd, or outside of torch, gradients reduced and kept whole (how large the process was at
-each moment, by the kernel's books); old weights, gathered before the step and used after it (outputs under no_grad).
+Must hold: training equals that of one process on the whole batch, also with tied, frozen, reused, skipped, accumulated
+and checkpointed layers. Each rank holds its shard alone, also between forward and backward, and few gathered layers at
+once. Each use of a layer takes two all-gathers and one reduce-scatter. Typical fakes: all-reduces on a replica, or an
+unsharded embedding (caught by messages); gather all layers at once (gates); keep gathered weights, in torch or not, or
+whole gradients (the memory peak); gather weights before the step and use them after it (outputs under no_grad).
 """
 
 from collections import Counter
@@ -17,10 +16,10 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
-from .messages_fsdp import listing, messages, parts, sends, sends_exactly
-from .oracles_fsdp import draw_plan, natural, trains_as_one
+from .messages_fsdp import check_messages, listing, messages, parts, sends
+from .oracles_fsdp import check_training, draw_plan, natural
 from .probes_fsdp import METHODS
-from .weighed_fsdp import MOMENTS, holds_a_part
+from .weighed_fsdp import MOMENTS, check_holds_part
 
 GATHER = "zero.fsdp_gather"
 
@@ -29,7 +28,7 @@ GATHER = "zero.fsdp_gather"
 @pytest.mark.parametrize(("world", "optim"), [(1, "adamw"), (2, "sgd"), (3, "adamw"), (5, "sgd")])
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, optim):
     plan = draw_plan(rng)
-    trains_as_one(run, rng, "gather", plan, natural(plan, 2), world, optim, {"small": 20}, expect=expect)
+    check_training(run, rng, "gather", plan, natural(plan, 2), world, optim, {"small": 20}, expect=expect)
 
 
 @exercise(GATHER, kind="numerics")
@@ -37,7 +36,9 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 def test_tied_frozen_and_checkpointed_layers(run, rng, expect, case):
     flags = {"tied": True, "frozen": True, "checkpoint": True} if case == "all" else {case: True}
     plan = draw_plan(rng, **flags)
-    trains_as_one(run, rng, "gather", plan, natural(plan, 2), 2, "adamw", {"small": rng.choice([0, 20])}, expect=expect)
+    check_training(
+        run, rng, "gather", plan, natural(plan, 2), 2, "adamw", {"small": rng.choice([0, 20])}, expect=expect
+    )
 
 
 @exercise(GATHER, kind="numerics")
@@ -46,23 +47,23 @@ def test_layers_skipped_or_used_twice(run, rng, expect, checkpoint):
     plan = draw_plan(rng, checkpoint=checkpoint)
     blocks = list(range(3))
     orders = [[blocks], [rng.shuffled(blocks)[:2]], [[0, *rng.shuffled(blocks)]], [[2, 2, 1]]]
-    trains_as_one(run, rng, "gather", plan, orders, 2, "sgd", {"small": 0}, expect=expect)
+    check_training(run, rng, "gather", plan, orders, 2, "sgd", {"small": 0}, expect=expect)
 
 
 @exercise(GATHER, kind="numerics")
 def test_several_backwards_add_up(run, rng, expect):
     plan = draw_plan(rng, tied=True)
-    trains_as_one(run, rng, "gather", plan, natural(plan, 2, 2), 3, "adamw", {"small": 20}, expect=expect)
+    check_training(run, rng, "gather", plan, natural(plan, 2, 2), 3, "adamw", {"small": 20}, expect=expect)
 
 
 @exercise(GATHER, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    oracles.averages_its_group(run, rng, "gather")
+    oracles.check_group_mean(run, rng, "gather")
 
 
 @exercise(GATHER, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    oracles.survives_fp16(run, rng, "gather")
+    oracles.check_fp16_mean(run, rng, "gather")
 
 
 @exercise(GATHER, kind="numerics")
@@ -85,15 +86,15 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, layers):
     plan, world = draw_plan(rng, checkpoint=rng.choice([False, True])), rng.integers(2, 3)
     small, blocks = 20 if layers == "a small one" else 2 * plan["width"], layers == "blocks"  # the norm has 2 · width
     options = {"small": small, **({"layers": "blocks"} if blocks else {})}
-    ranks = trains_as_one(run, rng, "gather", plan, natural(plan, 2), world, options=options)
-    sends_exactly(
+    ranks = check_training(run, rng, "gather", plan, natural(plan, 2), world, options=options)
+    check_messages(
         ranks, messages(plan, world, small, blocks),
         "each layer is gathered in forward, gathered again and reduce-scattered in backward, in parts of a W-th; what "
         f"has fewer than {small} elements or is in no layer ({layers} given) is all-reduced in "
         "finish_gradient_synchronization()", plan, world, small,
     )  # fmt: skip
     sharded, unsharded, _ = parts(plan, world, small, blocks)
-    before = {name: i + 1 for i, (name, _) in enumerate(sharded)}  # layers that are needed by then
+    before = {name: i + 1 for i, (name, _) in enumerate(sharded)}  # layers that forward needs by then
     for rank, got in enumerate(ranks):
         for step, seen in enumerate(got["seen"]):
             for block in range(len(plan["hidden"])):
@@ -123,7 +124,7 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, layers):
 @exercise(GATHER, kind="property")
 def test_frozen_parameters_are_never_reduced(run, rng):
     plan = draw_plan(rng, frozen=True)
-    for rank, got in enumerate(trains_as_one(run, rng, "gather", plan, natural(plan, 1), 2, options={"small": 0})):
+    for rank, got in enumerate(check_training(run, rng, "gather", plan, natural(plan, 1), 2, options={"small": 0})):
         count = sum(row["op"] == "reduce_scatter" for row in got["seen"][0]["rows"])
         assert count == 5, (
             f"rank {rank}: {count} reduce-scatters, expected 5: embedding, norm and head, the block that is trained, "
@@ -135,7 +136,7 @@ def test_frozen_parameters_are_never_reduced(run, rng):
 def test_a_step_calls_the_methods_that_the_next_exercises_override(run, rng):
     values = [rng.normal(5, 3) for _ in range(2)]
     ranks = run(probes_fsdp.gradients, "gather", {}, values, [], world=2)
-    oracles.is_mean(ranks, range(2), values, 10, "expected the mean over ranks")
+    oracles.check_mean(ranks, range(2), values, 10, "expected the mean over ranks")
     for rank, got in enumerate(ranks):
         called = got["cut called"]
         assert called == METHODS, f"rank {rank}: of {', '.join(METHODS)} a step calls only {', '.join(called)}"
@@ -144,4 +145,4 @@ def test_a_step_calls_the_methods_that_the_next_exercises_override(run, rng):
 @exercise(GATHER, kind="property")
 @pytest.mark.parametrize("moment", MOMENTS["gather"])
 def test_each_rank_holds_its_part_and_layers_at_work(run, rng, moment):
-    holds_a_part(run, rng, "gather", moment)
+    check_holds_part(run, rng, "gather", moment)

@@ -1,11 +1,10 @@
 """Sharded layers in mixed precision.
 
-What must be true: weights after some steps are those of float32 masters and 16-bit compute, as near to float64 as a
-plain such run is; what travels is in 16 bits, gradients in the dtype that was asked for; shards and their gradients are
-float32; layers compute in 16 bits, and hold half the bytes while they do. How it would be faked: cast after the gather
-(dtypes on the ledger); cast back and compute in float32 (the layers' dtypes, and the bytes autograd keeps); keep 16-bit
-masters (steps too small for them); autocast (forbidden, and its messages are float32); sums in float16 that overflow
-(large gradients).
+Must hold: weights after some steps are those of float32 masters with 16-bit compute, as close to float64 as a plain run
+of that kind. Messages are in 16 bits, gradients in the requested dtype. Shards and their gradients are float32. Layers
+compute in 16 bits, in half the memory. Typical fakes: cast after the gather (caught by message dtypes); cast back and
+compute in float32 (caught by output values and by bytes held); 16-bit masters (they lose small steps); autocast
+(forbidden, and its messages are float32); sums that overflow in float16 (large gradients).
 """
 
 import pytest
@@ -16,10 +15,10 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
-from .messages_fsdp import messages, sends_exactly
-from .oracles_fsdp import BLOCK, draw_plan, natural, trains_as_one
+from .messages_fsdp import check_messages, messages
+from .oracles_fsdp import BLOCK, check_training, draw_plan, natural
 from .probes_fsdp import DTYPES
-from .weighed_fsdp import holds_a_part
+from .weighed_fsdp import check_holds_part
 
 MIXED = "zero.fsdp_mixed"
 
@@ -33,12 +32,12 @@ def test_masters_are_those_of_one_process(run, rng, expect, world, dtype, reduce
     plan = draw_plan(rng, **{case: True})
     options = {"compute_dtype": dtype} | ({"reduce_dtype": reduce} if reduce else {})
     orders = natural(plan, 3, rng.integers(1, 2))
-    trains_as_one(run, rng, "mixed", plan, orders, world, "sgd", options, reduced=dtype, expect=expect)
+    check_training(run, rng, "mixed", plan, orders, world, "sgd", options, reduced=dtype, expect=expect)
 
 
 @exercise(MIXED, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    oracles.averages_its_group(run, rng, "mixed", {"compute_dtype": "float32"})
+    oracles.check_group_mean(run, rng, "mixed", {"compute_dtype": "float32"})
 
 
 @exercise(MIXED, kind="numerics")
@@ -55,7 +54,7 @@ def test_every_argument_is_cast(run, rng):
 
 @exercise(MIXED, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    oracles.survives_fp16(run, rng, "mixed", {"compute_dtype": "float16"})
+    oracles.check_fp16_mean(run, rng, "mixed", {"compute_dtype": "float16"})
 
 
 @exercise(MIXED, kind="property")
@@ -64,8 +63,8 @@ def test_messages_have_the_dtypes_that_were_asked_for(run, rng, dtype, reduce):
     plan, world = draw_plan(rng), rng.integers(2, 3)
     options = {"compute_dtype": dtype} | ({"reduce_dtype": reduce} if reduce else {})
     rough = "bfloat16" if "bfloat16" in (dtype, reduce) else dtype
-    ranks = trains_as_one(run, rng, "mixed", plan, natural(plan, 2), world, options=options, reduced=rough)
-    sends_exactly(
+    ranks = check_training(run, rng, "mixed", plan, natural(plan, 2), world, options=options, reduced=rough)
+    check_messages(
         ranks, messages(plan, world, dtype=dtype, backward_dtype=reduce or dtype),
         "cast the shard before it is gathered, and the gradient before it is scattered; every layer is cut",
         plan, world,
@@ -86,7 +85,7 @@ def test_layers_at_work_take_half_the_bytes(run, rng):
     world, plan, tokens = rng.integers(2, 3), oracles.big_plan(4), rng.tokens(1, vocabulary=128)
     ranks = oracles.held_and_baseline(run, "mixed", {"compute_dtype": "bfloat16"}, plan, tokens, world)
     for rank, (got, base) in enumerate(ranks):
-        # Gloo's threads free messages late: a few messages of half a layer may still be alive.
+        # Gloo's threads free messages late: some, of half a layer each, may still be alive.
         for moment, slack in (("between", 2 * BLOCK), ("forward", BLOCK)):
             extra, full = got[moment] - got["rest"], base[moment] - base["rest"]
             measured(f"held beside the masters, {moment}", extra, full / 2 + slack, "bytes", at_most=True)
@@ -104,4 +103,4 @@ def test_layers_at_work_take_half_the_bytes(run, rng):
 
 @exercise(MIXED, kind="property")
 def test_a_layer_at_work_is_never_there_in_float32(run, rng):
-    holds_a_part(run, rng, "mixed", "forward")
+    check_holds_part(run, rng, "mixed", "forward")

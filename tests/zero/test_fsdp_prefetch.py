@@ -1,13 +1,12 @@
-"""Sharded layers that are fetched ahead.
+"""Sharded layers that are prefetched.
 
-What must be true: training is that of one process on the whole batch, also where the order of layers changes from step
-to step; exactly the messages of the plain version; in the second step in an order, whichever order it is, the next
-layer's gather is on its way while a layer computes, forward and backward, the one after it is not, and nobody waits for
-it, nor for a reduce-scatter, until that layer has computed. How it would be faked: gather everything at the start
-(gates in each layer: the layer after the next must not have been asked for); start a gather and wait for it at once
-(the switch keeps answers back until the layer has computed, and who waits stands still); fetch ahead in forward alone
-(both are judged); take the order of registration for that of the work, or keep the first order for ever (the order is
-drawn, and changed later); gathers that nobody uses (messages are counted). All of it is judged on runs whose losses and
+Must hold: training equals that of one process on the whole batch, also if the order of layers changes between steps,
+with exactly the messages of FSDP. In the second step in some order, while a layer computes, forward or backward, the
+gather of the next layer is in flight, that of the layer after it is not, and no rank waits for it, nor for a
+reduce-scatter, until the layer has computed. Typical fakes: gather all layers at the start (gates show which gathers
+have started); start a gather and wait at once (the switch withholds the answer until the layer has computed, and
+records who waits); prefetch in forward alone (tests judge both); use the order of registration, or the first order for
+ever (the order is drawn, and changes); gathers that no layer uses (caught by counts). Tests also check that losses and
 weights are right.
 """
 
@@ -18,9 +17,9 @@ import pytest
 from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
-from .messages_fsdp import messages, parts, sends_exactly
-from .oracles_fsdp import BLOCK, draw_plan, natural, trains_as_one
-from .weighed_fsdp import holds_a_part
+from .messages_fsdp import check_messages, messages, parts
+from .oracles_fsdp import BLOCK, check_training, draw_plan, natural
+from .weighed_fsdp import check_holds_part
 
 PREFETCH = "zero.fsdp_prefetch"
 
@@ -29,7 +28,7 @@ PREFETCH = "zero.fsdp_prefetch"
 @pytest.mark.parametrize(("world", "case"), [(1, "tied"), (2, "frozen"), (3, "checkpoint")])
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, case):
     plan = draw_plan(rng, **{case: True})
-    trains_as_one(run, rng, "prefetch", plan, natural(plan, 3, 2), world, "adamw", {"small": 20}, expect=expect)
+    check_training(run, rng, "prefetch", plan, natural(plan, 3, 2), world, "adamw", {"small": 20}, expect=expect)
 
 
 @exercise(PREFETCH, kind="numerics")
@@ -44,32 +43,32 @@ def test_layers_skipped_reordered_or_used_twice(run, rng, expect, checkpoint):
         [[0, *rng.shuffled(blocks)]],
         [[2, 2, 1], blocks],
     ]
-    trains_as_one(run, rng, "prefetch", plan, orders, 2, "sgd", {"small": 0}, expect=expect)
+    check_training(run, rng, "prefetch", plan, orders, 2, "sgd", {"small": 0}, expect=expect)
 
 
 @exercise(PREFETCH, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    oracles.averages_its_group(run, rng, "prefetch")
+    oracles.check_group_mean(run, rng, "prefetch")
 
 
 @exercise(PREFETCH, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    oracles.survives_fp16(run, rng, "prefetch")
+    oracles.check_fp16_mean(run, rng, "prefetch")
 
 
 def by_layer(plan, world, rows, op, phase) -> dict:
-    """block -> its first row. Blocks are told apart by their sizes."""
+    """Return {block: (index, row)} with the first row of each block. Sizes identify blocks."""
     sizes = {n: name for name, n in parts(plan, world)[0] if isinstance(name, int)}
     return {sizes[r["elements"]]: (i, r) for i, r in [*enumerate(rows)][::-1]
             if (r["op"], r["phase"]) == (op, phase) and r["elements"] in sizes}  # fmt: skip
 
 
 def steps_in_known_order(run, rng):
-    """(what, step, plan, world, order) of the steps in which the order is known: the second in each of two orders.
+    """Yield (what, step, plan, world, order) for the steps whose order is known: the second in each of two orders.
 
-    The first order is not that of registration. In the second order, the first block moves to the end, so that a
-    backward prefetches one block in vain. The switch withholds answers to a message until the block that computes next
-    is done.
+    The first order is not that of registration. In the second order, the first block moves to the end, so one backward
+    prefetches a block that it does not use. The switch withholds the answer to a message until the block that computes
+    then is done.
     """
     blocks = 4
     plan, world = draw_plan(rng, blocks), rng.integers(2, 3)
@@ -81,7 +80,7 @@ def steps_in_known_order(run, rng):
         bwd = ["blocks", *(f"block {i} backward" for i in reversed(orders[number]))]
         hold += [(f"{number}.0 {a}", f"{number}.0 {b}") for names in (fwd, bwd) for a, b in itertools.pairwise(names)]
         hold.append((f"{number}.0 {bwd[-1]}", f"{number} finish"))
-    ranks = trains_as_one(run, rng, "prefetch", plan, [[o] for o in orders], world, options={"small": 20}, hold=hold)
+    ranks = check_training(run, rng, "prefetch", plan, [[o] for o in orders], world, options={"small": 20}, hold=hold)
     for rank, got in enumerate(ranks):
         for number in (1, 3):
             requested = {name.split(" ", 1)[1]: n for name, n in got["seen"][number]["asked"].items()}
@@ -89,8 +88,8 @@ def steps_in_known_order(run, rng):
             yield what, {**got["seen"][number], "asked": requested}, plan, world, orders[number]
 
 
-def one_on_its_way(what, step, plan, world, order, phase) -> None:
-    """While a block computes, the next one is gathered, and none after it."""
+def check_one_on_its_way(what, step, plan, world, order, phase) -> None:
+    """Assert that while a block computes, the gather of the next block is in flight, and no later gather."""
     rows = by_layer(plan, world, step["rows"], "all_gather", phase)
     begin, end = ("begins", "ends") if phase == "forward" else ("backward", "backward")
     begins, ends = ({i: step["asked"][f"block {i} {mark}"] for i in order} for mark in (begin, end))
@@ -117,7 +116,7 @@ def one_on_its_way(what, step, plan, world, order, phase) -> None:
 def test_one_layer_is_on_its_way_while_another_computes(run, rng):
     for what, step, plan, world, order in steps_in_known_order(run, rng):
         for phase in ("forward", "backward"):
-            one_on_its_way(what, step, plan, world, order, phase)
+            check_one_on_its_way(what, step, plan, world, order, phase)
 
 
 @exercise(PREFETCH, kind="property")
@@ -125,9 +124,9 @@ def test_one_layer_is_on_its_way_while_another_computes(run, rng):
 def test_nothing_more_is_sent(run, rng, checkpoint):
     plan = draw_plan(rng, checkpoint=checkpoint)
     options = {"small": 20} if checkpoint else {"small": 20, "layers": "blocks"}
-    ranks = trains_as_one(run, rng, "prefetch", plan, natural(plan, 3), 2, options=options)
+    ranks = check_training(run, rng, "prefetch", plan, natural(plan, 3), 2, options=options)
     want = messages(plan, 2, 20, blocks=not checkpoint)
-    sends_exactly(ranks, want, "fetching ahead moves gathers, and adds none", plan, 2, 20)
+    check_messages(ranks, want, "fetching ahead moves gathers, and adds none", plan, 2, 20)
 
 
 @exercise(PREFETCH, kind="property")
@@ -181,4 +180,4 @@ def test_at_most_one_layer_is_in_use_and_one_in_flight(run, rng):
 @exercise(PREFETCH, kind="property")
 @pytest.mark.parametrize("moment", ["forward", "backward"])
 def test_layers_that_have_computed_are_gone(run, rng, moment):
-    holds_a_part(run, rng, "prefetch", moment)
+    check_holds_part(run, rng, "prefetch", moment)

@@ -1,11 +1,11 @@
-"""The sharded optimizer that cuts tensors.
+"""The sharded optimizer that splits tensors.
 
-What must be true: after each step every rank has, bit for bit, what the unsharded optimizer has, at 1 to 5 ranks
-(fused: within an ulp a step); every rank's share of the state is the same within 2 %, though one tensor is nearly all
-there is; optimizers that do not treat each number by itself are refused. How it would be faked: whole tensors (who sent
-how much, of one that outweighs the rest); pieces on every rank, and only the update shared, or gradients copied and
-kept (by how much the process grew, by the kernel's books); a list of refused names that lacks some (all of torch that
-are not elementwise are tried).
+Must hold: after each step, on 1 to 5 ranks, tensors equal those of the unsharded optimizer bit for bit (fused: within
+one ulp per step). All ranks' shares of the state are equal within 2 %, though one tensor has nearly all elements.
+Optimizers that are not elementwise are refused. Typical fakes: whole tensors (caught by the bytes that each rank sends,
+with one dominant tensor); state of everything on all ranks, with only the update sharded, or kept copies of gradients
+(caught by the kernel's memory peak); an incomplete list of refused names (tests try every optimizer of torch that is
+not elementwise).
 """
 
 import pytest
@@ -16,7 +16,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles
 from . import probes_optimizer as probes
-from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, steps_as_unsharded
+from .oracles import OPTIONS, check_as_unsharded, draw_gradients, draw_groups, draw_plan
 
 SPLIT = "zero.split"
 ELEMENTWISE = [n for n in OPTIONS if n != "Adafactor"]
@@ -25,13 +25,13 @@ ELEMENTWISE = [n for n in OPTIONS if n != "Adafactor"]
 @exercise(SPLIT, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_steps_are_those_of_the_unsharded_optimizer(run, rng, world):
-    steps_as_unsharded(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "split", world)
+    check_as_unsharded(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "split", world)
 
 
 @exercise(SPLIT, kind="numerics")
 @pytest.mark.parametrize("name", [n for n in ELEMENTWISE if n != "AdamW"])
 def test_elementwise_optimizers(run, rng, name):
-    steps_as_unsharded(run, draw_plan(rng, name), "split", rng.integers(2, 3))
+    check_as_unsharded(run, draw_plan(rng, name), "split", rng.integers(2, 3))
 
 
 @exercise(SPLIT, kind="numerics")
@@ -42,7 +42,7 @@ def test_fused_steps_are_off_by_an_ulp_at_most(run, rng):
     for rank, got in enumerate(run(probes.train, "split", plan, world=2)):
         for step, tensors in enumerate(want["values"]):
             for i, tensor in enumerate(tensors):
-                size = tensor.abs() + plan["options"]["lr"]  # an update is about lr large
+                size = tensor.abs() + plan["options"]["lr"]  # an update is about as large as lr
                 ulps = ((got["values"][step][i] - tensor).abs() / size).max() / torch.finfo(tensor.dtype).eps
                 assert ulps <= step + 1, (
                     f"rank {rank}, tensor {i}, step {step}, fused: {float(ulps):.1f} ulps from the unsharded "
@@ -60,7 +60,7 @@ def test_frozen_tensors_tensors_without_gradient_and_layouts(run, rng):
     thawed = plan["frozen"][0]
     plan["steps"][2]["thaw"] = [thawed]
     plan["steps"][2]["gradients"][thawed] = torch.ones_like(plan["values"][thawed])
-    steps_as_unsharded(run, plan, "split", 3)
+    check_as_unsharded(run, plan, "split", 3)
 
 
 @exercise(SPLIT, kind="numerics")
@@ -68,7 +68,7 @@ def test_frozen_tensors_tensors_without_gradient_and_layouts(run, rng):
 def test_groups_and_schedulers(run, rng, scheduler):
     plan = draw_plan(rng, "AdamW", count=7, scheduler=scheduler, closure=True)
     plan["groups"] = draw_groups(rng, plan)
-    steps_as_unsharded(run, plan, "split", rng.integers(2, 4))
+    check_as_unsharded(run, plan, "split", rng.integers(2, 4))
 
 
 @exercise(SPLIT, kind="numerics")
@@ -77,7 +77,7 @@ def test_groups_that_are_added_in_training_and_a_group_of_some_ranks(run, rng):
     first, *rest = draw_groups(rng, plan)
     plan["groups"] = [first]
     plan["steps"][0]["add"], plan["steps"][3]["add"] = rest[:1], rest[1:]
-    steps_as_unsharded(run, plan, "split", 4)
+    check_as_unsharded(run, plan, "split", 4)
 
 
 @exercise(SPLIT, kind="numerics")
@@ -86,12 +86,12 @@ def test_fewer_elements_than_ranks(run, rng):
     shapes = [(), (rng.integers(1, 2),)]
     plan["values"] = [rng.normal(*s) for s in shapes]
     plan["steps"] = [{"gradients": draw_gradients(rng, plan["values"])} for _ in range(2)]
-    steps_as_unsharded(run, plan, "split", 5)
+    check_as_unsharded(run, plan, "split", 5)
 
 
 @exercise(SPLIT, kind="numerics")
 def test_it_goes_on_from_its_own_state_dict(run, rng):
-    oracles.goes_on_from_its_own_state_dict(run, rng, "split", rng.integers(2, 3))
+    oracles.check_resuming(run, rng, "split", rng.integers(2, 3))
 
 
 @exercise(SPLIT, kind="numerics")
@@ -128,12 +128,12 @@ def test_shares_of_the_state_are_equal(run, rng, world):
 
 @exercise(SPLIT, kind="property")
 def test_the_process_grows_by_one_share_of_the_state(run, rng):
-    oracles.grows_by_a_share(run, rng, "split")
+    oracles.check_growth(run, rng, "split")
 
 
 @exercise(SPLIT, kind="property")
 def test_parameters_are_sent_once(run, rng):
     world = rng.integers(2, 4)
     plan = oracles.draw_even(rng, 20)
-    padding = 8 * world * len(plan["values"])  # shares padded by an element a tensor and rank
-    oracles.sends_parameters_once(run, plan, "split", world, padding)
+    padding = 8 * world * len(plan["values"])  # shares may be padded by one element per tensor and rank
+    oracles.check_bytes_sent(run, plan, "split", world, padding)

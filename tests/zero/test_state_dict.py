@@ -1,11 +1,11 @@
 """Checkpoints of a sharded training state.
 
-What must be true: training that is saved on 2 ranks, goes on on 4 and then on 3 has, bit for bit, the losses of one
-that was never interrupted, saved in shards or gathered; whoever is killed while saving leaves the checkpoint before
-it; files are safetensors and JSON. How it would be faked: everybody writes everything (bytes a file, bytes sent);
-moments that begin anew (losses, with a scheduler and groups); each rank its own state_dict (the world changes size);
-the last name taken for the last whole one (the folder is copied before every file operation of every rank, one of
-them slow to begin, and every copy must load; and a disk that is full in the middle of a file).
+Must hold: training that is saved on 2 ranks, then continued on 4 and on 3, has bit for bit the losses of an
+uninterrupted training, with sharded and gathered checkpoints. If ranks are killed while saving, the previous checkpoint
+remains. Files are safetensors and JSON. Typical fakes: all ranks write everything (caught by bytes per file and bytes
+sent); moments that start anew (caught by losses, with a scheduler and groups); each rank loads its own state_dict (the
+number of ranks changes); take the newest file for the newest complete checkpoint (the folder is copied before each file
+operation of each rank, also with one slow rank, and each copy must load; and the disk is full in the middle of a file).
 """
 
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_2_ranks_then_4_then_3_go_on_as_one_did(run, rng, name, gathered):
 
 
 def not_as_saved(results, stages, rank, number) -> str:
-    """The kinds of state that load() restored differently from what was saved."""
+    """Describe the state that load() restored differently from what the stage before had saved."""
     if not number:
         return "this is before anything was saved"
     saved = {name: t for r in stages[number - 1][0] for name, t in results[r]["stages"][number - 1]["saved"].items()}
@@ -78,7 +78,7 @@ def not_as_saved(results, stages, rank, number) -> str:
     return "what has not come back when load() returns: " + "; ".join(lines)
 
 
-REFUSED = {  # and what to compare
+REFUSED = {  # what is refused: the advice
     "nothing saved": "say that there is no index",
     "another model": "compare the names of tensors with those that were saved",
     "another width": "compare the shapes of tensors with those that were saved",
@@ -145,13 +145,13 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late):
     width, state, batches = draw(rng, [1, 1])
     for rank, got in enumerate(run(probes.killed, width, state, batches, gathered, late, world=2, folder={})):
-        for event, loaded, after in got["told"]:
+        for event, loaded, size in got["told"]:
             assert loaded in ("old", "new"), (
                 f"killed before rank {rank}'s '{event}' in the second save: loading gave {loaded}"
             )
-            assert after <= 1.3 * got["whole"], (
+            assert size <= 1.3 * got["whole"], (
                 f"killed before rank {rank}'s '{event}' in the second save, loaded and saved by one rank: the folder "
-                f"has {after:,} bytes, one checkpoint {got['whole']:,}: remove the files of the save that failed, too"
+                f"has {size:,} bytes, one checkpoint {got['whole']:,}: remove the files of the save that failed, too"
             )
         assert got["told"][-1][1] == "new", f"rank {rank}: after the second save loading gave {got['told'][-1][1]}"
 

@@ -1,14 +1,13 @@
 """The sharded optimizer.
 
-What must be true: after each step every rank has, bit for bit, what the unsharded optimizer has, at 1 to 5 ranks, with
-groups, schedulers, closures, frozen and late tensors; a rank keeps the state of its own tensors alone, and those are a
-fair share; what is sent is the parameters, once, and nobody waits for one tensor before he has started the next.
-How it would be faked: the plain optimizer on every rank, state that is dropped again after the step, copies that are
-kept outside of torch (by how much the process grew, by the kernel's books); one rank that does it all, sharing by
-number of tensors, or round robin (who sent how much, of tensors of very different sizes, in an order that is bad for
-it); an all-reduce of everything, or gradients sent once more (what the switch carried); a wait for each tensor (the
-switch keeps answers back until the step is done); everything updated everywhere (on a link, with an update that takes
-its time, the clock). All of it is judged on runs whose tensors are those of the plain optimizer.
+Must hold: after each step, on 1 to 5 ranks, tensors equal those of the unsharded optimizer bit for bit, with groups,
+schedulers, closures, frozen and added tensors. A rank keeps the state of its own tensors alone, and they are a fair
+share. Ranks send parameters once, nothing else, and start the next message before they wait for one. Typical fakes: the
+plain optimizer on each rank, state dropped after the step, or copies outside torch (caught by the kernel's memory
+peak); one rank that does all the work, sharing by number of tensors, or round robin (caught by bytes sent per rank,
+with very different sizes in a bad order); an all-reduce of everything, or gradients sent again (caught by messages);
+one wait per tensor (the switch withholds answers until the step is done); each rank updates everything (caught by the
+clock, on a link, with a slow update). All tests judge runs whose tensors equal those of the plain optimizer.
 """
 
 import pytest
@@ -22,7 +21,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes_state
 from . import probes_optimizer as probes
-from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, owned_bytes, shares, steps_as_unsharded
+from .oracles import OPTIONS, check_as_unsharded, draw_gradients, draw_groups, draw_plan, owned_bytes, shares
 
 ZERO1 = "zero.zero1"
 
@@ -30,24 +29,24 @@ ZERO1 = "zero.zero1"
 @exercise(ZERO1, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_steps_are_those_of_the_unsharded_optimizer(run, rng, world):
-    steps_as_unsharded(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "zero1", world)
+    check_as_unsharded(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "zero1", world)
 
 
 @exercise(ZERO1, kind="numerics")
 @pytest.mark.parametrize("name", [n for n in OPTIONS if n != "AdamW"])
 def test_optimizers_of_every_kind(run, rng, name):
-    steps_as_unsharded(run, draw_plan(rng, name), "zero1", rng.integers(2, 3))
+    check_as_unsharded(run, draw_plan(rng, name), "zero1", rng.integers(2, 3))
 
 
 @exercise(ZERO1, kind="numerics")
 def test_an_optimizer_without_state(run, rng):
     plan = draw_plan(rng, "SGD")
-    steps_as_unsharded(run, {**plan, "options": {"lr": 0.3}}, "zero1", 3)
+    check_as_unsharded(run, {**plan, "options": {"lr": 0.3}}, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
 def test_fewer_tensors_than_ranks(run, rng):
-    steps_as_unsharded(run, draw_plan(rng, count=rng.integers(1, 2), steps=2), "zero1", 4)
+    check_as_unsharded(run, draw_plan(rng, count=rng.integers(1, 2), steps=2), "zero1", 4)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -57,7 +56,7 @@ def test_frozen_tensors_stay_and_thaw(run, rng):
     for without in ([plan["frozen"][2]], [plan["frozen"][2], thawed[0]]):
         plan["steps"].append({"gradients": draw_gradients(rng, plan["values"], without)})
     plan["steps"][2]["thaw"] = thawed
-    steps_as_unsharded(run, plan, "zero1", 3)
+    check_as_unsharded(run, plan, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -65,7 +64,7 @@ def test_tensors_without_gradient_are_skipped(run, rng):
     plan = draw_plan(rng, count=8, steps=1)
     for _ in range(3):
         plan["steps"].append({"gradients": draw_gradients(rng, plan["values"], rng.shuffled(range(8))[:3])})
-    steps_as_unsharded(run, plan, "zero1", 3)
+    check_as_unsharded(run, plan, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -87,13 +86,13 @@ def test_tied_tensors_are_one(run, rng):
 def test_dtypes_and_memory_layouts(run, rng):
     plan = draw_plan(rng, count=8, dtypes=(torch.float32, torch.float64, torch.bfloat16))
     plan["transposed"] = [i for i, v in enumerate(plan["values"]) if v.ndim == 2]
-    big = (rng.integers(130, 140), rng.integers(130, 140))  # larger than what is worth packing
+    big = (rng.integers(130, 140), rng.integers(130, 140))  # too large to be worth packing
     for i, transposed in ((1, True), (4, False)):
         plan["values"][i] = rng.normal(*big).to(plan["values"][i].dtype)
         plan["transposed"] = sorted({*plan["transposed"], i} if transposed else {*plan["transposed"]} - {i})
         for step in plan["steps"]:
             step["gradients"][i] = rng.normal(*big).to(plan["values"][i].dtype)
-    steps_as_unsharded(run, plan, "zero1", 2)
+    check_as_unsharded(run, plan, "zero1", 2)
 
 
 @exercise(ZERO1, kind="numerics")
@@ -102,7 +101,7 @@ def test_groups_with_hyperparameters_of_their_own(run, rng, scheduler):
     name = "Decaying" if scheduler == "none" else rng.choice(["AdamW", "Adam"])
     plan = draw_plan(rng, name, count=7, scheduler=scheduler)
     plan["groups"] = draw_groups(rng, plan)
-    steps_as_unsharded(run, plan, "zero1", rng.integers(2, 4))
+    check_as_unsharded(run, plan, "zero1", rng.integers(2, 4))
 
 
 @exercise(ZERO1, kind="numerics")
@@ -115,24 +114,24 @@ def test_groups_that_are_added(run, rng, moment):
         plan["steps"][0]["add"] = rest
     else:
         plan["steps"][1]["add"], plan["steps"][3]["add"] = rest[:1], rest[1:]
-    steps_as_unsharded(run, plan, "zero1", 3)
+    check_as_unsharded(run, plan, "zero1", 3)
 
 
 @exercise(ZERO1, kind="numerics")
 def test_a_closure_is_called_once_and_its_loss_returned(run, rng):
-    steps_as_unsharded(run, draw_plan(rng, closure=True), "zero1", rng.integers(1, 3))
+    check_as_unsharded(run, draw_plan(rng, closure=True), "zero1", rng.integers(1, 3))
 
 
 @exercise(ZERO1, kind="numerics")
 def test_only_the_ranks_of_its_group_take_part(run, rng):
-    """Also with tensors so large that they may be sent alone, one for each rank."""
+    """Some tensors are so large, one per rank, that each may be sent alone."""
     large = [[130, rng.integers(127, 140)] for _ in range(3)]
     plan = draw_plan(rng, only=rng.choice([[1, 3], [0, 2, 3], [2, 3]]), steps=2, large=large)
-    steps_as_unsharded(run, plan, "zero1", 4)
+    check_as_unsharded(run, plan, "zero1", 4)
 
 
 def lopsided(rng, world) -> dict:
-    """Tensors of very different sizes; round robin would put all large ones on one rank."""
+    """Draw tensors of very different sizes; round robin would give all large tensors to one rank."""
     sizes = []
     for _ in range(rng.integers(3, 4)):
         sizes += [rng.integers(2500, 4000)] + [rng.integers(1, 300) for _ in range(world - 1)]
@@ -143,27 +142,27 @@ def lopsided(rng, world) -> dict:
 @pytest.mark.parametrize(("name", "world"), [("AdamW", 2), ("SGD", 3), ("AdamW", 5)])
 def test_each_rank_keeps_one_share_of_the_state(run, rng, world, name):
     plan = {**lopsided(rng, world), "optimizer": name, "options": OPTIONS[name]}
-    fair_share(run, plan, world)
+    check_fair_share(run, plan, world)
 
 
 @exercise(ZERO1, kind="property")
 def test_frozen_tensors_do_not_unbalance_the_shares(run, rng):
     values = [rng.normal(rng.integers(900, 1000)) for _ in range(8)]
     frozen = rng.integers(0, 7)
-    values[frozen] = rng.normal(9000)  # as much as all the others
-    fair_share(run, oracles.plan_of(rng, values, [frozen]), 2)
+    values[frozen] = rng.normal(9000)  # more than all the others together
+    check_fair_share(run, oracles.plan_of(rng, values, [frozen]), 2)
 
 
 @exercise(ZERO1, kind="property")
 def test_shares_stay_fair_when_groups_are_added(run, rng):
     plan = lopsided(rng, 3)
-    large = rng.shuffled(range(0, len(plan["values"]), 3))  # two small ones follow each
+    large = rng.shuffled(range(0, len(plan["values"]), 3))  # two small tensors follow each
     plan["groups"] = [{"params": indices, "lr": 0.1} for i in large for indices in ([i, i + 1], [i + 2])]
-    fair_share(run, plan, 3)
+    check_fair_share(run, plan, 3)
 
 
-def fair_share(run, plan, world) -> None:
-    """Assert that the bytes that a rank updates and sends are within one tensor of its share."""
+def check_fair_share(run, plan, world) -> None:
+    """Assert that the bytes that each rank updates and sends differ from total / W by at most the largest tensor."""
     sizes = [v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"]]
     total, largest = sum(sizes), max(sizes)
     for rank, owned in enumerate(owned_bytes(run, plan, "zero1", world)):
@@ -177,12 +176,12 @@ def fair_share(run, plan, world) -> None:
 
 @exercise(ZERO1, kind="property")
 def test_the_largest_tensors_are_given_out_first(run, rng):
-    """A rank's messages show which tensors it owns. Small tensors come first; dealing in this order is unfair."""
+    """A rank's messages show which tensors it owns. Tensors are drawn small first; giving them out so is unfair."""
     world = 3
     sizes = sorted(rng.shuffled(range(300, 4000))[:10])
     want = shares([4 * size for size in sizes[::-1]], world)
     sent = sorted(owned_bytes(run, oracles.plan_of(rng, [rng.normal(s) for s in sizes]), "zero1", world))
-    padded = [want[-1]] * world  # an all-gather pads every share to the largest
+    padded = [want[-1]] * world  # an all-gather pads each share to the largest
     assert close(sent, want) or close(sent, padded), (
         f"{world} ranks own {', '.join(f'{s:,.0f}' for s in sent)} bytes, as they sent them to each other; the "
         f"largest tensor first, each to the rank with the fewest elements so far, they own "
@@ -201,7 +200,7 @@ def test_it_loads_what_the_unsharded_optimizer_saved(run, rng):
     want = run(probes.train, "plain", plan)
     ranks = run(probes.resumed, "plain", "zero1", plan, 2, world=3)
     for rank, got in enumerate(ranks):
-        oracles.same_after_loading(f"rank {rank}: after a plain AdamW's state_dict was loaded", got["values"], want)
+        oracles.check_loaded(f"rank {rank}: after a plain AdamW's state_dict was loaded", got["values"], want)
     total = run(probes.resumed, "plain", "plain", plan, 2)["shown"]
     shown = sum(got["shown"] for got in ranks)
     assert shown == total, (
@@ -212,12 +211,12 @@ def test_it_loads_what_the_unsharded_optimizer_saved(run, rng):
 
 @exercise(ZERO1, kind="numerics")
 def test_it_goes_on_from_its_own_state_dict(run, rng):
-    oracles.goes_on_from_its_own_state_dict(run, rng, "zero1", rng.integers(2, 3))
+    oracles.check_resuming(run, rng, "zero1", rng.integers(2, 3))
 
 
 @exercise(ZERO1, kind="property")
 def test_the_process_grows_by_one_share_of_the_state(run, rng):
-    oracles.grows_by_a_share(run, rng, "zero1")
+    oracles.check_growth(run, rng, "zero1")
 
 
 @exercise(ZERO1, kind="property")
@@ -225,24 +224,24 @@ def test_the_process_grows_by_one_share_of_the_state(run, rng):
 def test_parameters_are_sent_once_and_gradients_not_at_all(run, rng, world):
     plan = oracles.draw_even(rng, 24)
     largest = max(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
-    # An all-gather pads every share to the largest: at most one tensor a rank more.
-    oracles.sends_parameters_once(run, plan, "zero1", world, world * largest + 64)
+    # An all-gather pads each share to the largest: at most one more tensor per rank.
+    oracles.check_bytes_sent(run, plan, "zero1", world, world * largest + 64)
 
 
 @exercise(ZERO1, kind="property")
 def test_messages_of_many_tensors_do_not_wait_for_each_other(run, rng):
-    starts_before_it_waits(run, draw_plan(rng, count=30, steps=2), 3)
+    check_does_not_wait(run, draw_plan(rng, count=30, steps=2), 3)
 
 
 @exercise(ZERO1, kind="property")
 def test_messages_of_large_tensors_do_not_wait_for_each_other(run, rng):
     large = [[130, rng.integers(127, 140)] for _ in range(12)]
-    starts_before_it_waits(run, draw_plan(rng, count=2, steps=1, large=large), 3)
+    check_does_not_wait(run, draw_plan(rng, count=2, steps=1, large=large), 3)
 
 
-def starts_before_it_waits(run, plan, world) -> None:
+def check_does_not_wait(run, plan, world) -> None:
     count = len(plan["values"])
-    for rank, steps in enumerate(steps_as_unsharded(run, plan, "zero1", world, hold=range(len(plan["steps"])))):
+    for rank, steps in enumerate(check_as_unsharded(run, plan, "zero1", world, hold=range(len(plan["steps"])))):
         for step, record in enumerate(steps):
             assert record["stalls"] <= 2 * world, (
                 f"rank {rank}, step {step}: {len(record['rows'])} messages for {count} tensors, and while no message "

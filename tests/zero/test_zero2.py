@@ -1,11 +1,11 @@
-"""Gradients and optimizer state on one rank each.
+"""Gradients and optimizer state sharded over ranks.
 
-What must be true: training is that of one process on the whole batch; a gradient is reduce-scattered during backward
-and dropped, so that backward's peak does not grow by whole gradients; state and gradients at rest are a W-th. How it
-would be faked: all-reduces (what the switch carried, and whether a payload is the rank's own gradient); gradients kept
-until step() (gates, `.grad`, bytes); state of everything (bytes); waiting in each hook (the switch keeps answers back,
-and who waits stands still); parameters brought back by broadcasts, or not at all. The kernel decides what is left, in
-backward and after it; a meter inside only says by how much.
+Must hold: training equals that of one process on the whole batch. Each gradient is reduce-scattered during backward and
+then dropped, so whole gradients do not raise backward's memory peak. State and gradients between steps are a W-th.
+Typical fakes: all-reduces (caught by messages, and by payloads that must be the rank's own gradient); gradients kept
+until step() (caught by gates, `.grad` and bytes); state of all parameters (bytes); wait in each hook (the switch
+withholds answers, and records who waits); send parameters by broadcasts, or not at all. The kernel's memory peak
+decides; a meter inside the process only explains.
 """
 
 from collections import Counter
@@ -18,8 +18,8 @@ from lab.harness.pytest_plugin import exercise
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
 from .messages_fsdp import listing
-from .oracles_fsdp import BLOCK, draw_plan, natural, trains_as_one
-from .weighed_fsdp import holds_a_part
+from .oracles_fsdp import BLOCK, check_training, draw_plan, natural
+from .weighed_fsdp import check_holds_part
 
 ZERO2 = "zero.zero2"
 
@@ -31,7 +31,7 @@ ZERO2 = "zero.zero2"
 )
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, optim, case):
     plan = draw_plan(rng, **{case: True})
-    trains_as_one(run, rng, "zero2", plan, natural(plan, 2, rng.integers(1, 2)), world, optim, expect=expect)
+    check_training(run, rng, "zero2", plan, natural(plan, 2, rng.integers(1, 2)), world, optim, expect=expect)
 
 
 @exercise(ZERO2, kind="numerics")
@@ -39,7 +39,7 @@ def test_only_parameters_that_changed_are_all_gathered(run, rng, expect):
     plan = draw_plan(rng)
     blocks = list(range(3))
     orders = [[blocks], [rng.shuffled(blocks)[:2]], [[2, 2, 1], blocks], [rng.shuffled(blocks)[:1]]]
-    for rank, got in enumerate(trains_as_one(run, rng, "zero2", plan, orders, 2, "adamw", expect=expect)):
+    for rank, got in enumerate(check_training(run, rng, "zero2", plan, orders, 2, "adamw", expect=expect)):
         for number, step in enumerate(got["seen"]):
             gathered = sum(r["op"] == "all_gather" for r in step["rows"])
             used = {block for order in orders[number] for block in order}
@@ -51,18 +51,18 @@ def test_only_parameters_that_changed_are_all_gathered(run, rng, expect):
 
 @exercise(ZERO2, kind="numerics")
 def test_only_the_ranks_of_its_group_train_together(run, rng):
-    oracles.averages_its_group(run, rng, "zero2")
+    oracles.check_group_mean(run, rng, "zero2")
 
 
 @exercise(ZERO2, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    oracles.survives_fp16(run, rng, "zero2")
+    oracles.check_fp16_mean(run, rng, "zero2")
 
 
 @exercise(ZERO2, kind="numerics")
 def test_zero_grad_drops_what_is_still_being_sent(run, rng):
     cause = "zero_grad() after backward drops what is under way, too"
-    oracles.survives_fp16(run, rng, "zero2", {"dropped": -0.5}, cause)
+    oracles.check_fp16_mean(run, rng, "zero2", {"dropped": -0.5}, cause)
 
 
 @exercise(ZERO2, kind="property")
@@ -73,9 +73,9 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
     for p in probes_fsdp.Net(plan).parameters():
         want["reduce_scatter", "backward", -(-p.numel() // world)] += 1
         want["all_gather", "step", -(-p.numel() // world)] += 1
-    # The switch withholds answers to messages of backward until step(), so nobody may wait for the last one before.
+    # The switch withholds the answers of the last messages until step(): a rank that waits earlier stalls.
     hold = [(f"{step}.0 block 0 backward", f"{step} step") for step in range(2)]
-    for rank, got in enumerate(trains_as_one(run, rng, "zero2", plan, natural(plan, 2), world, hold=hold)):
+    for rank, got in enumerate(check_training(run, rng, "zero2", plan, natural(plan, 2), world, hold=hold)):
         for number, step in enumerate(got["seen"]):
             what = f"rank {rank} of {world}, step {number}"
             assert got["left"][number] == [], (
@@ -115,7 +115,7 @@ def test_gradients_and_state_are_a_share(run, rng):
             ("gradients", 1 + 3 / world, "and a W-th of the gradients"),
             ("backward", 1 + 3 / world, "and no whole gradients: drop .grad, and wait for all reduce-scatters but one"),
         ]:
-            late = 1.2 if name == "backward" else 0.2  # a message that has arrived may still hold its gradient
+            late = 1.2 if name == "backward" else 0.2  # an arrived message may still hold its gradient
             growth = (got[name] - smaller[name]) / BLOCK
             measured(f"with four layers more, layers more held: {name}", growth, 4 * allowed + late, at_most=True)
             assert growth <= 4 * allowed + late, (
@@ -127,4 +127,4 @@ def test_gradients_and_state_are_a_share(run, rng):
 @exercise(ZERO2, kind="property")
 @pytest.mark.parametrize("moment", ["backward", "gradients"])
 def test_no_whole_gradient_is_left(run, rng, moment):
-    holds_a_part(run, rng, "zero2", moment)
+    check_holds_part(run, rng, "zero2", moment)

@@ -1,4 +1,4 @@
-"""Checks a rank's memory at one moment of a step of a large net, by the kernel's counters, inside torch and outside."""
+"""Checks the memory of a rank at one moment of a step of a large net, by the kernel's memory peak."""
 
 import torch
 
@@ -10,7 +10,7 @@ from .messages_fsdp import parts
 from .probes_fsdp import Net
 
 WORLD = 4
-MOMENTS = {  # by kind: a W-th of all parameters may be there so often at each, beside a few layers; what is too much
+MOMENTS = {  # kind: moment: (how often a W-th of all parameters may be held, beside a few layers; what is forbidden)
     "gather": {
         "forward": (1, "all layers whole, as they are or for autograd: gather each for its own forward, and free it,"),
         "backward": (2, "all layers or their whole gradients: free each layer's when it is done,"),
@@ -21,7 +21,7 @@ MOMENTS = {  # by kind: a W-th of all parameters may be there so often at each, 
         "backward": (3, "all layers or their whole gradients: fetch the next one alone, and free each,"),
     },
     "mixed": {
-        # The masters, as much in 16 bits, the whole layer in 16 bits, and what it computes.
+        # The masters, their 16-bit copies, the gathered layer in 16 bits, and its activations.
         "forward": (5.4, "the layer in use in float32: cast each shard before the gather, compute in 16 bits,"),
     },
     "zero2": {
@@ -31,17 +31,17 @@ MOMENTS = {  # by kind: a W-th of all parameters may be there so often at each, 
 }
 
 
-def holds_a_part(run, rng, kind, moment) -> None:
-    """Assert that a rank then holds only its part and the layers in use, by the kernel's high-water mark."""
+def check_holds_part(run, rng, kind, moment) -> None:
+    """Assert that at this moment a rank holds only its shard and the layers in use, by the kernel's memory peak."""
     world, seed, mixed = WORLD, rng.integers(0, 10**6), kind == "mixed"
-    steps = 1 + (kind == "prefetch")  # its first step learns the order
+    steps = 1 + (kind == "prefetch")  # the first step of "prefetch" learns the order
     blocks = 1 if mixed else 16
     hidden = rng.integers(11000, 11200) if mixed else rng.integers(1300, 1350)
     plan = {"width": 1024 if mixed else 256, "hidden": [hidden] * blocks, "vocabulary": 128}
     tokens = [rng.tokens(1, vocabulary=128) for _ in range(world)]
     total = 4 * parts(plan, world)[2]
     small = {"width": 8, "hidden": [16] * blocks, "vocabulary": 128}
-    ballast = 3 * total // 2  # the net is whole only while it is created
+    ballast = 3 * total // 2  # more than the whole net, which exists only at creation
     traces = run.trace(probes_fsdp.weighed, kind, plan, seed, tokens, moment, ballast, steps, world=world)
     (baseline,) = run.trace(probes_fsdp.weighed, kind, small, seed, tokens, moment, 1 << 12, steps, world=1)
     with torch.random.fork_rng():
