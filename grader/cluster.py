@@ -40,43 +40,43 @@ class Task:
     result: Path  # file for the answer; its name is unique among the tasks
 
 
-Answer = Graded | str  # str: why it could not be judged
+JobResult = Graded | str  # str: why it could not be judged
 
 
 def grade_on(
     cluster: Cluster, submissions: Sequence[Submission], settings: Settings, jobs: int, record: Callable[[Graded], None]
 ) -> Iterator[tuple[Submission, str]]:
     """Like `batch.grade_all`, but in jobs of a cluster: at most `jobs` at a time on each track."""
-    lanes = []
+    tracks = []
     for track, ids in _tracks(cluster, settings.ids).items():
         folder = _private_folder(cluster.folder / track)
         results, track_settings = _private_folder(folder / "results"), replace(settings, ids=ids)
         tasks = [Task(s, track_settings, results / f"{s.name}.json") for s in submissions]
-        lanes.append(Lane(tasks, start(cluster, track, folder, jobs), folder / "jobs.json"))
-    answers: dict[Submission, list[Answer]] = defaultdict(list)
-    lost = False
+        tracks.append(TrackJobs(tasks, start(cluster, track, folder, jobs), folder / "jobs.json"))
+    answers: dict[Submission, list[JobResult]] = defaultdict(list)
+    any_problem = False
     try:
-        while any(lane.busy for lane in lanes):
-            for lane in lanes:
-                for task, answer in lane.poll():
+        while any(track_jobs.busy for track_jobs in tracks):
+            for track_jobs in tracks:
+                for task, answer in track_jobs.poll():
                     parts = answers[task.submission]
                     parts.append(answer)
-                    if len(parts) < len(lanes):
+                    if len(parts) < len(tracks):
                         continue
                     joined = _joined(parts)
                     if isinstance(joined, Graded):
                         record(joined)
-                    for each in lanes:
-                        each.forget(task.submission, joined)
+                    for each in tracks:
+                        each.delete_result(task.submission, joined)
                     if isinstance(joined, str):
-                        lost = True
+                        any_problem = True
                         yield task.submission, joined
-            if any(lane.busy for lane in lanes):
-                time.sleep(min(lane.scheduler.pause_s for lane in lanes))
+            if any(track_jobs.busy for track_jobs in tracks):
+                time.sleep(min(track_jobs.scheduler.pause_s for track_jobs in tracks))
     finally:
-        for lane in lanes:
-            lane.stop()
-    if not lost:
+        for track_jobs in tracks:
+            track_jobs.stop()
+    if not any_problem:
         shutil.rmtree(cluster.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             cluster.folder.parent.rmdir()
@@ -90,7 +90,7 @@ def _tracks(cluster: Cluster, ids: tuple[str, ...]) -> dict[str, tuple[str, ...]
     return {track: track_ids for track, track_ids in (("cpu", cpu), ("gpu", gpu)) if track_ids}
 
 
-def _joined(parts: list[Answer]) -> Answer:
+def _joined(parts: list[JobResult]) -> JobResult:
     """Join the answers of all tracks of one submission; if one track has a problem, return that."""
     if problem := next((p for p in parts if isinstance(p, str)), None):
         return problem
@@ -105,7 +105,7 @@ def _joined(parts: list[Answer]) -> Answer:
     return first
 
 
-class Lane:
+class TrackJobs:
     """The tasks of one track: waiting, in a job, or answered."""
 
     def __init__(self, tasks: list[Task], scheduler: Slurm | Local, jobs_file: Path):
@@ -127,7 +127,7 @@ class Lane:
     def busy(self) -> bool:
         return bool(self.waiting or self.jobs)
 
-    def poll(self) -> Iterator[tuple[Task, Answer]]:
+    def poll(self) -> Iterator[tuple[Task, JobResult]]:
         """Submit as many tasks as the scheduler accepts; yield tasks that were answered or given up."""
         self._submit()
         files = set(os.listdir(self.jobs_file.parent / "results"))  # listing makes a network file system refresh
@@ -151,7 +151,7 @@ class Lane:
         tasks = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
         if not tasks:
             return
-        submitted = self.scheduler.submit(work, tasks)
+        submitted = self.scheduler.submit(run_job, tasks)
         self._warn_once(submitted is not None)
         if submitted is None:
             self.waiting.extendleft(reversed(tasks))
@@ -182,7 +182,7 @@ class Lane:
             logging.getLogger(__name__).warning("the cluster's controller does not answer; waiting for it")
         self.warned = not answered
 
-    def forget(self, submission: Submission, answer: Answer) -> None:
+    def delete_result(self, submission: Submission, answer: JobResult) -> None:
         """Delete the answer file once the gradebook has it. If a job was lost, keep the other track's answer."""
         path = self.jobs_file.parent / "results" / f"{submission.name}.json"
         if isinstance(answer, Graded) or isinstance(read(path), str):
@@ -198,7 +198,7 @@ class Lane:
         self.jobs_file.unlink(missing_ok=True)
 
 
-def work(task: Task) -> NoReturn:
+def run_job(task: Task) -> NoReturn:
     """Runs in a job: judge one submission in a separate process, which writes the answer file.
 
     submitit installs signal handlers in this process: SIGTERM is ignored, and others raise exceptions, which pytest
@@ -226,7 +226,7 @@ def _judge(task: Task) -> None:
     write_atomically(task.result, json.dumps(answer).encode())
 
 
-def read(path: Path) -> Answer | None:
+def read(path: Path) -> JobResult | None:
     """The answer that a job wrote; None if there is no file, or it is incomplete."""
     try:
         answer = json.loads(path.read_text(encoding="utf-8"))

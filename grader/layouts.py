@@ -38,7 +38,7 @@ def root_of(members: Sequence[Member], name: str, layout: str = "auto") -> Root:
     fork = forks[0] if len(forks) == 1 else None
     if layout == "auto":
         files = {"/".join(m.parts) for m in members if m.kind == "file"}
-        has_files = stage_root is not None and any("/".join((*stage_root, file)) in files for file in _files())
+        has_files = stage_root is not None and any("/".join((*stage_root, file)) in files for file in _exercise_files())
         has_package = fork is not None and any(m.parts[: len(fork)] == fork and m.parts[len(fork) :][:1] == (p,)
                                                for m in members for p in _PACKAGES)  # fmt: skip
         layout = "cs336" if fork is not None and (not has_files or (fork == stage_root and has_package)) else "stages"
@@ -103,7 +103,7 @@ def of_profile(profile: str) -> str:
     return "cs336" if profile in cs336.profiles() else "stages"
 
 
-def is_one(path: Path) -> tuple[bool, str]:
+def is_one_submission(path: Path) -> tuple[bool, str]:
     """(whether a folder is one submission rather than a folder of submissions, a message if this is in doubt).
 
     Stage folders, student/ and parts of a fork suggest one submission; children that look like submissions suggest
@@ -111,7 +111,7 @@ def is_one(path: Path) -> tuple[bool, str]:
     """
     children = [child for child in sorted(path.iterdir()) if not ignored(child.name)]
     parts = [child.name for child in children if _is_part(child)]
-    others = [child.name for child in children if child.name not in parts and _looks_like_one(child)]
+    others = [child.name for child in children if child.name not in parts and _looks_like_submission(child)]
     if not others:
         return bool(parts) or any(child.name in stages() and child.is_dir() for child in children), ""
     if not parts:
@@ -142,7 +142,7 @@ def stages() -> tuple[str, ...]:
     return tuple(stage.name for stage in default().stages)
 
 
-def _files() -> set[str]:
+def _exercise_files() -> set[str]:
     return {exercise.file for exercise in default().exercises.values()}
 
 
@@ -172,10 +172,10 @@ def _is_part(child: Path) -> bool:
         return _has_exercises(child)
     if child.parent.joinpath(*cs336.ADAPTERS).is_file() and child.name in (cs336.ADAPTERS[0], *_PACKAGES):
         return child.is_dir()
-    return any((child.parent / file).is_file() for file in _files() if file.partition("/")[0] == child.name)
+    return any((child.parent / file).is_file() for file in _exercise_files() if file.partition("/")[0] == child.name)
 
 
-def _looks_like_one(child: Path) -> bool:
+def _looks_like_submission(child: Path) -> bool:
     if child.is_symlink() or not child.is_dir():
         return is_archive(child) and child.is_file()
     return any(
@@ -185,7 +185,7 @@ def _looks_like_one(child: Path) -> bool:
 
 
 def _has_exercises(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in _files())
+    return any((folder / file).is_file() for file in _exercise_files())
 
 
 def _some(names: list[str]) -> str:

@@ -44,7 +44,7 @@ def find(
 ) -> list[Submission]:
     """The submissions in `paths`, in a stable order. A path is a submission's folder, an archive, or a folder of those.
 
-    `layouts.is_one` decides whether a folder is one submission; otherwise each sub-folder and archive in it is one.
+    `layouts.is_one_submission` decides whether a folder is one submission; otherwise each sub-folder and archive in it is one.
     report(line): called for doubtful folders and new names. into: folder for unpacking the archive of a whole class;
     without it, such an archive counts as one submission.
     """
@@ -53,7 +53,7 @@ def find(
         path = _resolved(given)
         if into and path.is_file() and is_archive(path) and received.is_class(path):
             path = received.unpack(path, into, report)
-        one, doubt = layouts.is_one(path) if path.is_dir() else (False, "")
+        one, doubt = layouts.is_one_submission(path) if path.is_dir() else (False, "")
         if doubt:
             report(doubt)
         if path.is_dir() and not one:

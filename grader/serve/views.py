@@ -114,7 +114,7 @@ def decide(slug: str) -> Page:
         if form.get("version") != row.version:
             return _student(now, slug, STALE, 409)
         chosen = [form.get("exercise", "")] if form.get("kind") != "extend" else [""]
-        rulings.rule(
+        rulings.record(
             book, row.graded, now.ids, form.get("kind", ""), chosen, value, form.get("why", ""), current_user.login
         )
     return redirect(url_for("pages.student", slug=slug), 303)
