@@ -1,4 +1,4 @@
-"""Shared by the grader's commands: output, common options, checks of arguments, opening the latest run."""
+"""Helpers of the grader's commands: output, common options, checks of arguments, opening the latest run."""
 
 import contextlib
 import difflib
@@ -48,7 +48,7 @@ def say(text: str, console: Console = out, style: str | None = None) -> None:
 
 
 def progress(hidden: bool) -> Progress:
-    """A bar with the time left. The estimate uses the last hours, because one step may take minutes."""
+    """Return a bar with the time left, estimated from the last three hours, because one step may take minutes."""
     columns = (*_COLUMNS, TimeRemainingColumn())
     return Progress(*columns, console=err, disable=hidden, transient=True, speed_estimate_period=3 * 3600)
 

@@ -1,4 +1,4 @@
-"""The commands for decisions by hand, marks, and grades for other tools; grader.policy says how decisions count."""
+"""Commands for decisions by hand, marks, and grades for other tools. `grader.policy` applies decisions to grades."""
 
 import getpass
 import json

@@ -1,4 +1,4 @@
-"""`grader doctor`: what a machine lacks for grading, and how to fix it. `lab.commands.doctor` checks the rest."""
+"""`grader doctor`: finds what a machine lacks for grading, and how to fix it. `lab.commands.doctor` checks the rest."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ def examine() -> Iterator[Finding]:
 
 
 def isolation() -> Iterator[Finding]:
-    """The sandboxes that start here. Grading needs one that is safe for hostile code: bubblewrap or uid."""
+    """Whether each isolation works here. Grading needs one that contains hostile code: bubblewrap or uid."""
     problems = available()
     isolated = not (problems["bubblewrap"] and problems["uid"])
     for kind in ("bubblewrap", "uid"):

@@ -10,4 +10,4 @@ class GradebookError(InputError):
 
 
 class Busy(GradebookError):
-    """Another process writes into the gradebook."""
+    """Another process writes to the gradebook."""

@@ -19,7 +19,7 @@ from lab.solution import forbidden
 
 _CORE = ("tests/conftest.py", "lab/harness/pytest_plugin.py", "lab/ranks/zygote.py")  # affect every result
 _WRITTEN = ("questions.toml", "lab/course/questions.py", "grader/written.py", "grader/answer_key.py")
-# Only show results: a change in them needs no regrade
+# These files only show results, so a change in them needs no regrade.
 _DISPLAY_ONLY = ("lab/commands/cli.py", "lab/harness/progress.py", "lab/commands/status.py", "lab/harness/summary.py")
 
 
@@ -35,7 +35,7 @@ def full_digest() -> str:
 
 
 def manifest(layout: str = "auto") -> dict[str, Any]:
-    """{"exercises": {id: {what it depends on: digest}}, "written": digest, "layout": …}.
+    """Return {"exercises": {id: {what it depends on: digest}}, "written": digest, "layout": …}.
 
     `changes` and `written_changes` compare an earlier manifest with the present state.
     """
@@ -44,7 +44,7 @@ def manifest(layout: str = "auto") -> dict[str, Any]:
 
 
 def changes(id: str, earlier: dict[str, Any]) -> str:
-    """Why an exercise's results may differ now from those under the earlier manifest; "" if nothing changed."""
+    """Return why an exercise's results may differ now from those under an earlier manifest; "" if nothing changed."""
     if not earlier:
         return "no note was kept of what it rests on"
     if id not in earlier["exercises"]:
@@ -55,7 +55,7 @@ def changes(id: str, earlier: dict[str, Any]) -> str:
 
 
 def written_changes(earlier: dict[str, Any]) -> str:
-    """Why answers to written questions may earn other points now; "" if nothing changed."""
+    """Return why answers to written questions may earn other points now; "" if nothing changed."""
     return "" if earlier.get("written") == _written() else f"one of {', '.join(_WRITTEN)} changed"
 
 
@@ -69,7 +69,7 @@ def _written_files() -> list[Path]:
 
 @functools.cache
 def _dependencies(exercise: Exercise) -> dict[str, str]:
-    """Everything that an exercise's results depend on → its digest. Files are named by their path in the kit."""
+    """Return what an exercise's results depend on → its digest. Files are named by their path in the kit."""
     entry = (exercise.object, exercise.track, sorted(exercise.needs), sorted(exercise.forbidden))
     folders = (ROOT / "tests" / exercise.stage, ROOT / "tests" / "cs336")
     candidates = (f for folder in folders for f in sorted(folder.glob("test_*.py")))

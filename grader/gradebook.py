@@ -48,7 +48,7 @@ class Gradebook:
         address = self.path.with_suffix(".address")
         self._db: Database
         if address.is_file():
-            from .postgres import Postgres  # late: psycopg, if it is installed, takes a while
+            from .postgres import Postgres  # imported late, because importing psycopg takes a while
 
             self._db = Postgres(address.read_text(encoding="utf-8").strip(), write)
         else:
@@ -68,8 +68,8 @@ class Gradebook:
     ) -> int:
         """Begin a run and return its id.
 
-        fields: the others of Run. base: an earlier run, whose submissions are copied into this one. again: by name
-        of a submission, the exercises to be judged again; their copied results are marked as stale.
+        fields: further fields of Run. base: id of an earlier run, whose submissions are copied into this one. again:
+        name of a submission → exercises to judge again; the copies of their results are marked as stale.
         """
         ids = self.assignment.profiles.get(fields["profile"], ())
         with self._db.transaction():
@@ -90,7 +90,7 @@ class Gradebook:
         return next((Run(number, **json.loads(value)) for number, value in rows), None)
 
     def record(self, run: int, graded: Graded) -> None:
-        """Write a submission atomically; replace the one of the same name in this run."""
+        """Write a submission atomically; replace the submission of the same name in this run."""
         with self._db.transaction():
             if not self._db.ask("SELECT number FROM entry WHERE kind = 'run' AND number = ?", (run,)):
                 raise GradebookError(f"{self.path}: no run {run}; start one with start_run")
@@ -119,7 +119,7 @@ class Gradebook:
             return self.decided(self._stored(run))
 
     def decided(self, graded: Mapping[str, Graded]) -> dict[str, Graded]:
-        """The same submissions, with the marks and decisions that are in force now."""
+        """Return the same submissions, with the marks and decisions that are in force now."""
         marks: dict[str, dict[tuple[str, str], Mark]] = defaultdict(dict)
         by_name: dict[str, list[Decision]] = defaultdict(list)
         decisions = self.decisions()

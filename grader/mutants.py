@@ -147,11 +147,11 @@ def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
 def check(
     stages: Iterable[str], progress: Any, sample: bool = False, seed: str = "public", only: Sequence[str] = ()
 ) -> dict[str, dict]:
-    """By stage: points of the reference and the stubs, and the outcome of mutants and variants.
+    """Return by stage the points of the reference and the stubs, and the outcomes of mutants and variants.
 
-    Each exercise of the reference is tested in a copy in which all that it does not need is a stub, so a prerequisite
-    that assignment.toml does not name costs points here.
-    only: restrict to these exercises. sample: one mutant and one variant per stage, without the reference.
+    Each exercise of the reference is tested beside stubs of everything that it does not need. So a prerequisite that
+    assignment.toml does not name costs points here.
+    only: restrict to these exercises. sample: test one mutant and one variant per stage, but not the reference.
     """
     ids_of = {s: [e.id for e in default().of_stage(s) if not only or e.id in only] for s in stages}
     stages = [s for s, ids in ids_of.items() if ids]
@@ -208,7 +208,7 @@ def passed(o: dict) -> bool:
 
 
 class _Bench:
-    """Judges one edited copy after the other with one runner, so that the zygote stays warm."""
+    """Judges one edited copy after another with one runner, so that its zygote serves all of them."""
 
     def __init__(self, runner: Any, folder: Path, seed: str, report: Any):
         self.runner, self.folder, self.seed, self.report = runner, folder, seed, report
@@ -259,7 +259,7 @@ class _Bench:
         return {"when": {m.name: m.why for m in mutants}, "tests": tests}
 
     def reference(self, ids: list[str]) -> dict[str, float]:
-        """Points of the reference, each exercise beside stubs of all that it does not need."""
+        """Return the points of the reference, each exercise tested beside stubs of everything that it does not need."""
         self.report(advance=1)
         results = []
         for id in ids:
@@ -277,13 +277,13 @@ class _Bench:
         return round(totals(score(default(), results, ids))[0], 6)
 
     def failed(self, mutant: Edited) -> list[Result]:
-        """A list with the first failing test; empty if all pass. Raises InputError."""
+        """Return a list with the first failing test, empty if all pass. Raises InputError if an edit does not match."""
         self.report(advance=1)
         results = self.results(apply(mutant, self.folder), [mutant.exercise], first_failure=True)
         return [r for r in results if r.outcome == "failed"]
 
     def survives(self, mutant: Edited) -> str:
-        """Why the mutant counts as survived; "" if it was killed as expected."""
+        """Return why the mutant counts as survived; "" if it was killed as expected."""
         try:
             fails = self.failed(mutant)
         except InputError as error:

@@ -1,6 +1,6 @@
-"""Converts the lists that learning platforms add to a download into people.csv: who handed in what, and when.
+"""Converts lists of learning platforms into people.csv: which student handed in which submission, and when.
 
-A group's submission has one row per student.
+The submission of a group has one row per student.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def requested(graded: AllGraded, names: Collection[str], ids: Collection[str]) -
 
 
 def affected(runs: Collection[Run], graded: AllGraded, ids: Collection[str]) -> Why:
-    """Exercises that a change affects, or that an unfinished regrade had marked."""
+    """Return the exercises that a change affects, or that an unfinished regrade has marked, with reasons."""
     by_id = {run.id: run for run in runs}
     latest, now = max(by_id), fingerprint.full_digest()
     reasons: dict[tuple[int, str], str] = {}

@@ -49,7 +49,7 @@ def checked_reason(why: str) -> str:
 
 
 def _check_fits(graded: Graded, exercise: str, value: float) -> None:
-    """Raise InputError if an adjustment would lift an exercise above its maximum, or below 0."""
+    """Raise InputError if an adjustment would take an exercise above its maximum, or below 0."""
     (score,) = graded.scores(default(), [exercise])
     by_hand = sum(float(d.value) for d in graded.decisions if (d.kind, d.exercise) == ("adjust", exercise))
     got = score.earned + by_hand

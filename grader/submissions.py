@@ -42,9 +42,9 @@ class Unpacked:
 def find(
     paths: list[Path], report: Callable[[str], None] = lambda line: None, into: Path | None = None
 ) -> list[Submission]:
-    """The submissions in `paths`, in a stable order. A path is a submission's folder, an archive, or a folder of those.
+    """Return the submissions in `paths`, in a stable order. Raises SubmissionError for a path without a submission.
 
-    `layouts.is_one_submission` decides whether a folder is one submission; otherwise each sub-folder and archive in it is one.
+    A path is a submission's folder, an archive, or a folder of those (`layouts.is_one_submission` decides which).
     report(line): called for doubtful folders and new names. into: folder for unpacking the archive of a whole class;
     without it, such an archive counts as one submission.
     """

@@ -66,7 +66,7 @@ def target_of(member: Member, path: tuple[str, ...], limits: UnpackLimits) -> tu
 
 
 def edition(adapters: bytes) -> str:
-    """The profile of these adapters. Only the file of 2026 defines get_fsdp or get_ddp."""
+    """Return the profile of these adapters. Only the file of 2026 defines get_fsdp or get_ddp."""
     try:
         defined = {n.name for n in ast.walk(parsed(adapters)) if isinstance(n, ast.FunctionDef)}
     except SyntaxError:
@@ -84,7 +84,7 @@ def install(root: Path) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    """The tests to run on a fork of this edition: those that count, and the advisory ones. Use `id in asked`."""
+    """The tests to run on a fork of this edition: counting and advisory ones. `id in selection` checks a test id."""
 
     edition: str
 
@@ -128,7 +128,7 @@ def course_results(results: Iterable[Result], edition: str) -> list[Result]:
 
 
 def _adapter(r: Result) -> tuple[str, bool]:
-    """The adapter that a test reaches: one per exercise, but backward has two, told apart by "triton" in test names."""
+    """Identify the adapter that a test calls: one per exercise, but two for backward; "triton" in the name decides."""
     return r.exercise, "triton" in r.test.rpartition("::")[2]
 
 
@@ -142,7 +142,7 @@ def _course_result(r: Result, counts: bool, works: bool) -> Result:
 
 
 def lab_uses(root: Path) -> list[str]:
-    """Lines where a fork names modules of lab: no honest fork knows them. gc, inspect and sys are no evidence."""
+    """Return the lines in which a fork names modules of lab, which no honest fork knows. Other modules do not count."""
     found = set[str]()
     for path in root.rglob("*.py"):
         with contextlib.suppress(Unreadable):  # for example too long; that is no evidence
@@ -157,7 +157,7 @@ def fork_files(root: Path) -> list[str]:
 
 
 def _missing(message: str) -> str:
-    """Name the thing that this machine lacks for the test; "" if the test failed for another reason."""
+    """Return what the test needs and this machine lacks; "" if the test failed for another reason."""
     if _NEEDS_CUDA.search(message):
         return "needs CUDA: the code asks for a GPU, and there is none in the sandbox"
     if found := _NEEDS_PYTHON.search(message):

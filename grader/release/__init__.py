@@ -46,7 +46,7 @@ _OF_OTHER_PROFILES = (
 )
 
 _GIVEN = tomllib.loads((HERE / "given.toml").read_text(encoding="utf-8"))
-GIVEN = {(file, line) for file, lines in _GIVEN.items() for line in lines}  # handed out on purpose
+GIVEN = {(file, line) for file, lines in _GIVEN.items() for line in lines}  # lines given to students on purpose
 
 
 def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
@@ -76,7 +76,7 @@ def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
 
 
 def solutions() -> Solutions:
-    """The solutions' code, which must not be in a release."""
+    """Return a search for the solutions' code, which must not be in a release."""
     return Solutions(ROOT / "reference", _stubs())
 
 
@@ -97,7 +97,7 @@ def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
 
 
 def write_zip(out: Path, found: Mapping[str, bytes], executable: Iterable[str] = ()) -> None:
-    """Write a zip atomically and reproducibly; the files named in `run` become executable."""
+    """Write a zip atomically and reproducibly; the files named in `executable` become executable."""
     if not out.parent.is_dir():
         raise InputError(f"--out: expected a place for a file, got {out}: {out.parent} is no folder")
     buffer = io.BytesIO()
@@ -171,7 +171,7 @@ def _imported(name: str, data: bytes) -> set[str]:
 
 
 def _without_dead_links(name: str, found: Mapping[str, bytes]) -> str:
-    """A page in which links to Python files missing from the archive become plain text."""
+    """Return a page in which links to Python files missing from the archive are plain text."""
 
     def link(match: re.Match[str]) -> str:
         target = os.path.normpath(PurePosixPath(name).parent / match[2].partition("#")[0])

@@ -1,4 +1,4 @@
-"""Writes the grader's reports: HTML pages (`html`) and formats of other tools (`exports`).
+"""Writes the grader's reports: HTML pages (`html`) and files for other tools (`exports`).
 
 Names, messages and outputs come from submissions and may be hostile. This file turns them into plain text that is safe
 to store and show: no characters that control a terminal, break a database or JSON, or mislead a reader. Escaping for

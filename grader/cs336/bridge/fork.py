@@ -22,7 +22,7 @@ sys.meta_path.insert(0, supplied.Hollow(MISSING))
 
 
 def adapter(exercise: str, *names: str) -> Callable[..., Any]:
-    """The first of these functions that tests/adapters.py defines; a stub raises NotImplementedError with our id."""
+    """Return the first of these functions in tests/adapters.py. A missing function or a stub raises our error."""
     adapters = _adapters()
     found = next((getattr(adapters, n) for n in names if hasattr(adapters, n)), None)
     if found is None:
