@@ -1,6 +1,6 @@
-"""Cuts one module of the reference down to its stub: decides what raises, what stays, and what is removed.
+"""Cuts one module of the reference down to its stub: decides which functions raise, and which code stays.
 
-It removes whole lines. `grader.stubs` lets ruff remove unused imports and fix the layout.
+It removes whole lines. `grader.stubs` calls ruff to remove unused imports and to fix the layout.
 """
 
 import ast
@@ -20,7 +20,7 @@ _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Cutter:
-    """Cuts one module. Lines are counted from 1, as ast counts them."""
+    """Cuts one module. Line numbers start at 1, as in ast."""
 
     def __init__(self, file: str, text: str, assignment: Assignment):
         self.exercise = {e.file: e.id for e in assignment.exercises.values()}.get(file)
@@ -46,7 +46,7 @@ class Cutter:
             while top > first and self.is_comment(top - 1):
                 top -= 1
             dropped = (previous_removed and _is_string(node)) or not self.cut_statement(node, scope)
-            if dropped or previous_removed:  # a comment not directly above may be about removed code
+            if dropped or previous_removed:  # a comment that is not directly above may be about removed code
                 self.removed.update(n for n in range(first, begin if dropped else top) if self.is_comment(n))
             if dropped:
                 self.removed.update(range(begin, _end(node) + 1))
@@ -100,7 +100,7 @@ class Cutter:
         return self.lines[number].lstrip().startswith("#")
 
     def last(self, node: ast.stmt) -> int:
-        """The last line of a function or class, including comments after its last statement."""
+        """Return the last line of a function or class, including comments after its last statement."""
         last = _end(node)
         for number in range(last + 1, len(self.lines)):
             line = self.lines[number]
@@ -111,19 +111,19 @@ class Cutter:
 
 
 def stub_line(kernel: bool, exercise: str, name: str, doc: str | None, column: int) -> str:
-    """The line that replaces a solution. Its message has the exercise's id and the docstring's first clause."""
+    """Return the line that replaces a solution. Its message has the exercise's id and the docstring's first clause."""
     first = " ".join((doc or "").split("\n\n")[0].split())
     call, task = "raise NotImplementedError(", _SENTENCE.split(first)[0]
     if kernel:  # Triton cannot compile raise
         call, task = "tl.static_assert(False, ", "write this kernel"
-    if " " not in task:  # no docstring, or only an argument's name, as of "params: as for torch's"
+    if " " not in task:  # no docstring, or one word before a colon, as in "params: as in torch"
         task = f"write {name}"
     message = textwrap.shorten(f"{exercise}: {task}", max(WIDTH - column - 6, 40), placeholder=" …")
     return f"{call}{json.dumps(message, ensure_ascii=False)})"
 
 
 def _assigned(statement: Any) -> Iterator[str]:
-    """Names an assignment binds or changes: x of `x = 1`, `x, y = 1, 2`, `x[0] = 1` and `x.y += 1`."""
+    """Yield the names that an assignment binds or changes: x of `x = 1`, `x, y = 1, 2`, `x[0] = 1` and `x.y += 1`."""
     targets = getattr(statement, "targets", [getattr(statement, "target", None)])
     for part in [part for target in targets for part in getattr(target, "elts", [target])]:
         while isinstance(part, ast.Attribute | ast.Subscript | ast.Starred):

@@ -1,7 +1,7 @@
-"""Finds submissions and unpacks them. Only code of the six stages is unpacked, or a CS336 fork's packages and adapters.
+"""Finds submissions and unpacks them: code of the stages and written answers, or a CS336 fork's code.
 
-Nothing here trusts a name, a size or a header. Files are read within a byte limit and written one by one; links are
-never followed; other files are left out and counted. An archive that exceeds a limit is refused as a whole.
+This module trusts no name, size or header. It reads files within a byte limit, writes them one by one, and never
+follows links. It counts the other files and leaves them out. It refuses an archive that exceeds a limit.
 """
 
 import hashlib
@@ -82,9 +82,9 @@ def _resolved(given: Path) -> Path:
 def unpack(submission: Submission, destination: Path, limits: UnpackLimits | None = None) -> Unpacked:
     """Copy a submission's files into the new or empty folder `destination`, with modes 0644 and 0755.
 
-    It copies `<stage>/**/*.py`, answers.toml and writeup.md; of a CS336 fork what `cs336.target_of` accepts, plus
-    the bridge. Raises SubmissionError if there is no stage folder, a limit is exceeded, or the archive's headers are
-    false; then it removes `destination`.
+    It copies `<stage>/**/*.py`, answers.toml and writeup.md. From a CS336 fork it copies the files that
+    `cs336.target_of` accepts, and adds the bridge. Raises SubmissionError if there is no stage folder, a limit is
+    exceeded, or the archive's headers are false; then it removes `destination`.
     """
     limits = limits or UnpackLimits()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
@@ -132,7 +132,7 @@ def _with_unique_names(paths: list[Path], report: Callable[[str], None]) -> list
             name = f"{_safe(stems[path])}~{hashlib.sha256(os.fsencode(key)).hexdigest()[:10]}"
             if owners.setdefault(name.casefold(), path) == path:
                 break
-            key += "/"  # another folder has a file of the same name
+            key += "/"  # a file of the same name lies in another folder
         names[path] = name
     if changed := [f"{path.name[:60]} is {name}" for path, name in names.items() if name != stems[path]]:
         report(f"names that were taken or not fit for a file: {some(changed)}")
@@ -140,7 +140,7 @@ def _with_unique_names(paths: list[Path], report: Callable[[str], None]) -> list
 
 
 def _stem(path: Path) -> str:
-    """A folder's or archive's own name, without its suffix."""
+    """Return a folder's or archive's own name, without its suffix."""
     suffix = "" if path.is_dir() else next((s for s in SUFFIXES if path.name.lower().endswith(s)), "")
     return unicodedata.normalize("NFC", path.name[: len(path.name) - len(suffix)])
 
@@ -156,7 +156,7 @@ TargetOf = Callable[[Member, Parts, UnpackLimits], Parts]
 def _choose(
     members: list[Member], root: Parts, limits: UnpackLimits, target_of: TargetOf
 ) -> tuple[dict[str, Parts], list[str]]:
-    """({member name: target}, notes). Notes name links and unsafe names, and count other files that are left out.
+    """Return (member name → target, notes). Notes name links and unsafe names, and count other files left out.
 
     target_of(member, its parts below the root, limits): the target, or () to leave it out.
     """

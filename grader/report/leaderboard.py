@@ -31,7 +31,7 @@ class Row:
 
 
 def ratios(graded: Graded, ids: Iterable[str]) -> dict[str, float]:
-    """Return timed exercise → how many times as fast as its rival it is, at least; only without a failed test."""
+    """Return timed exercise → smallest measured ratio to its rival's speed. Leaves out exercises with a failed test."""
     wanted, found = set(ids), dict[str, list[float]]()
     failed = {r.exercise for r in graded.results if r.outcome == "failed"}
     for r in graded.results:
@@ -41,7 +41,7 @@ def ratios(graded: Graded, ids: Iterable[str]) -> dict[str, float]:
 
 
 def entries(graded: Graded, assignment: Assignment, ids: Collection[str]) -> list[dict[str, Any]]:
-    """Return Gradescope's "leaderboard" field. On Gradescope, students choose their names, and the course shows it."""
+    """Return Gradescope's "leaderboard" field. There, students choose their names, and the course may hide the list."""
     earned, _, _ = totals(graded.scores(assignment, ids))
     measured = sorted(ratios(graded, ids).items())
     return [
