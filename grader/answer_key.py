@@ -22,7 +22,7 @@ from lab.model.transformer import SIZES, Config, Transformer
 
 @functools.cache
 def truth(id: str) -> float | str:
-    """The right answer to a question that is not prose. Raises KeyError if no function here computes it."""
+    """Return the right answer to a question that is not prose. Raises KeyError if no function here computes it."""
     return globals()[id.replace(".", "_")](**default().questions[id].given)
 
 

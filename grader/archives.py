@@ -98,7 +98,7 @@ class Source(ABC):
 
     @contextlib.contextmanager
     def _errors_of(self, name: str) -> Iterator[None]:
-        """Turn the exceptions of a broken archive into one line that names the member."""
+        """Turn the exceptions of a broken archive into a SubmissionError of one line that names the member."""
         try:
             yield
         except SubmissionError:
@@ -109,7 +109,7 @@ class Source(ABC):
 
 
 def _shown(name: str) -> str:
-    """The name escaped and shortened, so that it fits on one line of a message."""
+    """Return the name, escaped and shortened to fit on one line of a message."""
     return repr(name)[1:-1][:120]
 
 

@@ -42,7 +42,7 @@ def grade_all(
     submissions: Sequence[Submission], settings: Settings, jobs: int, record: Callable[[Graded], None],
     before: AllGraded | None = None,
 ) -> Iterator[tuple[Submission, str]]:  # fmt: skip
-    """Grade all submissions; call record(graded) for each. Yields (submission, reason) where judging itself failed.
+    """Grade all submissions; call record(graded) for each. Yields (submission, reason) if one could not be judged.
 
     before: earlier grades by name; only the exercises that `Graded.judged` marks are judged again. Each worker is a
     pool of one process. If it dies, only its own submission is lost, which is tried once more while nothing else runs.
@@ -158,7 +158,7 @@ def _merged(before: Graded, graded: Graded) -> Graded:
 
 
 def _flags(results: list, edition: str = "") -> Iterator[Flag]:
-    """Evidence for a person to judge; a flag never changes a grade. At most one flag per kind and exercise.
+    """Yield evidence for a person to judge; a flag never changes a grade. At most one flag per kind and exercise.
 
     edition: set for a CS336 fork. A fork was written for other tests, so only forged answers get a flag.
     """

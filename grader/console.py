@@ -29,7 +29,7 @@ Out = Annotated[Path, typer.Option("--out", help="A folder that `grader grade` w
 
 @contextlib.contextmanager
 def latest(folder: Path, write: bool = True) -> Iterator[tuple[Gradebook, Run, tuple[str, ...]]]:
-    """The gradebook in a folder, its latest run, and the exercises that it grades."""
+    """Yield the gradebook in a folder, its latest run, and the ids of the exercises that this run grades."""
     with Gradebook(folder / "gradebook.sqlite", write=write) as book:
         run = book.latest_run()
         if run is None:

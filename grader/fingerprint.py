@@ -1,4 +1,4 @@
-"""Digests of everything that an exercise's results depend on besides the submission, so that a regrade is minimal.
+"""Computes digests of all inputs of an exercise's results except the submission, so that a regrade is minimal.
 
 An exercise depends on its tests and what they import from the kit, on the code that runs every probe, on the stand-ins
 of its prerequisites, on what solutions import from lab, and on its entry in assignment.toml. Points and hints do not
@@ -24,7 +24,7 @@ _DISPLAY_ONLY = ("lab/commands/cli.py", "lab/harness/progress.py", "lab/commands
 
 
 def full_digest() -> str:
-    """sha256 of everything that affects a grade besides the submission: assignment, questions, tests, lab, bridge."""
+    """Return the sha256 of all files that affect a grade: assignment, questions, answer key, tests, lab, bridge."""
     digest = hashlib.sha256()
     code = [f for folder in ("lab", "tests", "grader/cs336") for f in sorted((ROOT / folder).rglob("*.py"))]
     for file in [ROOT / "assignment.toml", *_written_files(), *code]:
@@ -94,7 +94,7 @@ def _digest(content: bytes) -> str:
 
 
 def _closure(roots: Iterable[Path]) -> list[Path]:
-    """The roots and all files of lab and tests that they import, directly or indirectly, sorted."""
+    """Return the roots and all files of lab and tests that they import, directly or indirectly, sorted."""
     found: set[Path] = set()
     todo = list(roots)
     while todo:
@@ -107,7 +107,7 @@ def _closure(roots: Iterable[Path]) -> list[Path]:
 
 @functools.cache
 def _imports(path: Path) -> tuple[Path, ...]:
-    """The files of lab and tests that a Python file imports, with the __init__.py of packages above them."""
+    """Return the files of lab and tests that a Python file imports, with the __init__.py of packages above them."""
     if path.suffix != ".py":
         return ()
     package, names = path.parent.relative_to(ROOT).parts, set[tuple[str, ...]]()

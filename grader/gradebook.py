@@ -31,7 +31,7 @@ NOTES_LIMIT = 100
 
 
 def now() -> str:
-    """UTC, "2026-01-31 23:59:59"."""
+    """Return the time in UTC, "2026-01-31 23:59:59"."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
 
 
@@ -82,7 +82,7 @@ class Gradebook:
         return run
 
     def runs(self) -> list[Run]:
-        """All runs, oldest first."""
+        """Return all runs, oldest first."""
         return [Run(number, **value) for number, value in self._entries("run")]
 
     def latest_run(self) -> Run | None:
@@ -114,7 +114,7 @@ class Gradebook:
                     self._put(run, name, replace(g, flags=flags).packed())
 
     def graded(self, run: int) -> dict[str, Graded]:
-        """Every submission of a run by name, sorted by name, with the decisions in force."""
+        """Return every submission of a run by name, sorted by name, with the marks and decisions in force."""
         with self._db.transaction(self._db.begin_read):
             return self.decided(self._stored(run))
 
@@ -136,7 +136,7 @@ class Gradebook:
         }
 
     def changes(self) -> tuple[int, int]:
-        """(number that grows with results, number that grows with people's entries); readers poll it for changes."""
+        """Return two numbers that grow with (results, people's entries); readers poll them for changes."""
         results, runs, entries = self._db.ask(
             "SELECT (SELECT coalesce(max(number), 0) FROM submission),"
             " (SELECT count(*) FROM entry WHERE kind = 'run'), (SELECT count(*) FROM entry)"
@@ -154,7 +154,7 @@ class Gradebook:
         return self._add_all("decision", ({**dict(zip(names, row, strict=True)), **shared} for row in rows))
 
     def decisions(self) -> list[Decision]:
-        """Every decision ever made, withdrawn ones too, oldest first."""
+        """Return every decision ever made, including withdrawn ones, oldest first."""
         return [Decision(number, **value) for number, value in self._entries("decision")]
 
     def mark(self, marks: Iterable[tuple[str, Mark]]) -> None:
@@ -168,14 +168,14 @@ class Gradebook:
         self._add_all("message", [asdict(message)])
 
     def threads(self) -> dict[tuple[str, str], list[Message]]:
-        """(submission, exercise) → its messages, oldest first; the state of the last one is the thread's."""
+        """Return (submission, exercise) → messages, oldest first; the last message has the thread's state."""
         found: dict[tuple[str, str], list[Message]] = defaultdict(list)
         for message in (Message(**value) for _, value in self._entries("message")):
             found[message.name, message.exercise].append(message)
         return dict(found)
 
     def accounts(self) -> dict[str, Account]:
-        """The open accounts by login. The latest entry of a login counts; an empty password closes the account."""
+        """Return the open accounts by login. A login's latest entry counts; an empty password closes the account."""
         latest = {value["login"]: Account(**value) for _, value in self._entries("account")}
         return {login: account for login, account in latest.items() if account.password}
 

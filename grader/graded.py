@@ -102,7 +102,7 @@ class Graded:
     results: list[Result] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)  # one for each written question of the profile
-    judged: dict[str, int | None] = field(default_factory=dict)  # exercise → the run that judged it; None: to judge
+    judged: dict[str, int | None] = field(default_factory=dict)  # exercise → its earlier run; None: to judge again
     # The gradebook stores these separately, so `packed` leaves them out.
     marks: list[Mark] = field(default_factory=list)  # the latest mark of each criterion
     decisions: list[Decision] = field(default_factory=list)  # the decisions in force

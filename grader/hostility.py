@@ -82,7 +82,7 @@ class Outcome:
 
     @property
     def line(self) -> str:
-        """One line for a terminal: state, fraction earned, flags, neighbour, seconds, and the reason."""
+        """A line for the terminal: state, fraction earned, flags, neighbour, seconds, and the reason."""
         state = "wrong" if self.wrong else "not run" if self.not_run else "open" if self.attack.open else "ok"
         flags = "flagged" if self.flags else "-"
         neighbour = "" if self.attack.is_honest else "neighbour harmed" if self.neighbour else "neighbour unharmed"
@@ -92,7 +92,7 @@ class Outcome:
 
 
 def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) -> list[Attack]:
-    """The attacks with these techniques or names; all if neither is given. Raises InputError.
+    """Return the attacks with these techniques or names; all if neither is given. Raises InputError.
 
     honestly: choose among the honest submissions instead.
     """
@@ -204,7 +204,7 @@ def _grade_one(submission: Submission, settings: batch.Settings) -> tuple[Graded
 
 
 def _dead(process: psutil.Process) -> bool:
-    """Whether the process has ended. Reaps an orphan, because nobody else does."""
+    """Whether the process has ended. Reaps an orphan, because no other process does."""
     with contextlib.suppress(psutil.Error, OSError):
         return process.status() == psutil.STATUS_ZOMBIE and os.waitpid(process.pid, os.WNOHANG)[0] == process.pid
     return not process.is_running()

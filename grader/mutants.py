@@ -55,7 +55,7 @@ class Edited:
 
 
 def read(kind: str, stage: str) -> list[Edited]:
-    """All mutants or variants of a stage (kind: "mutant" or "variant"); empty if there is no file."""
+    """Return all mutants or variants of a stage (kind: "mutant" or "variant"); empty if there is no file."""
     path = ROOT / "grader" / f"{kind}s" / f"{stage}.toml"
     if not path.is_file():
         return []
@@ -85,7 +85,7 @@ def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: d
 
 
 def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ...]:
-    """(file, old, new) of each edit of a table; empty if an edit is malformed. file: the default file."""
+    """Return (file, old, new) of each edit of a table; empty if an edit is malformed. file: the default file."""
     file, new, edits = table.get("file", file), table.get("new"), [*table.get("edits", [])]
     for key, form in FORMS.items():
         if key in table:
@@ -109,7 +109,7 @@ def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") ->
 
 
 def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str]:
-    """file → text after the edits. Raises InputError if an edit does not match exactly once."""
+    """Return file → text after the edits. Raises InputError if an edit does not match exactly once."""
     changed: dict[str, str] = {}
     for file, old, new in edited.edits:
         text = changed[file] if file in changed else (reference / file).read_text(encoding="utf-8")
@@ -123,13 +123,13 @@ def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str
 
 
 def _names(text: str) -> set[str]:
-    """Names in the code of a file, without words of comments and strings."""
+    """Return the names in the code of a file, without words of comments and strings."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {token.string for token in tokens if token.type == tokenize.NAME}
 
 
 def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
-    """Matches of `old` in `text`; ⋯ matches anything. A local name absent from `text` was renamed: match any name."""
+    """Yield matches of `old` in `text`. ⋯ matches anything. A local name absent from `text` matches any name."""
     exact = re.escape(old).replace("⋯", r"[\s\S]*?")
     if not re.search(exact, text):
         known, bound = _names(text), set[str]()
@@ -237,7 +237,7 @@ class _Bench:
         }
 
     def known(self, mutants: list[Edited]) -> dict[str, dict]:
-        """{"when": clause by mutant, "tests": messages by test, each with the mutants that cause it}.
+        """Return {"when": clause by mutant, "tests": messages by test, each with the mutants that cause it}.
 
         Each mutant runs twice. A message that differs between runs (uninitialized memory, order of arrival) does not
         identify the mutant.

@@ -171,7 +171,7 @@ def read(text: str, assignment: Assignment, new: bool = False) -> Policy:
 
 
 def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[str, str, str]]:
-    """(submission, stage or "", time) of each row of a CSV with columns submission, submitted and perhaps stage.
+    """Return (submission, stage or "", time) of each row of a CSV with columns submission, submitted and perhaps stage.
 
     Rows without a time are skipped: these students handed in nothing. A time without an offset is in the time zone of
     the due date. Raises InputError with the faulty line.

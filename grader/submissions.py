@@ -106,7 +106,7 @@ def unpack(submission: Submission, destination: Path, limits: UnpackLimits | Non
 
 
 def hash_of(root: Path) -> str:
-    """SHA-256 over the sorted relative paths and the contents of all files below `root`."""
+    """Return the SHA-256 over the sorted relative paths and the contents of all files below `root`."""
     digest = hashlib.sha256()
     for file in sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()):
         name, content = file.encode(), (root / file).read_bytes()
@@ -216,7 +216,7 @@ def _write(source: archives.Source, chosen: Mapping[str, Parts], destination: Pa
             _make_folder(folder)
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         with open(fd, "wb") as stream:
-            os.fchmod(fd, 0o644)  # whatever the umask
+            os.fchmod(fd, 0o644)  # independent of the umask
             stream.write(content)
 
 

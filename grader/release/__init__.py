@@ -50,7 +50,7 @@ GIVEN = {(file, line) for file, lines in _GIVEN.items() for line in lines}  # li
 
 
 def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
-    """All files of a student's archive by name. Raises InputError if the kit is not as expected.
+    """Return all files of a student's archive by name. Raises InputError if the kit is not as expected.
 
     profile: unless "full", the archive has only the exercises of this profile. ids: if given, only these of them.
     """
@@ -81,7 +81,7 @@ def solutions() -> Solutions:
 
 
 def leaks(found: Mapping[str, bytes]) -> list[Leak]:
-    """Solution code in `found`, except lines that are given on purpose (given.toml)."""
+    """Return solution code in `found`, except lines that are given on purpose (given.toml)."""
     return [leak for leak in solutions().search(found) if (leak.file, leak.text) not in GIVEN]
 
 
@@ -118,7 +118,7 @@ def _stubs() -> dict[str, str]:
 
 
 def files_below(folder: str) -> Iterable[Path]:
-    """The kit's files below a folder, without caches and hidden files."""
+    """Return the kit's files below a folder, without caches and hidden files."""
     paths = (p for p in sorted((ROOT / folder).rglob("*")) if p.is_file())
     return (p for p in paths if not any(n.startswith(".") or n == "__pycache__" for n in p.relative_to(ROOT).parts))
 
@@ -181,7 +181,7 @@ def _without_dead_links(name: str, found: Mapping[str, bytes]) -> str:
 
 
 def _makefile() -> str:
-    """The kit's Makefile, reduced to the targets that students need."""
+    """Return the kit's Makefile, reduced to the targets that students need."""
     paragraphs = (ROOT / "Makefile").read_text(encoding="utf-8").split("\n\n")
     parts = [p for p in paragraphs if any(line.startswith(_TARGETS) for line in p.splitlines())]
     if len(parts) != len(_TARGETS):
@@ -193,7 +193,7 @@ def _makefile() -> str:
 
 
 def _pyproject() -> str:
-    """The kit's pyproject.toml, without the grader and developers' tools."""
+    """Return the kit's pyproject.toml, without the grader and developers' tools."""
     kit = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project, tool = kit["project"], kit["tool"]
     for table, keys in (

@@ -77,7 +77,7 @@ class ExerciseView:
     score: ExerciseScore
     state: str
     failures: list[Failure]
-    refusals: bool  # only tests that bad input must be refused fail, so no hint is shown
+    refusals: bool  # all failed tests check how bad input is refused, so no hint is shown
     more: list[str]  # names of failing tests beyond the limit
     skipped: dict[str, list[str]]  # reason for not running → names of tests
     undecided: dict[str, list[str]]  # reason for being inconclusive → names of tests
@@ -161,7 +161,7 @@ def _view(s: ExerciseScore, results: list[Result], limits: Limits) -> ExerciseVi
 
 
 def _reasons(results: Iterable[Result], outcome: str, limits: Limits) -> dict[str, list[str]]:
-    """Reason → names of the tests with this outcome for this reason."""
+    """Return reason → names of the tests with this outcome for this reason."""
     found: dict[str, list[str]] = defaultdict(list)
     for r in results:
         if r.outcome == outcome:

@@ -98,7 +98,7 @@ class Sandbox:
         self.notes.append(text)
 
     def error_output(self, process: subprocess.Popen[bytes]) -> str:
-        """The last 64 KiB of standard error. For people to read; never use it as evidence."""
+        """Return the last 64 KiB of standard error. It is for people to read; never use it as evidence."""
         tail = self._tails[process]
         if process.poll() is not None:
             tail.join(2.0)

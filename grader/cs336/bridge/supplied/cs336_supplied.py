@@ -111,7 +111,7 @@ def _called_by_fork() -> bool:
 
 
 def _host_memory(device: Any = None) -> tuple[int, int]:
-    """(free, total) bytes of the host's memory, where the tensors really are."""
+    """Return (free, total) bytes of the host's memory, where the tensors really are."""
     return tuple(os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
 
 
@@ -245,7 +245,7 @@ class _Hollow:
 
 
 class Hollow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds these modules and their submodules. Using a name of one raises the error given for it, if any."""
+    """Finds these modules and their submodules. Using a name of a module raises the module's error, if it has one."""
 
     def __init__(self, errors: dict[str, Exception | None]):
         self.errors = errors

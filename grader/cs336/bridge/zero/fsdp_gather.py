@@ -1,4 +1,4 @@
-"""Wraps get_fsdp, which shards only Linear and Embedding of cs336_basics. These first replace torch's layers."""
+"""Wraps get_fsdp. It shards only Linear and Embedding of cs336_basics, so these first replace torch's layers."""
 
 import contextlib
 from typing import Any
