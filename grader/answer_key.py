@@ -22,7 +22,7 @@ from lab.model.transformer import SIZES, Config, Transformer
 
 @functools.cache
 def truth(id: str) -> float | str:
-    """The right answer to a question that is not prose. Raises KeyError if no function here computes it."""
+    """Return the right answer to a question that is not prose. Raises KeyError if no function here computes it."""
     return globals()[id.replace(".", "_")](**default().questions[id].given)
 
 
@@ -39,7 +39,7 @@ def benchmarking_mfu(batch: int, context: int, seconds: float, tflops: float) ->
 
 
 def _forward_flops(config: Config, batch: int, context: int) -> float:
-    """2 FLOPs per weight and token, plus the causal half of attention; a kit test counts the real model's products."""
+    """2 FLOPs per weight and token, plus the causal half of attention. A kit test checks it against the real model."""
     c = config
     block = 2 * c.width**2 + 2 * c.width * c.kv_heads * c.dim + 3 * c.width * c.hidden
     weights = c.layers * block + c.width * c.vocabulary
@@ -87,7 +87,7 @@ def ddp_flat_gain(tensors: int, mb: float, ranks: int, latency_us: float, gbps: 
 
 def zero_devices(billions: float, gb: float) -> float:
     ranks = 1
-    while (2 + 2 + 12 / ranks) * billions > gb:  # GB: parameters, gradients; sharded float32 masters and two moments
+    while (2 + 2 + 12 / ranks) * billions > gb:  # GB: bf16 parameters, gradients; sharded float32 masters, two moments
         ranks += 1
     return ranks
 
@@ -98,7 +98,7 @@ def zero_step_bytes(ranks: int) -> float:
 
 
 def fsdp_step(impl: Any) -> float:
-    """A probe: how many bytes this rank sends in one step of the reference's FSDP, from the ledger."""
+    """Probe: return the bytes that this rank sends in one step of the reference's FSDP, according to the ledger."""
     from lab.ranks.group import ledger
 
     torch.manual_seed(0)

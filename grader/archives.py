@@ -63,7 +63,7 @@ class Source(ABC):
         self.path, self.limits = path, limits
 
     def members(self) -> Iterator[Member]:
-        """All members. Raises SubmissionError if the archive is broken or unpacks to too much."""
+        """Yield all members. Raises SubmissionError if the archive is broken, or has too many members or bytes."""
         with self._errors_of(self.path.name):
             for count, (name, kind, size, _) in enumerate(self._entries()):
                 if count >= _MEMBERS:
@@ -71,7 +71,7 @@ class Source(ABC):
                 yield _checked(name, kind, size)
 
     def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
-        """(name, content) of each wanted member. Raises SubmissionError if the total exceeds limits.total_bytes."""
+        """Yield (name, content) of each wanted file. Raises SubmissionError if a file is broken or a limit exceeded."""
         total = 0
         with self._errors_of(self.path.name):
             for name, kind, _, read in self._entries():
@@ -86,7 +86,7 @@ class Source(ABC):
 
     @abstractmethod
     def _entries(self) -> Iterator[Entry]:
-        """Every member. The caller reads a member before it asks for the next one, or never."""
+        """Yield every member. The caller must read a member before it requests the next one."""
 
     def _content(self, name: str, stream: IO[bytes], size: int | None = None) -> bytes:
         content = stream.read(self.limits.file_bytes + 1)
@@ -98,7 +98,7 @@ class Source(ABC):
 
     @contextlib.contextmanager
     def _errors_of(self, name: str) -> Iterator[None]:
-        """Turn the exceptions of a broken archive into one line that names the member."""
+        """Turn the exceptions of a broken archive into a SubmissionError of one line that names the member."""
         try:
             yield
         except SubmissionError:
@@ -109,12 +109,12 @@ class Source(ABC):
 
 
 def _shown(name: str) -> str:
-    """The name escaped and shortened, so that it fits on one line of a message."""
+    """Return the name, escaped and shortened to fit on one line of a message."""
     return repr(name)[1:-1][:120]
 
 
 def open_source(path: Path, limits: UnpackLimits) -> Source:
-    """The reader for a path. Raises SubmissionError for a link or an unknown kind of file."""
+    """Return the reader for a path. Raises SubmissionError for a link or an unknown kind of file."""
     if path.is_symlink():
         raise SubmissionError(f"{path.name}: expected a folder or an archive, it is a link; give its target instead")
     name = path.name.lower()
@@ -176,7 +176,7 @@ class _Zip(Source):
         return content
 
     def _check_directory(self) -> None:
-        """zipfile loads the zip's whole directory into memory: check first how large the file says it is."""
+        """Check the size that the zip claims for its directory, because zipfile loads all of it into memory."""
         with open(self.path, "rb") as stream:
             stream.seek(max(0, self.path.stat().st_size - 66_000))
             tail = stream.read()
@@ -219,7 +219,7 @@ class _Budget(io.RawIOBase):
 
 
 def _checked(name: str, kind: str, size: int) -> Member:
-    """A Member with the parts of its name, or with the reason why the name is unsafe."""
+    """Return a Member with the parts of its name, or with the reason why the name is unsafe."""
     parts = tuple(p for p in name.split("/") if p not in ("", "."))
     problem = ""
     if name.startswith("/") or (len(name) > 1 and name[1] == ":"):

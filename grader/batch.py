@@ -35,17 +35,17 @@ class Settings:
     isolation: str
     cache: str  # folder of expected values, which are computed once per class
     questions: tuple[str, ...] = ()  # ids of the written questions
-    limit_s: float = 7200.0  # for all probes of one submission; honest ones take minutes, on busy cores ten times that
+    limit_s: float = 7200.0  # for all probes of a submission; honest ones take minutes, ten times as long on busy cores
 
 
 def grade_all(
     submissions: Sequence[Submission], settings: Settings, jobs: int, record: Callable[[Graded], None],
     before: AllGraded | None = None,
 ) -> Iterator[tuple[Submission, str]]:  # fmt: skip
-    """Grade all submissions; call record(graded) for each. Yields (submission, reason) where judging itself failed.
+    """Grade all submissions; call record(graded) for each. Yields (submission, reason) if one could not be judged.
 
     before: earlier grades by name; only the exercises that `Graded.judged` marks are judged again. Each worker is a
-    pool of one process, so a worker that dies loses only its own submission, which is tried once more, alone.
+    pool of one process. If it dies, only its own submission is lost, which is tried once more while nothing else runs.
     `cluster.grade_on` does the same with jobs of a cluster.
     """
     before = before or {}
@@ -83,10 +83,10 @@ def grade_all(
 
 
 def grade_one(submission: Submission, settings: Settings, before: Graded | None = None) -> Graded:
-    """Unpack, start the sandbox, judge. Faults of a submission are recorded in its Graded and never raise.
+    """Unpack a submission and judge it in a sandbox. Its faults are recorded in the returned Graded, never raised.
 
-    before: the earlier grade. It is kept, except for exercises that `before.judged` marks to be judged again, and
-    exercises that depend on one whose verdict changed.
+    before: the earlier grade. If the files are the same, it is kept, except for the exercises that `before.judged`
+    marks to be judged again, and exercises that depend on one whose verdict changed.
     """
     from lab.harness.runner import Runner
 
@@ -129,7 +129,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
 def _judged_again(
     before: Graded, ids: Collection[str], judge: Callable[[Collection[str]], list[Result]]
 ) -> list[Result]:
-    """Judge the marked exercises again; where a verdict changed, also every exercise that builds on that one."""
+    """Judge the marked exercises again, then every exercise that builds on one whose verdict changed."""
     todo = {id for id in ids if before.judged.get(id, 0) is None}
     results: list[Result] = []
     while todo:
@@ -146,7 +146,7 @@ def _passes(results: Collection[Result], id: str) -> bool:
 
 
 def _merged(before: Graded, graded: Graded) -> Graded:
-    """The earlier grade, with the exercises that were judged now replaced."""
+    """Complete `graded` with the earlier results of the exercises that were not judged now; return it."""
     rejudged = {r.exercise for r in graded.results} | {id for id, run in before.judged.items() if run is None}
     stale = list(_flags([r for r in before.results if r.exercise in rejudged]))
     graded.results = [*(r for r in before.results if r.exercise not in rejudged), *graded.results]
@@ -158,9 +158,9 @@ def _merged(before: Graded, graded: Graded) -> Graded:
 
 
 def _flags(results: list, edition: str = "") -> Iterator[Flag]:
-    """Evidence for a person to judge; a flag never changes a grade. At most one flag per kind and exercise.
+    """Yield evidence for a person to judge; a flag never changes a grade. At most one flag per kind and exercise.
 
-    edition: set for a CS336 fork. It was written for other tests, so it is flagged for forged answers only.
+    edition: set for a CS336 fork. A fork was written for other tests, so only forged answers get a flag.
     """
     flagged, results = set(), [r for r in results if r.kind in KINDS]  # advisory tests ask more than the fork's course
     passed = Counter(r.exercise for r in results if r.outcome == "passed")
@@ -169,7 +169,7 @@ def _flags(results: list, edition: str = "") -> Iterator[Flag]:
         kind = _KINDS_OF_FLAGS.get(r.reason, "")
         if r.reason == "refused" and FORGED in r.message:
             kind = "forged answer"
-        elif not kind and _fits_public(r) and public_only[r.exercise] >= passed[r.exercise]:  # fewer may be luck
+        elif not kind and _fits_public(r) and public_only[r.exercise] >= passed[r.exercise]:  # fewer may be chance
             kind = "fits the public inputs only"
         if kind and (kind, r.exercise) not in flagged and (kind == "forged answer" or not edition):
             flagged.add((kind, r.exercise))
@@ -193,10 +193,10 @@ def _pool() -> ProcessPoolExecutor:
 
 
 def prepare_worker(grader: int) -> None:
-    """Make this worker die with its grader, ignore Ctrl-C, which the grader handles, and compute with one thread."""
+    """Make this worker end with its grader, compute with one thread, and ignore Ctrl-C, which the grader handles."""
     import torch
 
-    torch.set_num_threads(1)  # there is a worker for each job
+    torch.set_num_threads(1)  # because several workers run at a time
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     if os.getppid() != grader:  # the grader ended before that took effect

@@ -204,7 +204,7 @@ def _new_run(book: Gradebook, layout: str, **options: Any) -> int:
 
 
 def _same_class(run: Run, folder: Path, profile: str, layout: str, isolation: str, seed: str | None) -> str:
-    """The layout of the run to continue. Raises InputError if that run was started with other options."""
+    """Return the layout of the run to continue. Raises InputError if that run was started with other options."""
     same_layout = "auto" in (layout, run.layout) or run.layout.startswith(layout)
     if (profile, isolation) == (run.profile, run.isolation) and same_layout and seed in (None, run.seed):
         return run.layout
@@ -245,7 +245,7 @@ def _judge(
                 progress.advance(graded.name)
 
             if nodes:
-                failures = grade_on(nodes.of_run(run), todo, settings, jobs, record)  # whole submissions only
+                failures = grade_on(nodes.of_run(run), todo, settings, jobs, record)  # grades whole submissions only
             else:
                 failures = batch.grade_all(todo, settings, jobs, record, recorded if again else None)
             for submission, why in failures:
@@ -269,7 +269,7 @@ def _earlier_grade(book: Gradebook, run_id: int, refused: Graded) -> Graded | No
 
 
 def _remaining(found: list[Any], recorded: AllGraded) -> list[Any]:
-    """Submissions that this run has not graded yet, or of which it marks exercises to be judged again."""
+    """Return the submissions that this run has not graded yet, or some of whose exercises it marks to judge again."""
     return [s for s in found if s.name not in recorded or None in recorded[s.name].judged.values()]
 
 
@@ -280,14 +280,14 @@ def _exit(problems: list[str], refused: bool = False) -> None:
 
 
 def _refused(graded: AllGraded) -> list[tuple[str, str]]:
-    """Name and reason of each submission that could not be unpacked."""
+    """Return (name, reason) of each submission that could not be unpacked."""
     return [(n, g.message.removeprefix(f"{n}: ")) for n, g in graded.items() if g.status == "refused"]
 
 
 def _show(graded: AllGraded, assignment: Assignment, ids: tuple[str, ...], names: Collection[str]) -> None:
     """Print the points of each submission, and the refused ones.
 
-    names: those of the submissions given to this command; earlier commands graded the others.
+    names: the submissions given to this command. Earlier commands graded the others.
     """
     rows = class_summary(graded, assignment, ids).rows
     out.print(_table(rows, assignment, ids))
@@ -302,7 +302,7 @@ def _show(graded: AllGraded, assignment: Assignment, ids: tuple[str, ...], names
 
 
 def _table(rows: Sequence[ClassRow], assignment: Assignment, ids: tuple[str, ...]) -> Table:
-    """A row per submission; a column per exercise if the terminal is wide enough, else per stage."""
+    """Return a table: a row per submission; a column per exercise if the terminal is wide enough, else per stage."""
     by_exercise = {id.replace(".", ".\n"): [id] for id in ids}
     by_stage: dict[str, list[str]] = defaultdict(list)
     for id in ids:  # break stage names, to keep columns narrow

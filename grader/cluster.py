@@ -29,7 +29,7 @@ from .graded import Graded
 from .schedulers import Cluster, Local, Slurm, alive, start
 from .submissions import Submission
 
-TRIES = 3  # jobs for one result
+TRIES = 3  # most jobs for one result
 FINAL_STATES = ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")  # another job would hit the same limit
 
 
@@ -37,61 +37,61 @@ FINAL_STATES = ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")  # another job would hit
 class Task:
     submission: Submission
     settings: Settings
-    result: Path  # file for the answer; its name is unique among the tasks
+    result: Path  # the file that the job writes; each task of a track has its own
 
 
-Answer = Graded | str  # str: why it could not be judged
+JobResult = Graded | str  # str: the reason why the submission could not be judged
 
 
 def grade_on(
     cluster: Cluster, submissions: Sequence[Submission], settings: Settings, jobs: int, record: Callable[[Graded], None]
 ) -> Iterator[tuple[Submission, str]]:
-    """Like `batch.grade_all`, but in jobs of a cluster: at most `jobs` at a time on each track."""
-    lanes = []
+    """Do the same as `batch.grade_all` in jobs of a cluster, with at most `jobs` at a time per track."""
+    tracks = []
     for track, ids in _tracks(cluster, settings.ids).items():
         folder = _private_folder(cluster.folder / track)
         results, track_settings = _private_folder(folder / "results"), replace(settings, ids=ids)
         tasks = [Task(s, track_settings, results / f"{s.name}.json") for s in submissions]
-        lanes.append(Lane(tasks, start(cluster, track, folder, jobs), folder / "jobs.json"))
-    answers: dict[Submission, list[Answer]] = defaultdict(list)
-    lost = False
+        tracks.append(TrackJobs(tasks, start(cluster, track, folder, jobs), folder / "jobs.json"))
+    answers: dict[Submission, list[JobResult]] = defaultdict(list)
+    any_problem = False
     try:
-        while any(lane.busy for lane in lanes):
-            for lane in lanes:
-                for task, answer in lane.poll():
+        while any(track_jobs.busy for track_jobs in tracks):
+            for track_jobs in tracks:
+                for task, answer in track_jobs.poll():
                     parts = answers[task.submission]
                     parts.append(answer)
-                    if len(parts) < len(lanes):
+                    if len(parts) < len(tracks):
                         continue
                     joined = _joined(parts)
                     if isinstance(joined, Graded):
                         record(joined)
-                    for each in lanes:
-                        each.forget(task.submission, joined)
+                    for each in tracks:
+                        each.delete_result(task.submission, joined)
                     if isinstance(joined, str):
-                        lost = True
+                        any_problem = True
                         yield task.submission, joined
-            if any(lane.busy for lane in lanes):
-                time.sleep(min(lane.scheduler.pause_s for lane in lanes))
+            if any(track_jobs.busy for track_jobs in tracks):
+                time.sleep(min(track_jobs.scheduler.pause_s for track_jobs in tracks))
     finally:
-        for lane in lanes:
-            lane.stop()
-    if not lost:
+        for track_jobs in tracks:
+            track_jobs.stop()
+    if not any_problem:
         shutil.rmtree(cluster.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             cluster.folder.parent.rmdir()
 
 
 def _tracks(cluster: Cluster, ids: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Exercise ids by track. Without GPUs all are on the cpu track; there, tests that need a GPU report it missing."""
+    """Return exercise ids by track. Without GPUs all are on the cpu track, where GPU tests report the missing GPU."""
     known = default().exercises
     gpu = tuple(id for id in ids if known[id].track == "gpu" and cluster.gpus)
     cpu = tuple(id for id in ids if id not in gpu)
     return {track: track_ids for track, track_ids in (("cpu", cpu), ("gpu", gpu)) if track_ids}
 
 
-def _joined(parts: list[Answer]) -> Answer:
-    """Join the answers of all tracks of one submission; if one track has a problem, return that."""
+def _joined(parts: list[JobResult]) -> JobResult:
+    """Join the results of all tracks of one submission, or return the first problem that a track reports."""
     if problem := next((p for p in parts if isinstance(p, str)), None):
         return problem
     first, *others = (p for p in parts if isinstance(p, Graded))
@@ -105,18 +105,18 @@ def _joined(parts: list[Answer]) -> Answer:
     return first
 
 
-class Lane:
-    """The tasks of one track: waiting, in a job, or answered."""
+class TrackJobs:
+    """The tasks of one track. A task waits, is in a job, or has ended."""
 
     def __init__(self, tasks: list[Task], scheduler: Slurm | Local, jobs_file: Path):
         self.scheduler, self.jobs_file = scheduler, jobs_file
         self.jobs: dict[Task, str] = {}
-        self.gone_since: dict[Task, float] = {}  # time at which its job was first seen to be gone
+        self.gone_since: dict[Task, float] = {}  # time at which its job was first missing
         self.tries: defaultdict[Task, int] = defaultdict(int)
         self.warned = False
         known = _recorded_jobs(jobs_file)
         states = scheduler.states(list(known.values())) if known else {}
-        for task in tasks:  # jobs of a grader that died: answered, running, or perhaps running
+        for task in tasks:  # jobs of a killed grader that ended, still run, or may still run
             job = known.get(task.submission.name, "")
             if read(task.result) or (job and (states is None or alive(states.get(job)))):
                 self.jobs[task] = job
@@ -127,8 +127,8 @@ class Lane:
     def busy(self) -> bool:
         return bool(self.waiting or self.jobs)
 
-    def poll(self) -> Iterator[tuple[Task, Answer]]:
-        """Submit as many tasks as the scheduler accepts; yield tasks that were answered or given up."""
+    def poll(self) -> Iterator[tuple[Task, JobResult]]:
+        """Submit as many tasks as the scheduler accepts; yield (task, result) for each that ended or was given up."""
         self._submit()
         files = set(os.listdir(self.jobs_file.parent / "results"))  # listing makes a network file system refresh
         for task in [t for t in self.jobs if t.result.name in files]:
@@ -151,7 +151,7 @@ class Lane:
         tasks = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
         if not tasks:
             return
-        submitted = self.scheduler.submit(work, tasks)
+        submitted = self.scheduler.submit(run_job, tasks)
         self._warn_once(submitted is not None)
         if submitted is None:
             self.waiting.extendleft(reversed(tasks))
@@ -182,14 +182,14 @@ class Lane:
             logging.getLogger(__name__).warning("the cluster's controller does not answer; waiting for it")
         self.warned = not answered
 
-    def forget(self, submission: Submission, answer: Answer) -> None:
-        """Delete the answer file once the gradebook has it. If a job was lost, keep the other track's answer."""
+    def delete_result(self, submission: Submission, answer: JobResult) -> None:
+        """Delete this track's result file. If another track has a problem, keep a good result for --resume."""
         path = self.jobs_file.parent / "results" / f"{submission.name}.json"
         if isinstance(answer, Graded) or isinstance(read(path), str):
             path.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Cancel jobs that still run, or that Slurm requeued after they had answered; no result is recorded."""
+        """Cancel jobs that still run, or that Slurm requeued although they had ended. Records no result."""
         states = self.scheduler.states(self.all_jobs) if self.all_jobs else {}
         if states is None:
             return  # the controller is silent: keep jobs.json for the next grader
@@ -198,16 +198,16 @@ class Lane:
         self.jobs_file.unlink(missing_ok=True)
 
 
-def work(task: Task) -> NoReturn:
-    """Runs in a job: judge one submission in a separate process, which writes the answer file.
+def run_job(task: Task) -> NoReturn:
+    """Judge one submission inside a job, in a separate process, which writes the result file.
 
-    submitit installs signal handlers in this process: SIGTERM is ignored, and others raise exceptions, which pytest
-    would report as a failed test. Hence the separate process.
+    The process is separate because submitit installs signal handlers here. They ignore SIGTERM. For other signals they
+    raise exceptions, which pytest would report as failed tests.
     """
     child = multiprocessing.get_context("spawn").Process(target=_judge, args=(task,))
     child.start()
     child.join()
-    # Always exit: submitit would write a pickle of a return value.
+    # Always exit, because submitit would pickle a return value.
     sys.exit(f"the judge ended with {child.exitcode}" if child.exitcode else 0)
 
 
@@ -221,13 +221,13 @@ def _judge(task: Task) -> None:
             raise FileNotFoundError(f"{path} is not visible on {platform.node()}; put it where every node sees it")
         choose(task.settings.isolation)  # raises if this node lacks it
         answer = {"graded": grade_one(task.submission, task.settings).packed()}
-    except Exception as error:  # report it; do not let it count as a lost job
+    except Exception as error:  # report it; without a result file the job would be submitted again
         answer = {"problem": f"{type(error).__name__}: {error}"}
     write_atomically(task.result, json.dumps(answer).encode())
 
 
-def read(path: Path) -> Answer | None:
-    """The answer that a job wrote; None if there is no file, or it is incomplete."""
+def read(path: Path) -> JobResult | None:
+    """Return the result that a job wrote; None if there is no file, or it is incomplete."""
     try:
         answer = json.loads(path.read_text(encoding="utf-8"))
         if "problem" in answer:

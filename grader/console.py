@@ -1,4 +1,4 @@
-"""Shared by the grader's commands: output, common options, checks of arguments, opening the latest run."""
+"""Helpers of the grader's commands: output, common options, checks of arguments, opening the latest run."""
 
 import contextlib
 import difflib
@@ -29,7 +29,7 @@ Out = Annotated[Path, typer.Option("--out", help="A folder that `grader grade` w
 
 @contextlib.contextmanager
 def latest(folder: Path, write: bool = True) -> Iterator[tuple[Gradebook, Run, tuple[str, ...]]]:
-    """The gradebook in a folder, its latest run, and the exercises that it grades."""
+    """Yield the gradebook in a folder, its latest run, and the ids of the exercises that this run grades."""
     with Gradebook(folder / "gradebook.sqlite", write=write) as book:
         run = book.latest_run()
         if run is None:
@@ -48,7 +48,7 @@ def say(text: str, console: Console = out, style: str | None = None) -> None:
 
 
 def progress(hidden: bool) -> Progress:
-    """A bar with the time left. The estimate uses the last hours, because one step may take minutes."""
+    """Return a bar with the time left, estimated from the last three hours, because one step may take minutes."""
     columns = (*_COLUMNS, TimeRemainingColumn())
     return Progress(*columns, console=err, disable=hidden, transient=True, speed_estimate_period=3 * 3600)
 

@@ -1,4 +1,4 @@
-"""Reads CSV as spreadsheets write it, with any of their delimiters, and writes CSV."""
+"""Reads CSV files of spreadsheets, which use several delimiters, and writes CSV."""
 
 import csv
 import io
@@ -32,7 +32,7 @@ class Sheet:
             raise InputError(f"{where}expected columns {', '.join(required)}; {missing[0]!r} is missing, got {got}")
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """(number of the row's last line, cells by heading) of each row; a missing cell is ""."""
+        """Yield (number of its last line, cells by heading) of each row; a missing cell is ""."""
         try:
             for row in self._rows:
                 cells = {name: (row.get(name) or "").strip() for name in self.headings}
@@ -49,12 +49,12 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def disarmed(text: str) -> str:
-    """Text that no spreadsheet runs as a formula: an apostrophe in front prevents it."""
+    """Return text that no spreadsheet runs as a formula; an apostrophe in front prevents this."""
     return f"'{text}" if text.lstrip().startswith(tuple(_FORMULA)) else text
 
 
 def read_text(path: Path, expected: str, undecodable: str = "not UTF-8") -> str:
-    """The text of a file without a byte order mark. Raises InputError."""
+    """Return the text of a file without a byte order mark. Raises InputError."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ from typing import Any
 from .errors import Busy, GradebookError
 
 FORMAT = 4
-APPLICATION = 0x53484152  # PRAGMA application_id, "SHAR": tells a gradebook from any other SQLite file
+APPLICATION = 0x53484152  # PRAGMA application_id, "SHAR": distinguishes a gradebook from other SQLite files
 Values = tuple[Any, ...]
 # Valid in both databases. Texts are JSON in ASCII, so that no name chosen by a student can make a database refuse it.
 TABLES = (
@@ -24,9 +24,9 @@ STAYS = "entries are never changed or removed"
 
 
 class Database(ABC):
-    """A connection, usable in the thread that opened it. A writing one locks out other writers until it closes."""
+    """A connection for the thread that opened it. A connection that writes locks out other writers until it closes."""
 
-    where: str  # which database, for errors
+    where: str  # name of the database in errors
     setup: tuple[str, ...]  # further statements that create a new database, besides TABLES
     begin_read = "BEGIN"  # begins a consistent read, also while another process writes
 

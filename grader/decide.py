@@ -1,4 +1,4 @@
-"""The commands for decisions by hand, marks, and grades for other tools; grader.policy says how decisions count."""
+"""Commands for decisions by hand, marks, and grades for other tools. `grader.policy` applies decisions to grades."""
 
 import getpass
 import json
@@ -254,7 +254,7 @@ def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: flo
     with latest(folder) as (book, run, ids):
         found = {EVERYONE: Graded(EVERYONE)} if name == EVERYONE else book.graded(run.id)
         check_known([name], found, "NAME")
-        numbers = ", ".join(map(str, rulings.rule(book, found[name], ids, kind, exercises, value, why, _user(by))))
+        numbers = ", ".join(map(str, rulings.record(book, found[name], ids, kind, exercises, value, why, _user(by))))
         if name == EVERYONE:
             say(f"decision {numbers}: {', '.join(exercises)} does not count for anyone")
             write_pages(book, folder)

@@ -1,4 +1,4 @@
-"""`grader doctor`: what a machine lacks for grading, and how to fix it. `lab.commands.doctor` checks the rest."""
+"""`grader doctor`: finds what a machine lacks for grading, and how to fix it. `lab.commands.doctor` checks the rest."""
 
 import os
 import platform
@@ -27,17 +27,17 @@ def examine() -> Iterator[Finding]:
 
 
 def isolation() -> Iterator[Finding]:
-    """The sandboxes that start here. Grading needs one that is safe for hostile code: bubblewrap or uid."""
-    found = available()
-    isolated = not (found["bubblewrap"] and found["uid"])
+    """Whether each isolation works here. Grading needs one that contains hostile code: bubblewrap or uid."""
+    problems = available()
+    isolated = not (problems["bubblewrap"] and problems["uid"])
     for kind in ("bubblewrap", "uid"):
-        why, _, do = found[kind].rpartition(";") if found[kind] else ("", "", "")
+        why, _, fix = problems[kind].rpartition(";") if problems[kind] else ("", "", "")
         fatal = kind == "bubblewrap" and not isolated
-        if kind == "uid" and not found["bubblewrap"]:
-            do = ""  # bubblewrap works, so uid is not needed
+        if kind == "uid" and not problems["bubblewrap"]:
+            fix = ""  # bubblewrap works, so uid is not needed
         elif kind == "bubblewrap" and why and not fatal:
-            do = f"{do.strip()}; until then: --isolation uid, which leaves the network open"
-        yield Finding(f"isolation {kind}", why or "works", do.strip(), fatal)
+            fix = f"{fix.strip()}; until then: --isolation uid, which leaves the network open"
+        yield Finding(f"isolation {kind}", why or "works", fix.strip(), fatal)
     yield Finding("isolation process", "works, and hides nothing: for honest code only")
 
 
@@ -48,8 +48,8 @@ def kernel() -> Iterator[Finding]:
     yield Finding("kernel", f"Linux {platform.release()}")
     filtered, known = Path("/proc/sys/kernel/seccomp/actions_avail").exists(), bool(seccomp.program())
     state = "there" if filtered else "not there"
-    do = "" if filtered and known else "boxes work without a system-call filter; nested namespaces are not refused"
-    yield Finding("seccomp", state if known else f"{state}, system calls of {platform.machine()} not known", do)
+    fix = "" if filtered and known else "boxes work without a system-call filter; nested namespaces are not refused"
+    yield Finding("seccomp", state if known else f"{state}, system calls of {platform.machine()} not known", fix)
     yield _cgroups()
 
 
@@ -58,8 +58,8 @@ def _cgroups() -> Finding:
     versions, lacking = " and ".join(sorted(kinds)) or "none", " and ".join(cgroups.lacking())
     if not lacking:
         return Finding("cgroups", f"{versions}: memory and processes of a whole box are limited")
-    do = "run as root" if os.geteuid() else "mount a hierarchy with memory and pids, writable; docker: --privileged"
-    return Finding("cgroups", f"{versions}: no {lacking} limit for a whole box, only a process", do)
+    fix = "run as root" if os.geteuid() else "mount a hierarchy with memory and pids, writable; docker: --privileged"
+    return Finding("cgroups", f"{versions}: no {lacking} limit for a whole box, only a process", fix)
 
 
 def slurm() -> Iterator[Finding]:
@@ -67,18 +67,18 @@ def slurm() -> Iterator[Finding]:
     if not any(map(shutil.which, schedulers.COMMANDS)):
         yield Finding("Slurm", "none", "needed for --cluster slurm only")
         return
-    what, do = schedulers.lacking("slurm")
+    what, fix = schedulers.lacking("slurm")
     if what:
-        yield Finding("Slurm", what, do)
+        yield Finding("Slurm", what, fix)
         return
     yield Finding("Slurm", output(["sinfo", "--version"]).strip().removeprefix("slurm ") or "answers")
     rows = [line.split("|") for line in output(["sinfo", "--noheader", "--format=%P|%a|%D|%T|%G"]).splitlines()]
     partitions = [r for r in rows if len(r) == 5]
     for name, avail, nodes, state, gres in partitions:
         down = avail != "up" or state.rstrip("*~#!%$@^-") in ("down", "drained", "draining", "drain", "fail", "inval")
-        do = "look at: sinfo -R; scontrol update nodename=… state=resume" if down else ""
+        fix = "look at: sinfo -R; scontrol update nodename=… state=resume" if down else ""
         gpus = f", {gres}" if "gpu" in gres else ""
-        yield Finding(f"partition {name}", f"{avail}, {nodes} nodes {state}{gpus}", do)
+        yield Finding(f"partition {name}", f"{avail}, {nodes} nodes {state}{gpus}", fix)
     if not partitions:
         yield Finding("partitions", "none", "look at: sinfo")
     elif not any("gpu" in r[4] for r in partitions):
@@ -92,11 +92,11 @@ def free_space() -> Iterator[Finding]:
     yield Finding("cores", str(cores), "" if cores > 1 else "times of two ranks stay inconclusive on one core")
     memory = psutil.virtual_memory().total
     boxes = memory // limits.memory_bytes
-    do = f"--jobs {max(1, boxes)} at most: a box may hold {limits.memory_bytes // GIB} GiB" if boxes < cores else ""
-    yield Finding("memory", f"{memory / GIB:.1f} GiB", do)
+    fix = f"--jobs {max(1, boxes)} at most: a box may hold {limits.memory_bytes // GIB} GiB" if boxes < cores else ""
+    yield Finding("memory", f"{memory / GIB:.1f} GiB", fix)
     for where, needed in ((Path(tempfile.gettempdir()), 1), (Path.cwd(), 1), (Path("/dev/shm"), 0.25)):
         if where.is_dir():
             free = shutil.disk_usage(where).free / GIB
             full = free < needed
-            do = f"free {needed:g} GiB" + ("; docker run --shm-size=1g" if "shm" in str(where) else "") if full else ""
-            yield Finding(f"room in {where}", f"{free:.1f} GiB free", do, fatal=full and needed == 1 and free < 0.1)
+            fix = f"free {needed:g} GiB" + ("; docker run --shm-size=1g" if "shm" in str(where) else "") if full else ""
+            yield Finding(f"room in {where}", f"{free:.1f} GiB free", fix, fatal=full and needed == 1 and free < 0.1)

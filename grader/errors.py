@@ -1,4 +1,4 @@
-"""Errors that end a command: one line with what was expected, what came instead, and what to do."""
+"""Errors that end a command. The message is one line: the expected input, the actual input, and advice."""
 
 
 class InputError(ValueError):
@@ -10,4 +10,4 @@ class GradebookError(InputError):
 
 
 class Busy(GradebookError):
-    """Another process writes into the gradebook."""
+    """Another process writes to the gradebook."""

@@ -1,4 +1,4 @@
-"""Digests of everything that an exercise's results depend on besides the submission, so that a regrade is minimal.
+"""Computes digests of all inputs of an exercise's results except the submission, so that a regrade is minimal.
 
 An exercise depends on its tests and what they import from the kit, on the code that runs every probe, on the stand-ins
 of its prerequisites, on what solutions import from lab, and on its entry in assignment.toml. Points and hints do not
@@ -19,12 +19,12 @@ from lab.solution import forbidden
 
 _CORE = ("tests/conftest.py", "lab/harness/pytest_plugin.py", "lab/ranks/zygote.py")  # affect every result
 _WRITTEN = ("questions.toml", "lab/course/questions.py", "grader/written.py", "grader/answer_key.py")
-# Only show results: a change in them needs no regrade
+# These files only show results, so a change in them needs no regrade.
 _DISPLAY_ONLY = ("lab/commands/cli.py", "lab/harness/progress.py", "lab/commands/status.py", "lab/harness/summary.py")
 
 
 def full_digest() -> str:
-    """sha256 of everything that affects a grade besides the submission: assignment, questions, tests, lab, bridge."""
+    """Return the sha256 of all files that affect a grade: assignment, questions, answer key, tests, lab, bridge."""
     digest = hashlib.sha256()
     code = [f for folder in ("lab", "tests", "grader/cs336") for f in sorted((ROOT / folder).rglob("*.py"))]
     for file in [ROOT / "assignment.toml", *_written_files(), *code]:
@@ -35,7 +35,7 @@ def full_digest() -> str:
 
 
 def manifest(layout: str = "auto") -> dict[str, Any]:
-    """{"exercises": {id: {what it depends on: digest}}, "written": digest, "layout": …}.
+    """Return {"exercises": {id: {what it depends on: digest}}, "written": digest, "layout": …}.
 
     `changes` and `written_changes` compare an earlier manifest with the present state.
     """
@@ -44,7 +44,7 @@ def manifest(layout: str = "auto") -> dict[str, Any]:
 
 
 def changes(id: str, earlier: dict[str, Any]) -> str:
-    """Why an exercise's results may differ now from those under the earlier manifest; "" if nothing changed."""
+    """Return why an exercise's results may differ now from those under an earlier manifest; "" if nothing changed."""
     if not earlier:
         return "no note was kept of what it rests on"
     if id not in earlier["exercises"]:
@@ -55,7 +55,7 @@ def changes(id: str, earlier: dict[str, Any]) -> str:
 
 
 def written_changes(earlier: dict[str, Any]) -> str:
-    """Why answers to written questions may earn other points now; "" if nothing changed."""
+    """Return why answers to written questions may earn other points now; "" if nothing changed."""
     return "" if earlier.get("written") == _written() else f"one of {', '.join(_WRITTEN)} changed"
 
 
@@ -69,7 +69,7 @@ def _written_files() -> list[Path]:
 
 @functools.cache
 def _dependencies(exercise: Exercise) -> dict[str, str]:
-    """Everything that an exercise's results depend on → its digest. Files are named by their path in the kit."""
+    """Return what an exercise's results depend on → its digest. Files are named by their path in the kit."""
     entry = (exercise.object, exercise.track, sorted(exercise.needs), sorted(exercise.forbidden))
     folders = (ROOT / "tests" / exercise.stage, ROOT / "tests" / "cs336")
     candidates = (f for folder in folders for f in sorted(folder.glob("test_*.py")))
@@ -94,7 +94,7 @@ def _digest(content: bytes) -> str:
 
 
 def _closure(roots: Iterable[Path]) -> list[Path]:
-    """The roots and all files of lab and tests that they import, directly or indirectly, sorted."""
+    """Return the roots and all files of lab and tests that they import, directly or indirectly, sorted."""
     found: set[Path] = set()
     todo = list(roots)
     while todo:
@@ -107,7 +107,7 @@ def _closure(roots: Iterable[Path]) -> list[Path]:
 
 @functools.cache
 def _imports(path: Path) -> tuple[Path, ...]:
-    """The files of lab and tests that a Python file imports, with the __init__.py of packages above them."""
+    """Return the files of lab and tests that a Python file imports, with the __init__.py of packages above them."""
     if path.suffix != ".py":
         return ()
     package, names = path.parent.relative_to(ROOT).parts, set[tuple[str, ...]]()

@@ -31,7 +31,7 @@ NOTES_LIMIT = 100
 
 
 def now() -> str:
-    """UTC, "2026-01-31 23:59:59"."""
+    """Return the time in UTC, "2026-01-31 23:59:59"."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
 
 
@@ -48,7 +48,7 @@ class Gradebook:
         address = self.path.with_suffix(".address")
         self._db: Database
         if address.is_file():
-            from .postgres import Postgres  # late: psycopg, if it is installed, takes a while
+            from .postgres import Postgres  # imported late, because importing psycopg takes a while
 
             self._db = Postgres(address.read_text(encoding="utf-8").strip(), write)
         else:
@@ -68,8 +68,8 @@ class Gradebook:
     ) -> int:
         """Begin a run and return its id.
 
-        fields: the others of Run. base: an earlier run, whose submissions are copied into this one. again: by name
-        of a submission, the exercises to be judged again; their copied results are marked as stale.
+        fields: further fields of Run. base: id of an earlier run, whose submissions are copied into this one. again:
+        name of a submission → exercises to judge again; the copies of their results are marked as stale.
         """
         ids = self.assignment.profiles.get(fields["profile"], ())
         with self._db.transaction():
@@ -82,7 +82,7 @@ class Gradebook:
         return run
 
     def runs(self) -> list[Run]:
-        """All runs, oldest first."""
+        """Return all runs, oldest first."""
         return [Run(number, **value) for number, value in self._entries("run")]
 
     def latest_run(self) -> Run | None:
@@ -90,7 +90,7 @@ class Gradebook:
         return next((Run(number, **json.loads(value)) for number, value in rows), None)
 
     def record(self, run: int, graded: Graded) -> None:
-        """Write a submission atomically; replace the one of the same name in this run."""
+        """Write a submission atomically; replace the submission of the same name in this run."""
         with self._db.transaction():
             if not self._db.ask("SELECT number FROM entry WHERE kind = 'run' AND number = ?", (run,)):
                 raise GradebookError(f"{self.path}: no run {run}; start one with start_run")
@@ -114,12 +114,12 @@ class Gradebook:
                     self._put(run, name, replace(g, flags=flags).packed())
 
     def graded(self, run: int) -> dict[str, Graded]:
-        """Every submission of a run by name, sorted by name, with the decisions in force."""
+        """Return every submission of a run by name, sorted by name, with the marks and decisions in force."""
         with self._db.transaction(self._db.begin_read):
             return self.decided(self._stored(run))
 
     def decided(self, graded: Mapping[str, Graded]) -> dict[str, Graded]:
-        """The same submissions, with the marks and decisions that are in force now."""
+        """Return the same submissions, with the marks and decisions that are in force now."""
         marks: dict[str, dict[tuple[str, str], Mark]] = defaultdict(dict)
         by_name: dict[str, list[Decision]] = defaultdict(list)
         decisions = self.decisions()
@@ -136,7 +136,7 @@ class Gradebook:
         }
 
     def changes(self) -> tuple[int, int]:
-        """(number that grows with results, number that grows with people's entries); readers poll it for changes."""
+        """Return two numbers that grow with (results, people's entries); readers poll them for changes."""
         results, runs, entries = self._db.ask(
             "SELECT (SELECT coalesce(max(number), 0) FROM submission),"
             " (SELECT count(*) FROM entry WHERE kind = 'run'), (SELECT count(*) FROM entry)"
@@ -154,7 +154,7 @@ class Gradebook:
         return self._add_all("decision", ({**dict(zip(names, row, strict=True)), **shared} for row in rows))
 
     def decisions(self) -> list[Decision]:
-        """Every decision ever made, withdrawn ones too, oldest first."""
+        """Return every decision ever made, including withdrawn ones, oldest first."""
         return [Decision(number, **value) for number, value in self._entries("decision")]
 
     def mark(self, marks: Iterable[tuple[str, Mark]]) -> None:
@@ -168,14 +168,14 @@ class Gradebook:
         self._add_all("message", [asdict(message)])
 
     def threads(self) -> dict[tuple[str, str], list[Message]]:
-        """(submission, exercise) → its messages, oldest first; the state of the last one is the thread's."""
+        """Return (submission, exercise) → messages, oldest first; the last message has the thread's state."""
         found: dict[tuple[str, str], list[Message]] = defaultdict(list)
         for message in (Message(**value) for _, value in self._entries("message")):
             found[message.name, message.exercise].append(message)
         return dict(found)
 
     def accounts(self) -> dict[str, Account]:
-        """The open accounts by login. The latest entry of a login counts; an empty password closes the account."""
+        """Return the open accounts by login. A login's latest entry counts; an empty password closes the account."""
         latest = {value["login"]: Account(**value) for _, value in self._entries("account")}
         return {login: account for login, account in latest.items() if account.password}
 

@@ -18,10 +18,10 @@ class Run:
     """One grading run: everything needed to repeat it."""
 
     id: int
-    seed: str  # the secret seed, in hex; no report shows it
+    seed: str  # the secret seed; no report shows it
     profile: str
     isolation: str
-    assignment: str  # sha256 of assignment.toml and the tests
+    assignment: str  # grader.fingerprint.full_digest when the run began
     started: str  # UTC, "2026-01-31 23:59:59"
     versions: dict[str, str]
     commit: str
@@ -37,7 +37,7 @@ class Run:
 class Flag:
     """Evidence of possible cheating, for a person to judge."""
 
-    kind: str  # "forged results", "forbidden call"
+    kind: str  # for example "forged answer" or "forbidden call"
     detail: str
 
 
@@ -90,7 +90,7 @@ class Account:
 
 @dataclass
 class Graded:
-    """One graded submission; `source` is the path it came from, `hash` the digest of its files."""
+    """One graded submission. `source` is its path; `hash` is the digest of its files."""
 
     name: str
     source: str = ""
@@ -102,7 +102,7 @@ class Graded:
     results: list[Result] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)  # one for each written question of the profile
-    judged: dict[str, int | None] = field(default_factory=dict)  # exercise → an earlier run; None: asked for again
+    judged: dict[str, int | None] = field(default_factory=dict)  # exercise → its earlier run; None: to judge again
     # The gradebook stores these separately, so `packed` leaves them out.
     marks: list[Mark] = field(default_factory=list)  # the latest mark of each criterion
     decisions: list[Decision] = field(default_factory=list)  # the decisions in force

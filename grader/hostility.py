@@ -39,7 +39,7 @@ NEEDS = ("memory cgroup", "pids cgroup")  # features of the kernel that an attac
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of grading one attack; `wrong` is empty if all expectations hold."""
+    """The result of grading one attack. `wrong` is empty if all expectations hold."""
 
     attack: Attack
     earned: float = 0.0  # fraction of the exercise's points, 0 to 1
@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def wrong(self) -> list[str]:
-        """Every expectation that does not hold; for an attack marked `open`, that it no longer succeeds."""
+        """A line per expectation that fails; for an attack marked `open`, a line if the attack no longer succeeds."""
         if self.not_run or self.broken:
             return [self.broken] if self.broken else []
         attack, found = self.attack, []
@@ -82,7 +82,7 @@ class Outcome:
 
     @property
     def line(self) -> str:
-        """One line for a terminal: state, fraction earned, flags, neighbour, seconds, and the reason."""
+        """A line for the terminal: state, fraction earned, flags, neighbour, seconds, and the reason."""
         state = "wrong" if self.wrong else "not run" if self.not_run else "open" if self.attack.open else "ok"
         flags = "flagged" if self.flags else "-"
         neighbour = "" if self.attack.is_honest else "neighbour harmed" if self.neighbour else "neighbour unharmed"
@@ -92,7 +92,7 @@ class Outcome:
 
 
 def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) -> list[Attack]:
-    """The attacks with these techniques or names; all if neither is given. Raises InputError.
+    """Return the attacks with these techniques or names; all if neither is given. Raises InputError.
 
     honestly: choose among the honest submissions instead.
     """
@@ -151,10 +151,10 @@ def _write_class(attacks: list[Attack], folder: Path) -> dict[Submission, Attack
 def _outcome(
     attack: Attack, graded: Graded, left: list[str], neighbour: Graded | None = None, extra: Iterable[str] = ()
 ) -> Outcome:
-    # Prerequisites were not judged; an attack has the reference's code for them, so they pass.
+    # Prerequisites were not judged. An attack contains the reference's code for them, so they pass.
     scores = score(default(), graded.results, (attack.exercise,), passes=lambda id: True)
     earned, possible, _ = totals(scores)
-    # Only for honest code: an attack could hide behind "not run".
+    # Only for honest code, because an attack could hide behind "not run".
     if attack.is_honest and graded.results and all(r.outcome == "not_run" for r in graded.results):
         return Outcome(attack, not_run=graded.results[0].reason)
     undecided = sum(s.inconclusive for s in scores)
@@ -187,7 +187,7 @@ def summary(outcomes: list[Outcome]) -> str:
 
 
 def _start_worker(scratch: Path, grader: int) -> None:
-    """End with the grader. Collect what sandboxes leave behind: their temporary files, and orphaned processes."""
+    """Make this worker end with the grader, and collect temporary files and orphaned processes of its sandboxes."""
     batch.prepare_worker(grader)
     tempfile.tempdir = tempfile.mkdtemp(dir=scratch)
     if sys.platform == "linux":
@@ -195,7 +195,7 @@ def _start_worker(scratch: Path, grader: int) -> None:
 
 
 def _grade_one(submission: Submission, settings: batch.Settings) -> tuple[Graded, list[str]]:
-    """Runs in a worker: grade one submission, then list processes, files and cgroups that remain."""
+    """In a worker, grade one submission; return it and the names of processes, files and cgroups that remain."""
     graded = batch.grade_one(submission, settings)
     left = [f"process {p.pid} ({p.name()})" for p in psutil.Process().children(recursive=True) if not _dead(p)]
     # torch creates its compiler's folder in the judge's own process.
@@ -204,7 +204,7 @@ def _grade_one(submission: Submission, settings: batch.Settings) -> tuple[Graded
 
 
 def _dead(process: psutil.Process) -> bool:
-    """Whether the process has ended. Reaps an orphan, because nobody else does."""
+    """Whether the process has ended. Reaps an orphan, because no other process does."""
     with contextlib.suppress(psutil.Error, OSError):
         return process.status() == psutil.STATUS_ZOMBIE and os.waitpid(process.pid, os.WNOHANG)[0] == process.pid
     return not process.is_running()

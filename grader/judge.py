@@ -25,13 +25,13 @@ SEEDLESS = ("unwritten", "import", "forbidden")
 
 
 class KitError(RuntimeError):
-    """The tests themselves are broken, so there is no grade."""
+    """The tests themselves are broken, so no grade can be computed."""
 
 
 def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, edition: str = "") -> list[Result]:
-    """Run every test of the exercises in ids on the secret seed, and the failed ones also on the public seed.
+    """Run every test of the exercises in ids on the secret seed, and failed tests also on the public seed.
 
-    edition: set for a CS336 fork, which gets only the tests that fit that course.
+    edition: set for a CS336 fork; only tests that fit that course run on it.
     """
     selection = cs336.Selection(edition) if edition else None
     extra = [cs336.TESTS] if edition else []
@@ -46,7 +46,7 @@ def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, editio
 
 
 def _merged(secret: Result, public: Result, passed: Collection[str]) -> Result:
-    """The secret seed's result, plus the public seed's outcome and the known mistake that its message reveals."""
+    """Return the secret seed's result with the public seed's outcome, and the mistake that its message reveals."""
     known = mistakes.explain(public.id, mistakes.without_cause(public.message), passed)
     message = mistakes.combined(mistakes.without_cause(secret.message), known) if known else secret.message
     return replace(secret, public=public.outcome, message=message)
@@ -56,7 +56,7 @@ def run_tests(
     runner: Runner, ids: Collection[str], seed: str, cache: Path, only: Container[str] | None = None,
     first_failure: bool = False, more: Iterable[Path] = (),
 ) -> list[Result]:  # fmt: skip
-    """One pytest session in this process. Raises KitError if pytest itself fails.
+    """Run one pytest session in this process. Raises KitError if pytest or a test itself is broken.
 
     only: run only these test ids. more: folders with further tests of these exercises, which run first.
     """

@@ -29,16 +29,16 @@ class Root:
 
 
 def root_of(members: Sequence[Member], name: str, layout: str = "auto") -> Root:
-    """The root folder of a submission. layout: one of LAYOUTS, or a CS336 profile. Raises SubmissionError.
+    """Return the root folder of a submission. layout: one of LAYOUTS, or a CS336 profile. Raises SubmissionError.
 
-    "auto" calls it a fork if it has tests/adapters.py. If it also has files of our exercises, it must have a package
-    of CS336 beside them.
+    "auto" takes a submission with tests/adapters.py as a fork. If it also has files of our exercises, it is a fork only
+    if both have the same root folder, and a package of CS336 lies in that folder.
     """
     forks, stage_root = cs336.roots(members), _stage_root(members)
     fork = forks[0] if len(forks) == 1 else None
     if layout == "auto":
         files = {"/".join(m.parts) for m in members if m.kind == "file"}
-        has_files = stage_root is not None and any("/".join((*stage_root, file)) in files for file in _files())
+        has_files = stage_root is not None and any("/".join((*stage_root, file)) in files for file in _exercise_files())
         has_package = fork is not None and any(m.parts[: len(fork)] == fork and m.parts[len(fork) :][:1] == (p,)
                                                for m in members for p in _PACKAGES)  # fmt: skip
         layout = "cs336" if fork is not None and (not has_files or (fork == stage_root and has_package)) else "stages"
@@ -64,7 +64,7 @@ def _several(name: str, forks: Sequence[tuple[str, ...]]) -> SubmissionError:
 
 
 def kind_of(path: Path) -> str:
-    """The kind of a folder or archive: a fork's CS336 profile, "stages", or "" if it is neither or unreadable."""
+    """Return a fork's CS336 profile, "stages" for stage folders, or "" if the path is neither or unreadable."""
     try:
         source = open_source(path, UnpackLimits())
         members = [*source.members()]
@@ -78,9 +78,9 @@ def kind_of(path: Path) -> str:
 
 
 def of_class(submissions: Iterable[Any], layout: str, profile: str) -> tuple[str, str]:
-    """(profile, layout) to grade the class with: those requested, or for "auto" what most submissions have.
+    """Return (profile, layout) for the class: those requested, or for "auto" those of most submissions.
 
-    Raises SubmissionError if the submissions are forks but the requested profile is not one of CS336.
+    The layout may be a CS336 profile. Raises SubmissionError for forks if another course's profile was requested.
     """
     if layout == "stages":
         return profile, layout
@@ -99,19 +99,19 @@ def of_class(submissions: Iterable[Any], layout: str, profile: str) -> tuple[str
 
 
 def of_profile(profile: str) -> str:
-    """The layout of a single submission that is graded with this profile."""
+    """Return the layout of a single submission that is graded with this profile."""
     return "cs336" if profile in cs336.profiles() else "stages"
 
 
-def is_one(path: Path) -> tuple[bool, str]:
-    """(whether a folder is one submission rather than a folder of submissions, a message if this is in doubt).
+def is_one_submission(path: Path) -> tuple[bool, str]:
+    """Return (whether a folder is one submission rather than a folder of submissions, a message if in doubt).
 
     Stage folders, student/ and parts of a fork suggest one submission; children that look like submissions suggest
     several. Names alone do not decide: a student's folder may be called "zero" or "student".
     """
     children = [child for child in sorted(path.iterdir()) if not ignored(child.name)]
     parts = [child.name for child in children if _is_part(child)]
-    others = [child.name for child in children if child.name not in parts and _looks_like_one(child)]
+    others = [child.name for child in children if child.name not in parts and _looks_like_submission(child)]
     if not others:
         return bool(parts) or any(child.name in stages() and child.is_dir() for child in children), ""
     if not parts:
@@ -138,18 +138,18 @@ def nothing_found(name: str, entries: Iterable[str]) -> str:
 
 
 def stages() -> tuple[str, ...]:
-    """The folders a submission may hand in, in the assignment's order."""
+    """Return the names of stage folders, in the assignment's order."""
     return tuple(stage.name for stage in default().stages)
 
 
-def _files() -> set[str]:
+def _exercise_files() -> set[str]:
     return {exercise.file for exercise in default().exercises.values()}
 
 
 def _stage_root(members: Sequence[Member]) -> tuple[str, ...] | None:
-    """The folder that contains the stage folders: the top, or up to three levels down a chain of single folders.
+    """Return the folder that contains the stage folders: the top, or up to three levels down a chain of single folders.
 
-    In a copy of the whole kit it is student/.
+    In a copy of the whole kit, it is student/. Returns None if no stage folder is found.
     """
     paths = [m.parts for m in members if m.parts and m.kind == "file" and not any(map(ignored, m.parts))]
     root: tuple[str, ...] = ()
@@ -165,17 +165,17 @@ def _stage_root(members: Sequence[Member]) -> tuple[str, ...] | None:
 
 
 def _is_part(child: Path) -> bool:
-    """Whether a folder looks like a part of one submission: it has files of exercises, or is a part of a fork."""
+    """Whether a folder may be part of one submission: it contains files of exercises, or is part of a fork."""
     if child.is_symlink():
         return False
     if child.name == "student":
         return _has_exercises(child)
     if child.parent.joinpath(*cs336.ADAPTERS).is_file() and child.name in (cs336.ADAPTERS[0], *_PACKAGES):
         return child.is_dir()
-    return any((child.parent / file).is_file() for file in _files() if file.partition("/")[0] == child.name)
+    return any((child.parent / file).is_file() for file in _exercise_files() if file.partition("/")[0] == child.name)
 
 
-def _looks_like_one(child: Path) -> bool:
+def _looks_like_submission(child: Path) -> bool:
     if child.is_symlink() or not child.is_dir():
         return is_archive(child) and child.is_file()
     return any(
@@ -185,7 +185,7 @@ def _looks_like_one(child: Path) -> bool:
 
 
 def _has_exercises(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in _files())
+    return any((folder / file).is_file() for file in _exercise_files())
 
 
 def _some(names: list[str]) -> str:

@@ -55,7 +55,7 @@ class Edited:
 
 
 def read(kind: str, stage: str) -> list[Edited]:
-    """All mutants or variants of a stage (kind: "mutant" or "variant"); empty if there is no file."""
+    """Return all mutants or variants of a stage (kind: "mutant" or "variant"); empty if there is no file."""
     path = ROOT / "grader" / f"{kind}s" / f"{stage}.toml"
     if not path.is_file():
         return []
@@ -85,7 +85,7 @@ def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: d
 
 
 def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ...]:
-    """(file, old, new) of each edit of a table; empty if an edit is malformed. file: the default file."""
+    """Return (file, old, new) of each edit of a table; empty if an edit is malformed. file: the default file."""
     file, new, edits = table.get("file", file), table.get("new"), [*table.get("edits", [])]
     for key, form in FORMS.items():
         if key in table:
@@ -109,7 +109,7 @@ def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") ->
 
 
 def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str]:
-    """file → text after the edits. Raises InputError if an edit does not match exactly once."""
+    """Return file → text after the edits. Raises InputError if an edit does not match exactly once."""
     changed: dict[str, str] = {}
     for file, old, new in edited.edits:
         text = changed[file] if file in changed else (reference / file).read_text(encoding="utf-8")
@@ -123,13 +123,13 @@ def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str
 
 
 def _names(text: str) -> set[str]:
-    """Names in the code of a file, without words of comments and strings."""
+    """Return the names in the code of a file, without words of comments and strings."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {token.string for token in tokens if token.type == tokenize.NAME}
 
 
 def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
-    """Matches of `old` in `text`; ⋯ matches anything. A local name absent from `text` was renamed: match any name."""
+    """Yield matches of `old` in `text`. ⋯ matches anything. A local name absent from `text` matches any name."""
     exact = re.escape(old).replace("⋯", r"[\s\S]*?")
     if not re.search(exact, text):
         known, bound = _names(text), set[str]()
@@ -147,11 +147,11 @@ def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
 def check(
     stages: Iterable[str], progress: Any, sample: bool = False, seed: str = "public", only: Sequence[str] = ()
 ) -> dict[str, dict]:
-    """By stage: points of the reference and the stubs, and the outcome of mutants and variants.
+    """Return by stage the points of the reference and the stubs, and the outcomes of mutants and variants.
 
-    Each exercise of the reference is tested in a copy in which all that it does not need is a stub, so a prerequisite
-    that assignment.toml does not name costs points here.
-    only: restrict to these exercises. sample: one mutant and one variant per stage, without the reference.
+    Each exercise of the reference is tested beside stubs of everything that it does not need. So a prerequisite that
+    assignment.toml does not name costs points here.
+    only: restrict to these exercises. sample: test one mutant and one variant per stage, but not the reference.
     """
     ids_of = {s: [e.id for e in default().of_stage(s) if not only or e.id in only] for s in stages}
     stages = [s for s, ids in ids_of.items() if ids]
@@ -208,7 +208,7 @@ def passed(o: dict) -> bool:
 
 
 class _Bench:
-    """Judges one edited copy after the other with one runner, so that the zygote stays warm."""
+    """Judges one edited copy after another with one runner, so that its zygote serves all of them."""
 
     def __init__(self, runner: Any, folder: Path, seed: str, report: Any):
         self.runner, self.folder, self.seed, self.report = runner, folder, seed, report
@@ -237,7 +237,7 @@ class _Bench:
         }
 
     def known(self, mutants: list[Edited]) -> dict[str, dict]:
-        """{"when": clause by mutant, "tests": messages by test, each with the mutants that cause it}.
+        """Return {"when": clause by mutant, "tests": messages by test, each with the mutants that cause it}.
 
         Each mutant runs twice. A message that differs between runs (uninitialized memory, order of arrival) does not
         identify the mutant.
@@ -259,7 +259,7 @@ class _Bench:
         return {"when": {m.name: m.why for m in mutants}, "tests": tests}
 
     def reference(self, ids: list[str]) -> dict[str, float]:
-        """Points of the reference, each exercise beside stubs of all that it does not need."""
+        """Return the points of the reference, each exercise tested beside stubs of everything that it does not need."""
         self.report(advance=1)
         results = []
         for id in ids:
@@ -277,13 +277,13 @@ class _Bench:
         return round(totals(score(default(), results, ids))[0], 6)
 
     def failed(self, mutant: Edited) -> list[Result]:
-        """A list with the first failing test; empty if all pass. Raises InputError."""
+        """Return a list with the first failing test, empty if all pass. Raises InputError if an edit does not match."""
         self.report(advance=1)
         results = self.results(apply(mutant, self.folder), [mutant.exercise], first_failure=True)
         return [r for r in results if r.outcome == "failed"]
 
     def survives(self, mutant: Edited) -> str:
-        """Why the mutant counts as survived; "" if it was killed as expected."""
+        """Return why the mutant counts as survived; "" if it was killed as expected."""
         try:
             fails = self.failed(mutant)
         except InputError as error:

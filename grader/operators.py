@@ -25,7 +25,7 @@ _MESSAGES = (ast.Raise, ast.Assert, ast.JoinedStr)
 
 
 def drawn(exercises: Sequence[str], limit: int, seed: str) -> list[Edited]:
-    """Up to `limit` changes, one from each exercise in turn, in an order drawn from `seed`."""
+    """Return up to `limit` changes, one from each exercise in turn, in an order drawn from `seed`."""
     rng = random.Random(seed)
     found = [changes(id, default().exercises[id].file) for id in rng.sample(exercises, len(exercises))]
     turns = itertools.zip_longest(*(rng.sample(group, len(group)) for group in found))
@@ -33,7 +33,7 @@ def drawn(exercises: Sequence[str], limit: int, seed: str) -> list[Edited]:
 
 
 def changes(exercise: str, file: str, reference: Path = ROOT / "reference") -> list[Edited]:
-    """Every possible change of a file, outside @provided code, top to bottom; `why` says where and what changes."""
+    """Return every possible change of a file, except in @provided code, top to bottom. `why` describes the change."""
     text = (reference / file).read_text(encoding="utf-8")
     raw = text.encode()  # ast counts columns in bytes
     starts = [0, *itertools.accumulate(map(len, raw.splitlines(keepends=True)))]
@@ -53,7 +53,7 @@ def changes(exercise: str, file: str, reference: Path = ROOT / "reference") -> l
 
 
 def _sites(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr | ast.stmt, ast.expr | ast.stmt]]:
-    """(function, node, replacement) of every possible change below `node`."""
+    """Yield (function, node, replacement) of every possible change below `node`."""
     for child in ast.iter_child_nodes(node):
         scope = function
         if isinstance(child, (ast.FunctionDef, ast.ClassDef)):

@@ -1,4 +1,4 @@
-"""Lists the files and lines that belong to an exercise, for somebody who deletes it: `grader parts ID`."""
+"""`grader parts ID`: lists the files and lines that belong to an exercise, so that a person can delete it."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _FOLDERS = ("benchmarks", "examples", "grader", "handout", "lab", "notebooks", "
 
 
 def locations(exercise: Exercise) -> Iterator[tuple[str, str]]:
-    """(file, which part of it): first files to delete as a whole, then lines in other files."""
+    """Yield (file, which part of it): first files to delete as a whole, then lines in other files."""
     files = [*_own_files(exercise)]
     yield from ((file, "the whole file") for file in files)
     module = Path(exercise.file).stem
@@ -36,7 +36,7 @@ def locations(exercise: Exercise) -> Iterator[tuple[str, str]]:
 
 
 def _own_files(exercise: Exercise) -> Iterator[str]:
-    """Files of this exercise only: solution, stub, tests, and helpers that no other test imports."""
+    """Yield the files of this exercise only: solution, stub, tests, and helpers that no other test imports."""
     if not any(e.file == exercise.file for e in default().exercises.values() if e.id != exercise.id):
         yield f"reference/{exercise.file}"
         yield f"student/{exercise.file}"

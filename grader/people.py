@@ -1,6 +1,6 @@
-"""Converts the lists that learning platforms add to a download into people.csv: who handed in what, and when.
+"""Converts lists of learning platforms into people.csv: which student handed in which submission, and when.
 
-A group's submission has one row per student.
+The submission of a group has one row per student.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CLASSROOM = ("student_repository_name", "submission_timestamp", "roster_identif
 
 
 def from_list(path: Path) -> list[dict[str, str]]:
-    """The rows of Gradescope's submission_metadata.yml, or of GitHub Classroom's grades.csv. Raises InputError."""
+    """Return the rows of Gradescope's submission_metadata.yml or GitHub Classroom's grades.csv. Raises InputError."""
     text = read_text(path, f"{path}: expected a list of submissions")
     rows = list(_gradescope(path, text) if path.suffix in (".yml", ".yaml") else _classroom(path, text))
     if not rows:
@@ -49,7 +49,7 @@ def write(folder: Path, rows: Iterable[Mapping[str, str]]) -> tuple[list[str], l
 
 
 def read(folder: Path) -> list[dict[str, str]]:
-    """The rows of the folder's people.csv, one per student; empty if there is no such file. Raises InputError."""
+    """Return the rows of the folder's people.csv, one per student; empty without such a file. Raises InputError."""
     if not (path := folder / NAME).is_file():
         return []
     sheet = Sheet(read_text(path, f"{path}: expected a CSV of `grader people`"), f"{path}: ", COLUMNS)
@@ -77,7 +77,7 @@ def counting(names: Iterable[str], graded: AllGraded) -> str:
 
 
 def superseded(graded: AllGraded) -> dict[str, str]:
-    """Attempt that does not count → attempt that does, for students with several files from Canvas."""
+    """Return attempt that does not count → attempt that counts, for students with several files from Canvas."""
     by_student: dict[str, list[str]] = defaultdict(list)
     for name in graded:
         if canvas := CANVAS_FILE.fullmatch(name):

@@ -1,7 +1,7 @@
 """Computes grades from test results and people's decisions: exclusions, adjustments by hand, late days.
 
-Decisions are rows beside the results. A row never changes; another row can withdraw it. So decisions survive every
-regrade, and their history stays. Each grade is computed anew from results and decisions.
+Decisions are stored apart from results. A decision never changes, but a later one can withdraw it. So decisions survive
+every regrade, and their history stays. Each grade is computed anew from results and decisions.
 """
 
 import math
@@ -26,7 +26,7 @@ MAX_POINTS = 10_000.0  # limit of one adjustment, up or down
 
 @dataclass(frozen=True)
 class Decision:
-    """One row: a person's decision about a submission, with reason, author and time."""
+    """A person's decision about a submission, with reason, author and time."""
 
     number: int
     made: str  # UTC, "2026-01-31 23:59:59"
@@ -42,7 +42,7 @@ class Decision:
 class Policy:
     """policy.toml: when work is due, and what a late day costs."""
 
-    due: dict[str, datetime]  # by stage; "" for all other stages
+    due: dict[str, datetime]  # stage → due date; "" for all other stages
     free_days: int = 0  # days that cost nothing, used up from the earliest due date on
     percent_a_day: float = 0.0  # percent of an exercise's points lost per late day that is not free
 
@@ -87,7 +87,7 @@ class Grade:
 
 
 def grade(scores: Iterable[ExerciseScore], decisions: Sequence[Decision], policy: Policy | None) -> Grade:
-    """Lateness reduces an adjustment of an exercise like its points, but never one of the whole submission."""
+    """Compute a grade. Lateness reduces an exercise's points and adjustments, but not those of the whole submission."""
     scores = list(scores)
     excluded = {d.exercise: d for d in decisions if d.kind == "exclude"}
     counted = [s for s in scores if s.exercise.id not in excluded]
@@ -108,7 +108,7 @@ def grade(scores: Iterable[ExerciseScore], decisions: Sequence[Decision], policy
 
 
 def lateness(policy: Policy | None, decisions: Iterable[Decision], stages: Sequence[str]) -> tuple[Late, ...]:
-    """Every missed due date, earliest first; free days are used up in this order."""
+    """Return every missed due date, earliest first; free days are used up in this order."""
     if policy is None:
         return ()
     decisions = list(decisions)
@@ -130,7 +130,7 @@ def lateness(policy: Policy | None, decisions: Iterable[Decision], stages: Seque
 
 
 def standing(decisions: Iterable[Decision]) -> list[Decision]:
-    """The decisions in force: not withdrawn; of policies and submission times only the last."""
+    """Return the decisions in force: those not withdrawn, but of policies and submission times only the last one."""
     decisions = list(decisions)
     withdrawn = {int(d.value) for d in decisions if d.kind == "withdraw"}
     left = [d for d in decisions if d.number not in withdrawn and d.kind != "withdraw"]
@@ -171,7 +171,7 @@ def read(text: str, assignment: Assignment, new: bool = False) -> Policy:
 
 
 def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[str, str, str]]:
-    """(submission, stage or "", time) of each row of a CSV with columns submission, submitted and perhaps stage.
+    """Return (submission, stage or "", time) of each row of a CSV with columns submission, submitted and perhaps stage.
 
     Rows without a time are skipped: these students handed in nothing. A time without an offset is in the time zone of
     the due date. Raises InputError with the faulty line.

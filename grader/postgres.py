@@ -62,7 +62,7 @@ class Postgres(Database):
         return self._db.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
 
     def close(self) -> None:
-        with contextlib.suppress(psycopg.Error):  # a server unlocks only some time after the end of a connection
+        with contextlib.suppress(psycopg.Error):  # unlock now: a server ends a closed connection only after a while
             self._db.execute("SELECT pg_advisory_unlock_all()")
         self._db.close()
 

@@ -1,4 +1,4 @@
-"""Unpacks the archive of a whole class, as learning platforms offer it: an archive of archives or folders.
+"""Unpacks the archive of a whole class from a learning platform: an archive of archives or folders.
 
 Names and sizes are checked as in a student's archive, with higher limits.
 """
@@ -14,7 +14,7 @@ from lab.course.listing import some
 
 from . import archives, layouts
 
-METADATA = "submission_metadata.yml"  # Gradescope's list of who handed in what, and when
+METADATA = "submission_metadata.yml"  # Gradescope's list of submissions, with students and times
 _LIMITS = archives.UnpackLimits(files=100_000, total_bytes=4 << 30, file_bytes=64 << 20)
 
 

@@ -23,7 +23,7 @@ def requested(graded: AllGraded, names: Collection[str], ids: Collection[str]) -
 
 
 def affected(runs: Collection[Run], graded: AllGraded, ids: Collection[str]) -> Why:
-    """Exercises that a change affects, or that an unfinished regrade had marked."""
+    """Return the exercises that a change affects, or that an unfinished regrade has marked, with reasons."""
     by_id = {run.id: run for run in runs}
     latest, now = max(by_id), fingerprint.full_digest()
     reasons: dict[tuple[int, str], str] = {}
@@ -56,13 +56,13 @@ def plan(why: Why) -> list[str]:
 
 
 def submissions(graded: AllGraded, names: Collection[str], layout: str) -> tuple[list[Submission], list[str]]:
-    """(submissions at the paths from which they were graded, names of those whose path is gone)."""
+    """Return (submissions at the paths from which they were graded, names of submissions whose path is gone)."""
     found = [Submission(name, Path(graded[name].source), layout) for name in names]
     return [s for s in found if s.path.exists()], [s.name for s in found if not s.path.exists()]
 
 
 def differences(before: AllGraded, after: AllGraded, assignment: Assignment, ids: Collection[str]) -> Iterator[str]:
-    """A line per submission and exercise (or written part) whose points changed; one line if none changed."""
+    """Yield a line per submission and exercise (or written part) whose points changed; one line if none changed."""
     shown, changed = labels(after), False
     for name, g in after.items():
         earlier, now = (

@@ -1,7 +1,7 @@
 """Exports answers in prose to a spreadsheet (CSV), and imports people's marks from it into the gradebook.
 
 A row is one criterion of one question of one submission. A half-filled sheet is fine: empty cells leave earlier marks
-unchanged. One bad row, and the import takes nothing from the sheet.
+unchanged. If one row is bad, the import takes nothing from the sheet.
 """
 
 import math
@@ -46,17 +46,17 @@ def _rows(label: str, s: QuestionScore) -> Iterable[list[str | float]]:
 
 
 def read(path: Path, graded: AllGraded, by: str) -> list[tuple[str, Mark]]:
-    """The marks in a sheet, as `new_marks` returns them. Raises InputError, also if the file is not such a sheet."""
+    """Return the marks in a sheet, like `new_marks`. Raises InputError, also if the file is not such a sheet."""
     expected = f"{path}: expected a CSV of `grader rubric export`"
     sheet = Sheet(read_text(path, expected, "expected CSV in UTF-8; save it as that"), f"{path}: ", READ)
-    rows = ((f"row {number}", cells) for number, (_, cells) in enumerate(sheet, 2))  # as a spreadsheet numbers rows
+    rows = ((f"row {number}", cells) for number, (_, cells) in enumerate(sheet, 2))  # numbered as in a spreadsheet
     return new_marks(rows, graded, by, f"{path}: ")
 
 
 def new_marks(
     rows: Iterable[tuple[str, Mapping[str, str]]], graded: AllGraded, by: str, where: str = ""
 ) -> list[tuple[str, Mark]]:
-    """(name of a submission, mark) of each row whose mark differs from the recorded one.
+    """Return (name of a submission, mark) of each row whose mark differs from the recorded mark.
 
     rows: (label for errors, cells by heading). Raises InputError for an unknown name, question or criterion, for
     points that are not a number from 0 to those possible, and for a duplicate row.

@@ -14,7 +14,7 @@ BY_HAND = ("adjust", "exclude", "extend")
 MAX_DAYS = 365
 
 
-def rule(
+def record(
     book: Gradebook, g: Graded, ids: Collection[str], kind: str, exercises: list[str], value: float, why: str, by: str
 ) -> list[int]:
     """Record one decision per exercise ("": the whole submission); return their numbers. Raises InputError."""
@@ -30,7 +30,7 @@ def rule(
     if kind == "adjust" and exercises[0]:
         _check_fits(g, exercises[0], value)
     stored = "" if kind == "exclude" else value
-    return book.decide_all([(kind, g.name, e, stored) for e in exercises], reason(why), by)
+    return book.decide_all([(kind, g.name, e, stored) for e in exercises], checked_reason(why), by)
 
 
 def withdraw(book: Gradebook, number: int, why: str, by: str) -> Decision:
@@ -38,18 +38,18 @@ def withdraw(book: Gradebook, number: int, why: str, by: str) -> Decision:
     found = next((d for d in policy.standing(book.decisions()) if d.number == number), None)
     if found is None:
         raise InputError(f"expected the number of a decision that stands, got {number}; see: grader decisions")
-    book.decide("withdraw", found.name, "", number, reason(why), by)
+    book.decide("withdraw", found.name, "", number, checked_reason(why), by)
     return found
 
 
-def reason(why: str) -> str:
+def checked_reason(why: str) -> str:
     if not why.strip():
         raise InputError("--why: expected a reason, got nothing")
     return why
 
 
 def _check_fits(graded: Graded, exercise: str, value: float) -> None:
-    """Raise InputError if an adjustment would lift an exercise above its maximum, or below 0."""
+    """Raise InputError if an adjustment would take an exercise above its maximum, or below 0."""
     (score,) = graded.scores(default(), [exercise])
     by_hand = sum(float(d.value) for d in graded.decisions if (d.kind, d.exercise) == ("adjust", exercise))
     got = score.earned + by_hand

@@ -1,7 +1,7 @@
 """Runs jobs with Slurm, or with processes on this machine. We use submitit only to submit them.
 
-submitit would pickle results, and would learn job states from Slurm's accounting, which not every cluster keeps. So
-jobs write their own answer files (`cluster`), and we ask Slurm's controller for job states.
+submitit would pickle results, and would read job states from Slurm's accounting, which not every cluster keeps. So jobs
+write their own result files (`cluster`), and we query Slurm's controller for job states.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OPTION = re.compile(r"(gpu\.)?([a-z][a-z-]*)(?:=(.+))?")
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where jobs run, and with which options. Raises InputError for a malformed option."""
+    """The place where jobs run, and their options. Raises InputError for a malformed option."""
 
     kind: str  # one of KINDS
     folder: Path  # absolute; every node must see it
@@ -55,7 +55,7 @@ class Cluster:
             raise InputError(f"--slurm: expected an option of sbatch, as partition=teaching, got {bad[0]!r}")
 
     def sbatch_options(self, track: str) -> dict[str, str | bool]:
-        """sbatch's options for the jobs of a track, without dashes; True if an option has no value."""
+        """Return option of sbatch, without dashes → value, or True without one, for the jobs of a track."""
         options: dict[str, str | bool] = {"cpus-per-task": str(CPUS), "mem": MEMORY, "time": str(MINUTES)}
         options["requeue"] = True
         if track == "gpu":
@@ -67,7 +67,7 @@ class Cluster:
         return options
 
     def of_run(self, run: Run) -> Cluster:
-        """A copy whose folder belongs to this run only, so that answers of other runs are not mistaken for its own."""
+        """Return a copy whose folder belongs to this run only, so that it never reads the results of another run."""
         return replace(self, folder=self.folder / f"{run.id}-{run.started.replace(' ', 'T').replace(':', '')}")
 
 
@@ -109,7 +109,7 @@ class _Scheduler:
 
 
 def start(cluster: Cluster, track: str, folder: Path, jobs: int) -> Slurm | Local:
-    """The scheduler for a track, with at most `jobs` at a time; logs and pickled tasks go to `folder`."""
+    """Return the scheduler for a track, with at most `jobs` at a time. Logs and pickled tasks go to `folder`."""
     return Slurm(cluster, track, folder, jobs) if cluster.kind == "slurm" else Local(cluster, track, folder, jobs)
 
 
@@ -121,24 +121,24 @@ class Slurm(_Scheduler):
     """Submits arrays of jobs, and limits how many run at a time."""
 
     pause_s = 5.0  # between two polls
-    grace_s = 15.0  # an answer file may appear this long after the end of its job
+    grace_s = 15.0  # a result file may appear this long after the end of its job
     warned = False  # whether we warned that no node accepts jobs
 
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
         super().__init__(folder, "SlurmExecutor", track)
         self.options = cluster.sbatch_options(track)
-        # No srun: Slurm sends its step SIGUSR2 before the time limit; a probe killed by it would look like a crash.
+        # No srun: Slurm would send SIGUSR2 to its step before the time limit. A killed probe would look like a crash.
         self.executor.update_parameters(
             job_name="grader", array_parallelism=jobs, use_srun=False, stderr_to_stdout=True, wckey=None,
             additional_parameters=self.options,
         )  # fmt: skip
 
     def free_slots(self, running: int) -> int:
-        """How many more jobs may be submitted now."""
+        """Return how many more jobs may be submitted now."""
         return 0 if running else ARRAY  # one array at a time: Slurm's limit on running jobs holds within one array
 
     def submit(self, work: Callable[[Any], None], tasks: list[Any]) -> list[str] | None:
-        """Submit a job per task; return ids, or None if the controller is silent. Raises InputError if refused."""
+        """Submit a job per task; return their ids, None if the controller is silent. Raises InputError if refused."""
         from submitit.core.utils import FailedJobError
 
         try:
@@ -149,7 +149,7 @@ class Slurm(_Scheduler):
             return None
 
     def states(self, jobs: list[str]) -> dict[str, str] | None:
-        """Job → state, for jobs that Slurm still knows; None if the controller does not answer."""
+        """Return job → state, for jobs that Slurm still knows; None if the controller does not answer."""
         command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"]
         reply = subprocess.run(command, capture_output=True, text=True)
         if reply.returncode:
@@ -160,11 +160,11 @@ class Slurm(_Scheduler):
         if reasons and not self.warned:  # Slurm then waits until a person acts
             logging.getLogger(__name__).warning("jobs wait: Slurm says %r; look at: sinfo -R", min(reasons))
         self.warned = bool(reasons)
-        # Slurm holds a job whose launch failed until a person acts. Report it as failed: we submit it again.
+        # Slurm holds a job whose launch failed until a person acts. Report it as failed, so that we submit it again.
         return {job: "LAUNCH_FAILED" if "launch" in why else state for job, (state, why) in found.items()}
 
     def cancel(self, jobs: list[str]) -> None:
-        """Cancel these jobs; a job that has already ended is no error."""
+        """Cancel these jobs. A job that has already ended is no error."""
         subprocess.run(["scancel", *jobs], capture_output=True)
 
 

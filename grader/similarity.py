@@ -2,8 +2,8 @@
 
 Files of the same name are compared by k-grams, with copydetect (Schleimer, Wilkerson and Aiken 2003, "Winnowing").
 Names, strings, comments and layout do not count. Code of the stubs is left out, and so are files that add little to
-their stub. Forks of CS336 are compared with each other, each as one text. Short exercises look similar whoever writes
-them, so a person must read both and decide.
+their stub. A fork of CS336 is compared with other forks, as one text. Short exercises look similar without copying, so
+a person must read both files and decide.
 """
 
 import functools
@@ -26,7 +26,7 @@ from .submissions import Submission, SubmissionError
 
 KIT = "the kit's solutions"
 FLAG = "similar code"
-FORK = "what the fork wrote"  # used like a file name, because forks name their files freely
+FORK = "what the fork wrote"  # name of a fork's one text, because forks name their files freely
 _GIVEN = ("tests", "cs336_basics")  # mostly code that the course gives to students
 GRAM = 25  # characters of filtered code, in which a name is one character
 MIN_GRAMS = 40  # a file needs this many k-grams beyond its stub
@@ -59,7 +59,7 @@ class FilePair:
     other: Version
 
     def lines(self) -> tuple[set[int], set[int]]:
-        """(similar line numbers in one, in the other), from 1, without lines of the stub."""
+        """Return (numbers of similar lines in one, in the other), from 1, without lines of the stub."""
         _, _, slices = compare_files(_beyond_stub(self.file, self.one.text), _beyond_stub(self.file, self.other.text))
         stub_lines = {line.strip() for line in _stub(self.file).split("\n")}
         return _lines_of(self.one.text, slices[0], stub_lines), _lines_of(self.other.text, slices[1], stub_lines)
@@ -67,7 +67,7 @@ class FilePair:
 
 @dataclass(frozen=True)
 class Pair:
-    """A submission of the class and another party; share is over all files together."""
+    """A submission of the class and another party. share: fraction over all files together."""
 
     one: Party
     other: Party
@@ -76,7 +76,7 @@ class Pair:
 
 
 def class_parties(found: Iterable[Submission], kind: str = "class") -> Iterator[Party | str]:
-    """Each submission as a party, or a message if it cannot be unpacked."""
+    """Yield each submission as a party, or a message if it cannot be unpacked."""
     for submission in found:
         with tempfile.TemporaryDirectory(prefix="similarity-") as folder:
             try:
@@ -97,7 +97,7 @@ def class_parties(found: Iterable[Submission], kind: str = "class") -> Iterator[
 
 
 def kit_party(wanted: Iterable[str]) -> Party:
-    """The kit's solutions: each file in `wanted`, in the reference's version and in every variant's."""
+    """Return the kit's solutions as a party: each file in `wanted`, as in the reference and in every variant."""
     with tempfile.TemporaryDirectory(prefix="variants-") as folder:
         party, present = Party(KIT, "kit"), set(wanted)
         for file in sorted(present & set(_files(ROOT / "reference"))):
@@ -111,9 +111,9 @@ def kit_party(wanted: Iterable[str]) -> Party:
 
 
 def pairs(parties: list[Party], track: Callable[[list], Iterable] = iter) -> list[Pair]:
-    """All pairs of a class's submission and another party with a common file, most similar first.
+    """Return all pairs of a class's submission and another party with a common file, most similar first.
 
-    track: returns the items of a list one by one, and reports progress.
+    track: yields the items of a list one by one, and reports progress.
     """
     students = [p for p in parties if p.kind == "class"]
     others = [p for p in parties if p.kind != "class"]
@@ -137,7 +137,7 @@ def compare(one: Party, other: Party) -> Pair:
 
 
 def flags(marked: Iterable[Pair]) -> dict[str, list[str]]:
-    """Submission of the class → texts of evidence: which party, what fraction, the most similar files."""
+    """Return submission of the class → texts of evidence with party, fraction and the most similar files."""
     found: dict[str, list[str]] = {}
     for pair in marked:
         top_files = ", ".join(f"{f.file} {f.share:.0%}" for f in pair.files[:3])
@@ -169,7 +169,7 @@ def _text(path: Path) -> str:
 
 
 def _beyond_stub(file: str, text: str) -> CodeFingerprint:
-    """The k-grams of a text, without those of its stub."""
+    """Return the k-grams of a text, without those of its stub."""
     code = _fingerprint(file, text)
     code.hashes -= _stub_hashes(file)
     return code
@@ -186,13 +186,13 @@ def _stub(file: str) -> str:
 
 
 def _fingerprint(file: str, text: str) -> CodeFingerprint:
-    """Every k-gram (window 1). copydetect's own boilerplate filter needs unique k-grams, which these are not."""
+    """Return every k-gram (window 1). copydetect's own boilerplate filter needs unique k-grams; these may repeat."""
     text = _SELF.sub(lambda m: "_" * len(m[0]), text)  # Pygments does not treat these as names
     return CodeFingerprint(file, GRAM, 1, language="python", fp=io.StringIO(text))
 
 
 def _lines_of(text: str, slices: Any, stub_lines: set[str]) -> set[int]:
-    """Line numbers covered by slices (starts and ends in characters, maybe empty), without those in `stub_lines`."""
+    """Return the lines covered by slices (starts and ends in characters, maybe empty) that are not in `stub_lines`."""
     found = set[int]()
     for start, end in zip(*slices, strict=True) if len(slices) else ():
         first, last = (text.count("\n", 0, int(position)) + 1 for position in (start, max(end - 1, 0)))

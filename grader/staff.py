@@ -1,4 +1,4 @@
-"""Commands for staff: the web pages, accounts, and requests to be graded again."""
+"""Commands for staff: web pages, accounts, and students' requests for another grading."""
 
 import getpass
 import secrets

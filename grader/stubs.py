@@ -25,7 +25,7 @@ _CHECK = [*_RUFF, "check", "--fix", *_RULES, "--output-format=json", *_AS_THE_KI
 
 
 def generate(reference: Path, assignment: Assignment) -> dict[str, str]:
-    """Relative file → text of its stub, for every Python file of the reference. Raises InputError."""
+    """Return relative file → text of its stub, for every Python file of the reference. Raises InputError."""
     if not reference.is_dir():
         raise InputError(f"{reference}: expected the folder of the reference, found none")
     stubs, cutters = {}, {}
@@ -37,7 +37,7 @@ def generate(reference: Path, assignment: Assignment) -> dict[str, str]:
 
 
 def out_of_step(reference: Path, student: Path) -> dict[Path, str | None]:
-    """Path → text of each stub that `student` lacks or has otherwise; None for a file that is no stub."""
+    """Return path → expected text, for each stub that is missing or differs; None for a file that is no stub."""
     stubs, present = generate(reference, default()), _files(student)
     texts = {student / file: stubs.get(file) for file in sorted({*stubs, *present})}
     return {path: text for path, text in texts.items() if not path.is_file() or _read(path, path.name) != text}
@@ -86,7 +86,7 @@ def _tidied(cutters: Mapping[str, Cutter]) -> dict[str, str]:
 
 
 def _without_unused_try(code: str) -> str:
-    """The code without unused `try: import …` blocks, which ruff does not remove."""
+    """Return the code without unused `try: import …` blocks, which ruff does not remove."""
     tree, lines = ast.parse(code), code.splitlines(keepends=True)
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     for node in reversed(tree.body):

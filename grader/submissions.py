@@ -1,7 +1,7 @@
-"""Finds submissions and unpacks them. Only code of the six stages is unpacked, or a CS336 fork's packages and adapters.
+"""Finds submissions and unpacks them: code of the stages and written answers, or a CS336 fork's code.
 
-Nothing here trusts a name, a size or a header. Files are read within a byte limit and written one by one; links are
-never followed; other files are left out and counted. An archive that exceeds a limit is refused as a whole.
+This module trusts no name, size or header. It reads files within a byte limit, writes them one by one, and never
+follows links. It counts the other files and leaves them out. It refuses an archive that exceeds a limit.
 """
 
 import hashlib
@@ -42,9 +42,9 @@ class Unpacked:
 def find(
     paths: list[Path], report: Callable[[str], None] = lambda line: None, into: Path | None = None
 ) -> list[Submission]:
-    """The submissions in `paths`, in a stable order. A path is a submission's folder, an archive, or a folder of those.
+    """Return the submissions in `paths`, in a stable order. Raises SubmissionError for a path without a submission.
 
-    `layouts.is_one` decides whether a folder is one submission; otherwise each sub-folder and archive in it is one.
+    A path is a submission's folder, an archive, or a folder of those (`layouts.is_one_submission` decides which).
     report(line): called for doubtful folders and new names. into: folder for unpacking the archive of a whole class;
     without it, such an archive counts as one submission.
     """
@@ -53,7 +53,7 @@ def find(
         path = _resolved(given)
         if into and path.is_file() and is_archive(path) and received.is_class(path):
             path = received.unpack(path, into, report)
-        one, doubt = layouts.is_one(path) if path.is_dir() else (False, "")
+        one, doubt = layouts.is_one_submission(path) if path.is_dir() else (False, "")
         if doubt:
             report(doubt)
         if path.is_dir() and not one:
@@ -82,9 +82,9 @@ def _resolved(given: Path) -> Path:
 def unpack(submission: Submission, destination: Path, limits: UnpackLimits | None = None) -> Unpacked:
     """Copy a submission's files into the new or empty folder `destination`, with modes 0644 and 0755.
 
-    It copies `<stage>/**/*.py`, answers.toml and writeup.md; of a CS336 fork what `cs336.target_of` accepts, plus
-    the bridge. Raises SubmissionError if there is no stage folder, a limit is exceeded, or the archive's headers are
-    false; then it removes `destination`.
+    It copies `<stage>/**/*.py`, answers.toml and writeup.md. From a CS336 fork it copies the files that
+    `cs336.target_of` accepts, and adds the bridge. Raises SubmissionError if there is no stage folder, a limit is
+    exceeded, or the archive's headers are false; then it removes `destination`.
     """
     limits = limits or UnpackLimits()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
@@ -106,7 +106,7 @@ def unpack(submission: Submission, destination: Path, limits: UnpackLimits | Non
 
 
 def hash_of(root: Path) -> str:
-    """SHA-256 over the sorted relative paths and the contents of all files below `root`."""
+    """Return the SHA-256 over the sorted relative paths and the contents of all files below `root`."""
     digest = hashlib.sha256()
     for file in sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()):
         name, content = file.encode(), (root / file).read_bytes()
@@ -132,7 +132,7 @@ def _with_unique_names(paths: list[Path], report: Callable[[str], None]) -> list
             name = f"{_safe(stems[path])}~{hashlib.sha256(os.fsencode(key)).hexdigest()[:10]}"
             if owners.setdefault(name.casefold(), path) == path:
                 break
-            key += "/"  # another folder has a file of the same name
+            key += "/"  # a file of the same name lies in another folder
         names[path] = name
     if changed := [f"{path.name[:60]} is {name}" for path, name in names.items() if name != stems[path]]:
         report(f"names that were taken or not fit for a file: {some(changed)}")
@@ -140,7 +140,7 @@ def _with_unique_names(paths: list[Path], report: Callable[[str], None]) -> list
 
 
 def _stem(path: Path) -> str:
-    """A folder's or archive's own name, without its suffix."""
+    """Return a folder's or archive's own name, without its suffix."""
     suffix = "" if path.is_dir() else next((s for s in SUFFIXES if path.name.lower().endswith(s)), "")
     return unicodedata.normalize("NFC", path.name[: len(path.name) - len(suffix)])
 
@@ -156,7 +156,7 @@ TargetOf = Callable[[Member, Parts, UnpackLimits], Parts]
 def _choose(
     members: list[Member], root: Parts, limits: UnpackLimits, target_of: TargetOf
 ) -> tuple[dict[str, Parts], list[str]]:
-    """({member name: target}, notes). Notes name links and unsafe names, and count other files that are left out.
+    """Return (member name → target, notes). Notes name links and unsafe names, and count other files left out.
 
     target_of(member, its parts below the root, limits): the target, or () to leave it out.
     """
@@ -216,7 +216,7 @@ def _write(source: archives.Source, chosen: Mapping[str, Parts], destination: Pa
             _make_folder(folder)
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         with open(fd, "wb") as stream:
-            os.fchmod(fd, 0o644)  # whatever the umask
+            os.fchmod(fd, 0o644)  # independent of the umask
             stream.write(content)
 
 

@@ -1,4 +1,4 @@
-"""Commands besides grading: stubs, checks of the tests and of the grader, releases, similarity, leaderboard."""
+"""Further commands: stubs, checks of the tests and of the grader, releases, similarity, leaderboard."""
 
 import functools
 import itertools

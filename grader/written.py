@@ -74,14 +74,14 @@ class QuestionScore:
 
 
 def judge(root: Path, ids: Iterable[str]) -> tuple[list[Answer], list[str]]:
-    """(an answer for each question in ids, notes for the report) of the submission unpacked at root."""
+    """Return (an answer per question in ids, notes for the report) of the submission unpacked at root."""
     known = default().questions
     given, notes = answers.read(root, [known[id] for id in ids])
     return [_judge_one(g) for g in given], notes
 
 
 def score(graded: Graded) -> list[QuestionScore]:
-    """Scores of the written questions; empty for a refused submission."""
+    """Return the scores of the written questions; empty for a refused submission."""
     known = default().questions
     marks: dict[str, dict[str, Mark]] = {}
     for mark in graded.marks:
@@ -94,19 +94,19 @@ def score(graded: Graded) -> list[QuestionScore]:
 
 
 def totals(scores: Iterable[QuestionScore]) -> tuple[float, float, float]:
-    """(earned, possible, unmarked) in points."""
+    """Return (earned, possible, unmarked) in points."""
     rows = [(s.earned, s.possible, s.unmarked) for s in scores]
     earned, possible, unmarked = map(math.fsum, zip(*rows, strict=True)) if rows else (0.0, 0.0, 0.0)
     return earned, possible, unmarked
 
 
 def text_id(text: str) -> str:
-    """A digest of the text that ignores white space."""
+    """Return a digest of the text that ignores differences in white space."""
     return hashlib.sha256(" ".join(text.split()).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def generated(student: Path) -> dict[Path, str]:
-    """File → text generated from questions.toml: the student's two files, and chapters with their questions.
+    """Return file → text generated from questions.toml: the student's two files, and chapters with their questions.
 
     Raises AssignmentError if a chapter has no markers for them.
     """
@@ -123,7 +123,7 @@ def generated(student: Path) -> dict[Path, str]:
 
 
 def out_of_step(student: Path) -> dict[Path, str]:
-    """File → expected text, for each generated file that differs from it."""
+    """Return file → expected text, for each generated file that is missing or differs."""
     return {
         path: text for path, text in generated(student).items()
         if not path.is_file() or path.read_text(encoding="utf-8") != text

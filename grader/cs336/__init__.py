@@ -1,8 +1,8 @@
-"""Grades forks of CS336's assignment 2: which files are unpacked, and how results count.
+"""Grades forks of CS336's assignment 2: selects the files to unpack, and decides how results count.
 
-The students' solution is whatever the fork's tests/adapters.py returns. `bridge/` wraps it in the classes and functions
-that our tests expect. profiles.toml says which of our tests count, because that course asks for what they test, and
-which are advisory. A test that needs something missing here (a GPU, a package) is reported as not run, never as failed.
+The students' solution is the code that the fork's tests/adapters.py returns. `bridge/` wraps it in the classes and
+functions that our tests expect. profiles.toml lists the tests that count, because that course requires what they test,
+and advisory tests. A test that needs something missing here (a GPU, a package) is reported as not run, never as failed.
 """
 
 import ast
@@ -43,13 +43,13 @@ _NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 def roots(members: Sequence[Member]) -> list[tuple[str, ...]]:
-    """The topmost folders with tests/adapters.py, up to three levels down. Several mean a folder of forks."""
+    """Return the topmost folders with tests/adapters.py, up to three levels down. A folder of forks has several."""
     found = {m.parts[:-2] for m in members if m.kind == "file" and m.parts[-2:] == ADAPTERS and len(m.parts) <= 5}
     return sorted(root for root in found if len(root) == min(map(len, found)))
 
 
 def target_of(member: Member, path: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
-    """The target of a file whose path below the root is `path`: the same path, or () to leave it out.
+    """Return the target of a file whose path below the root is `path`: the same path, or () to leave it out.
 
     Code is taken, except tests and files that the bridge replaces. Text data is taken inside the course's packages, if
     it is within the limits. The package cs336_basics may lie in any folder: the bridge finds it by the pyproject.toml
@@ -66,7 +66,7 @@ def target_of(member: Member, path: tuple[str, ...], limits: UnpackLimits) -> tu
 
 
 def edition(adapters: bytes) -> str:
-    """The profile of these adapters. Only the file of 2026 defines get_fsdp or get_ddp."""
+    """Return the profile of these adapters. Only the file of 2026 defines get_fsdp or get_ddp."""
     try:
         defined = {n.name for n in ast.walk(parsed(adapters)) if isinstance(n, ast.FunctionDef)}
     except SyntaxError:
@@ -84,7 +84,7 @@ def install(root: Path) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    """The tests to run on a fork of this edition: those that count, and the advisory ones. Use `id in asked`."""
+    """The tests to run on a fork of this edition: counting and advisory ones. `id in selection` checks a test id."""
 
     edition: str
 
@@ -101,7 +101,7 @@ class Selection:
 
 @functools.cache
 def profiles() -> dict[str, dict[str, Any]]:
-    """From profiles.toml: edition -> "counts" and "advisory" (patterns), "adapters" (exercise -> what is judged)."""
+    """Return, from profiles.toml, edition → "counts" and "advisory" (patterns), "adapters" (exercise → adapter)."""
     found = tomllib.loads((HERE / "profiles.toml").read_text(encoding="utf-8"))
     both = found.pop("both")
     for profile in found.values():
@@ -112,15 +112,15 @@ def profiles() -> dict[str, dict[str, Any]]:
 
 
 def allowed(edition: str) -> list[str]:
-    """Names that our exercises forbid but that course allows; empty if edition is ""."""
+    """Return the names that our exercises forbid but that course allows; empty if edition is ""."""
     return profiles()[edition].get("allowed", []) if edition else []
 
 
 def course_results(results: Iterable[Result], edition: str) -> list[Result]:
-    """The results as that course counts them: extra tests become advisory, tests that lack a GPU or package "not run".
+    """Return the results as that course counts them. Extra tests become advisory; without a GPU or package, "not run".
 
-    But if some counting test of an adapter passes, the adapter does run here. Then a test that asks for a GPU still
-    counts as failed: otherwise a fork could ask for a GPU wherever its code is wrong.
+    But if a counting test of an adapter passes, the adapter runs on this machine. Then a test that needs a GPU still
+    counts as failed. Otherwise a fork could request a GPU wherever its code is wrong.
     """
     selection, results = Selection(edition), list(results)
     working = {_adapter(r) for r in results if r.outcome == "passed" and selection.counts(r.id)}
@@ -128,7 +128,7 @@ def course_results(results: Iterable[Result], edition: str) -> list[Result]:
 
 
 def _adapter(r: Result) -> tuple[str, bool]:
-    """The adapter that a test reaches: one per exercise, but backward has two, told apart by "triton" in test names."""
+    """Identify the adapter that a test calls: one per exercise, but two for backward; "triton" in the name decides."""
     return r.exercise, "triton" in r.test.rpartition("::")[2]
 
 
@@ -142,7 +142,7 @@ def _course_result(r: Result, counts: bool, works: bool) -> Result:
 
 
 def lab_uses(root: Path) -> list[str]:
-    """Lines where a fork names modules of lab: no honest fork knows them. gc, inspect and sys are no evidence."""
+    """Return the lines in which a fork names modules of lab, which no honest fork knows. Other modules do not count."""
     found = set[str]()
     for path in root.rglob("*.py"):
         with contextlib.suppress(Unreadable):  # for example too long; that is no evidence
@@ -151,13 +151,13 @@ def lab_uses(root: Path) -> list[str]:
 
 
 def fork_files(root: Path) -> list[str]:
-    """The Python files of an unpacked fork, without those of the bridge."""
+    """Return the Python files of an unpacked fork, without those of the bridge."""
     files = (p.relative_to(root) for p in sorted(root.rglob("*.py")))
     return [file.as_posix() for file in files if not (HERE / "bridge" / file).exists()]
 
 
 def _missing(message: str) -> str:
-    """Name the thing that this machine lacks for the test; "" if the test failed for another reason."""
+    """Return what the test needs and this machine lacks; "" if the test failed for another reason."""
     if _NEEDS_CUDA.search(message):
         return "needs CUDA: the code asks for a GPU, and there is none in the sandbox"
     if found := _NEEDS_PYTHON.search(message):

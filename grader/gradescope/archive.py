@@ -19,7 +19,7 @@ _MAKERS = ("mutants", "variants", "hostile", "release")  # folders of grader/ th
 
 
 def files(profile: str) -> dict[str, bytes]:
-    """All files of the archive by name, with a new secret seed."""
+    """Return all files of the archive by name, with a new secret seed."""
     found = read([*ROOT.glob("*.toml"), *(ROOT / name for name in _ROOT_FILES)])
     found |= read(files_below("lab"))
     found |= read(p for p in files_below("tests") if p.relative_to(ROOT).parts[1] != "kit")

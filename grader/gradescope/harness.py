@@ -46,7 +46,7 @@ def grade(root: Path) -> dict[str, Any]:
 
 
 def failed() -> dict[str, Any]:
-    """results.json when grading failed: it does not blame the student, and reveals nothing about the grader."""
+    """Return results.json for a failed grading. It neither blames the student nor reveals anything about the grader."""
     why = "The grader failed. This is no grade and says nothing of what was handed in: tell the instructor."
     test = {"name": "the grader failed", "score": 0.0, "max_score": 0.0, "status": "failed", "output": why}
     return {
@@ -56,7 +56,7 @@ def failed() -> dict[str, Any]:
 
 
 def strongest() -> str:
-    """bubblewrap if namespaces are allowed, else uid. Raises SandboxError if neither works."""
+    """Return "bubblewrap" if it works here, else "uid". Raises SandboxError if neither works."""
     from grader.sandbox import SandboxError, available
 
     reasons = available()

@@ -1,12 +1,12 @@
-"""Hostile submissions keep the grader honest: none may earn what its honest code does not, or harm anyone.
+"""The corpus of hostile submissions. None may earn more than its code earns without the trick, or harm anyone.
 
-They are data, `grader/hostile/*.toml`: a table `[technique.name]`, a technique of techniques.toml, with the exercise it
-attacks, why it is plausible, and the tests that it must fail, since its code without the trick fails them; without
-`loses` it may earn nothing. It hands in `code` (the exercise's file), `files`, edits of a copy of the reference as
-mutants have them, or several of these; or an archive that a function of `archives` writes. `like` names a table of
-shared.toml: the attack has its keys, too, and makes its edits first. Without `exercise` an attack is on
-DEFAULT_EXERCISE, which is small and has several ranks; an archive without one must be refused before anything runs.
-grader/hostility.py grades them. `strangers.toml` holds attacks by an author who had not seen the tests.
+Each file `grader/hostile/*.toml` has tables `[technique.name]`, with a technique of techniques.toml. Keys of a table:
+- `why`: the reason why the attack is plausible; `exercise`: the attacked exercise, by default DEFAULT_EXERCISE. An
+  archive without `exercise` must be refused before anything runs.
+- `loses`: the tests that its code fails without the trick, and must fail; without `loses` the attack may earn nothing
+- `code` (text of the exercise's file), `files`, or edits of a copy of the reference, or several of these: its content
+- `archive`: instead, a function of `archives` that writes it; `like`: a table of shared.toml, whose edits come first
+grader/hostility.py grades the attacks. `strangers.toml` holds attacks by an author who had not seen the tests.
 """
 
 import tomllib
@@ -21,9 +21,9 @@ from lab.course.assignment import ROOT, default
 from . import archives
 
 HERE = Path(__file__).parent
-HONEST = "honest"  # the technique of what is none
+HONEST = "honest"  # the technique of submissions that are no attacks
 EVERYTHING = ("everything",)
-DEFAULT_EXERCISE = "benchmarking.straggler"
+DEFAULT_EXERCISE = "benchmarking.straggler"  # small, with several ranks
 _KEYS = {"why", "exercise", "loses", "needs", "open", "code", "files", "file", "old", "new", "edits", "archive"}
 
 
@@ -31,11 +31,11 @@ _KEYS = {"why", "exercise", "loses", "needs", "open", "code", "files", "file", "
 class Attack:
     name: str
     technique: str
-    exercise: str  # "" where it must be refused before anything runs
+    exercise: str  # "" if the attack must be refused before anything runs
     why: str
     loses: tuple[str, ...] = EVERYTHING  # test functions that must not pass
     needs: tuple[str, ...] = ()  # of NEEDS in grader/hostility.py: kernel features without which it proves nothing
-    open: str = ""  # why it still earns too much, or goes unseen
+    open: str = ""  # why it still earns too much, or leaves no evidence
     files: dict[str, str] = field(default_factory=dict)  # by path
     edits: tuple[tuple[str, str, str], ...] = ()  # (file, old, new) on a copy of the reference
     archive: str = ""  # a function of grader.hostile.archives
@@ -45,7 +45,7 @@ class Attack:
         return self.technique == HONEST
 
     def write(self, folder: Path) -> Path:
-        """Make the submission in `folder` and return its path. Raises InputError where an edit does not apply."""
+        """Write the submission into `folder` and return its path. Raises InputError if an edit does not match."""
         if self.archive:
             return getattr(archives, self.archive)(folder, self.name)
         path = folder / self.name
@@ -58,7 +58,7 @@ class Attack:
 
 
 def techniques() -> dict[str, str]:
-    """{name: one line of explanation}."""
+    """Return technique → explanation in one line."""
     return _tables(HERE / "techniques.toml")
 
 
@@ -67,7 +67,7 @@ def _tables(path: Path) -> dict[str, Any]:
 
 
 def read() -> list[Attack]:
-    """The whole corpus, file by file. Raises InputError for an entry that cannot be used."""
+    """Return the whole corpus, file by file. Raises InputError for a malformed entry."""
     found = [
         _attack(path.name, technique, name, table)
         for path in sorted(HERE.glob("*.toml")) if path.name not in ("techniques.toml", "shared.toml")
@@ -81,7 +81,7 @@ def read() -> list[Attack]:
 
 
 def honest() -> list[Attack]:
-    """What must earn everything and never be flagged: the reference, exercise by exercise, and each of its variants."""
+    """Submissions that must earn all points and get no flag: the reference for each exercise, and all its variants."""
     exercises = default().exercises
     variants = [v for stage in default().stages for v in mutants.read("variant", stage.name)]
     return [

@@ -1,6 +1,6 @@
-"""Archives that must not be taken at their word, written when they are needed: nothing dangerous lies in a repository.
+"""Writes hostile archives when they are needed, so that the repository contains nothing dangerous.
 
-Each function writes one submission for the honest code in `EXERCISE`, with something added, and returns its path.
+Most functions add something hostile to the honest code of `EXERCISE`. Each returns the path of the submission.
 """
 
 import gzip
@@ -25,7 +25,7 @@ def _honest() -> bytes:
 
 
 def _zip(path: Path, members: Iterable[tuple[str, bytes, int]]) -> Path:
-    """members: (name, content, mode of the file; 0: a plain one)."""
+    """members: (name, content, mode of the file; 0 for a regular file)."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content, mode in members:
             info = zipfile.ZipInfo(name)
@@ -35,7 +35,7 @@ def _zip(path: Path, members: Iterable[tuple[str, bytes, int]]) -> Path:
 
 
 def _tar(path: Path, members: Iterable[tuple[str, bytes, bytes, str]]) -> Path:
-    """members: (name, content, type, what it links to)."""
+    """members: (name, content, type, target of a link or "")."""
     with tarfile.open(path, "w:gz") as archive:
         for name, content, kind, target in members:
             info = tarfile.TarInfo(name)
@@ -45,13 +45,13 @@ def _tar(path: Path, members: Iterable[tuple[str, bytes, bytes, str]]) -> Path:
 
 
 def zip_of_zeros(folder: Path, name: str) -> Path:
-    """A source file of 3 MiB that was packed a thousand to one."""
+    """A source file of 3 MiB, compressed a thousand to one."""
     bomb = b"#" + bytes(3 * _MIB)
     return _zip(folder / f"{name}.zip", [(EXERCISE, _honest(), 0), ("benchmarking/notes.py", bomb, 0)])
 
 
 def zip_of_one_large_file(folder: Path, name: str) -> Path:
-    """256 MiB in a quarter of one."""
+    """A file of 256 MiB, compressed to a quarter of a MiB."""
     path = folder / f"{name}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(EXERCISE, _honest())
@@ -62,7 +62,7 @@ def zip_of_one_large_file(folder: Path, name: str) -> Path:
 
 
 def zip_that_lies_about_sizes(folder: Path, name: str) -> Path:
-    """Headers say 10 bytes, 8 MiB come out."""
+    """The directory claims 10 bytes for a file that unpacks to 8 MiB."""
     path = _zip(folder / f"{name}.zip", [("benchmarking/notes.py", os.urandom(_MIB) * 8, 0), (EXERCISE, _honest(), 0)])
     data = bytearray(path.read_bytes())
     directory = data.index(b"PK\1\2")
@@ -72,13 +72,13 @@ def zip_that_lies_about_sizes(folder: Path, name: str) -> Path:
 
 
 def zip_of_many_members(folder: Path, name: str) -> Path:
-    """A directory of many members, each empty: slow to list, large in memory."""
+    """60,000 empty members: slow to list, and large in memory."""
     many = ((f"benchmarking/{i}.py", b"", 0) for i in range(60_000))
     return _zip(folder / f"{name}.zip", [(EXERCISE, _honest(), 0), *many])
 
 
 def zip_within_a_zip(folder: Path, name: str) -> Path:
-    """The stages are in an archive inside, forty levels down."""
+    """The code lies forty archives deep."""
     inner = _honest()
     for _ in range(40):
         buffer = io.BytesIO()
@@ -95,7 +95,7 @@ def zip_of_deep_folders(folder: Path, name: str) -> Path:
 
 
 def zip_out_of_its_folder(folder: Path, name: str) -> Path:
-    """Names that climb out, absolute ones and Windows's."""
+    """Names that leave the folder: with .., absolute paths, and Windows paths."""
     forged = b"raise SystemExit(0)\n"
     names = (
         _GRADEBOOK, "benchmarking/../../../conftest.py", "/tmp/conftest.py", "C:\\conftest.py", "..\\..\\conftest.py",
@@ -104,7 +104,7 @@ def zip_out_of_its_folder(folder: Path, name: str) -> Path:
 
 
 def zip_with_links(folder: Path, name: str) -> Path:
-    """Links to what the grader can read, in the place of code, and a file written through one."""
+    """Links to files that the grader can read, in place of code, and a file whose folder is a link."""
     return _zip(folder / f"{name}.zip", [
         (EXERCISE, _honest(), 0), ("benchmarking/answers.py", b"/etc/passwd", _LINK),
         ("ddp", b"/", _LINK), ("ddp/tmp/owned.py", b"x = 1\n", 0), ("mesh/book.py", _GRADEBOOK.encode(), _LINK),
@@ -112,7 +112,7 @@ def zip_with_links(folder: Path, name: str) -> Path:
 
 
 def zip_that_names_a_file_twice(folder: Path, name: str) -> Path:
-    """One is scanned and the other run, where two readers choose differently."""
+    """Two readers may choose different versions: one version is scanned, and the other one runs."""
     path = folder / f"{name}.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(EXERCISE, _honest())
@@ -121,7 +121,7 @@ def zip_that_names_a_file_twice(folder: Path, name: str) -> Path:
 
 
 def zip_with_odd_names(folder: Path, name: str) -> Path:
-    """Names that a terminal, a page, a spreadsheet or a file system would stumble over."""
+    """Names that confuse a terminal, a page, a spreadsheet or a file system."""
     odd = ("benchmarking/\x1b[2J.py", "benchmarking/<script>alert(1)</script>.py", "benchmarking/=1+1.py",
            "benchmarking/\u202eyp.gnihton", "benchmarking/a\x00b.py", "benchmarking/" + "x" * 250 + ".py",
            "benchmarking/CON.py", "benchmarking/'; DROP TABLE result; --.py")  # fmt: skip
@@ -129,7 +129,7 @@ def zip_with_odd_names(folder: Path, name: str) -> Path:
 
 
 def zip_with_a_password(folder: Path, name: str) -> Path:
-    """Says of its code that it is encrypted."""
+    """The headers claim that the code is encrypted."""
     path = _zip(folder / f"{name}.zip", [(EXERCISE, _honest(), 0)])
     data = bytearray(path.read_bytes())
     for header, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
@@ -139,7 +139,7 @@ def zip_with_a_password(folder: Path, name: str) -> Path:
 
 
 def tar_with_devices_and_links(folder: Path, name: str) -> Path:
-    """Hard links, a device, a pipe that blocks whoever opens it, and a file below a link."""
+    """A hard link, a device, a pipe that blocks its reader, a file below a link, and a path to the gradebook."""
     return _tar(folder / f"{name}.tar.gz", [
         (EXERCISE, _honest(), tarfile.REGTYPE, ""), ("benchmarking/a.py", b"", tarfile.LNKTYPE, "/etc/passwd"),
         ("benchmarking/b.py", b"", tarfile.CHRTYPE, ""), ("benchmarking/c.py", b"", tarfile.FIFOTYPE, ""),
@@ -149,7 +149,7 @@ def tar_with_devices_and_links(folder: Path, name: str) -> Path:
 
 
 def tar_bomb(folder: Path, name: str) -> Path:
-    """256 MiB of zeros in one member, a quarter of one packed."""
+    """One member of 256 MiB of zeros, compressed to a quarter of a MiB."""
     path = folder / f"{name}.tar.gz"
     info = tarfile.TarInfo("benchmarking/notes.py")
     info.size = 256 * _MIB
@@ -172,7 +172,7 @@ def folder_of_links(folder: Path, name: str) -> Path:
 
 
 def no_archive(folder: Path, name: str) -> Path:
-    """A program that calls itself a zip."""
+    """A program whose name ends in .zip."""
     path = folder / f"{name}.zip"
     path.write_bytes(b"\x7fELF" + os.urandom(4096))
     return path

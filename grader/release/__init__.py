@@ -46,11 +46,11 @@ _OF_OTHER_PROFILES = (
 )
 
 _GIVEN = tomllib.loads((HERE / "given.toml").read_text(encoding="utf-8"))
-GIVEN = {(file, line) for file, lines in _GIVEN.items() for line in lines}  # handed out on purpose
+GIVEN = {(file, line) for file, lines in _GIVEN.items() for line in lines}  # lines given to students on purpose
 
 
 def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
-    """All files of a student's archive by name. Raises InputError if the kit is not as expected.
+    """Return all files of a student's archive by name. Raises InputError if the kit is not as expected.
 
     profile: unless "full", the archive has only the exercises of this profile. ids: if given, only these of them.
     """
@@ -76,12 +76,12 @@ def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
 
 
 def solutions() -> Solutions:
-    """The solutions' code, which must not be in a release."""
+    """Return a search for the solutions' code, which must not be in a release."""
     return Solutions(ROOT / "reference", _stubs())
 
 
 def leaks(found: Mapping[str, bytes]) -> list[Leak]:
-    """Solution code in `found`, except lines that are given on purpose (given.toml)."""
+    """Return solution code in `found`, except lines that are given on purpose (given.toml)."""
     return [leak for leak in solutions().search(found) if (leak.file, leak.text) not in GIVEN]
 
 
@@ -97,7 +97,7 @@ def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
 
 
 def write_zip(out: Path, found: Mapping[str, bytes], executable: Iterable[str] = ()) -> None:
-    """Write a zip atomically and reproducibly; the files named in `run` become executable."""
+    """Write a zip atomically and reproducibly; the files named in `executable` become executable."""
     if not out.parent.is_dir():
         raise InputError(f"--out: expected a place for a file, got {out}: {out.parent} is no folder")
     buffer = io.BytesIO()
@@ -118,7 +118,7 @@ def _stubs() -> dict[str, str]:
 
 
 def files_below(folder: str) -> Iterable[Path]:
-    """The kit's files below a folder, without caches and hidden files."""
+    """Return the kit's files below a folder, without caches and hidden files."""
     paths = (p for p in sorted((ROOT / folder).rglob("*")) if p.is_file())
     return (p for p in paths if not any(n.startswith(".") or n == "__pycache__" for n in p.relative_to(ROOT).parts))
 
@@ -171,7 +171,7 @@ def _imported(name: str, data: bytes) -> set[str]:
 
 
 def _without_dead_links(name: str, found: Mapping[str, bytes]) -> str:
-    """A page in which links to Python files missing from the archive become plain text."""
+    """Return a page in which links to Python files missing from the archive are plain text."""
 
     def link(match: re.Match[str]) -> str:
         target = os.path.normpath(PurePosixPath(name).parent / match[2].partition("#")[0])
@@ -181,7 +181,7 @@ def _without_dead_links(name: str, found: Mapping[str, bytes]) -> str:
 
 
 def _makefile() -> str:
-    """The kit's Makefile, reduced to the targets that students need."""
+    """Return the kit's Makefile, reduced to the targets that students need."""
     paragraphs = (ROOT / "Makefile").read_text(encoding="utf-8").split("\n\n")
     parts = [p for p in paragraphs if any(line.startswith(_TARGETS) for line in p.splitlines())]
     if len(parts) != len(_TARGETS):
@@ -193,7 +193,7 @@ def _makefile() -> str:
 
 
 def _pyproject() -> str:
-    """The kit's pyproject.toml, without the grader and developers' tools."""
+    """Return the kit's pyproject.toml, without the grader and developers' tools."""
     kit = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project, tool = kit["project"], kit["tool"]
     for table, keys in (

@@ -54,7 +54,7 @@ class Solutions:
                         self.needles.setdefault(window, Leak("", line, file, code[line - 1].strip()))
 
     def find(self, text: str) -> Iterator[Leak]:
-        """Each line of the reference's solutions that begins a leak in `text`, once."""
+        """Yield, once, each line of the reference's solutions at which a leak in `text` begins."""
         found: dict[Leak, None] = {}
         for view in _views(text):
             found |= {leak: None for window in _windows(_words(view)) if (leak := self.needles.get(window))}
@@ -87,7 +87,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _views(text: str) -> Iterator[str]:
-    """The text itself, and if it may be HTML also the text that a browser would show."""
+    """Yield the text itself, and if it may be HTML, also the text that a browser would show."""
     plain = _unescaped(text)
     yield plain
     if "&" in plain or "<" in plain:

@@ -24,7 +24,7 @@ class Plan:
     days: dict[datetime.date, tuple[str, ...]]
 
     def out(self, today: datetime.date) -> tuple[str, ...]:
-        """Exercises released up to a day, in the handout's order. Raises AssignmentError before the first day."""
+        """Return the exercises released by this day, in the handout's order. Raises AssignmentError for none."""
         ids = {id for day, new in self.days.items() if day <= today for id in new}
         if not ids:
             first = min(self.days)
@@ -35,7 +35,7 @@ class Plan:
         return next((day for day in self.days if day > today), None)
 
     def remarks(self) -> list[str]:
-        """Warnings: a line per exercise released before its prerequisite, and one for exercises never released."""
+        """Return warnings: a line per exercise released before a prerequisite, and one for those never released."""
         day_of = {id: day for day, new in self.days.items() for id in new}
         lines = [
             f"{id} comes out on {day_of[id]}; it builds on {need}, which comes out {day_of.get(need, 'never')}"
@@ -78,7 +78,7 @@ def _day(reader: Reader, key: str) -> datetime.date:
 
 
 def _ids(reader: Reader, where: str, name: str, known: Assignment, profile: str, released: dict[str, str]) -> list[str]:
-    """The id of an exercise, or the ids of a stage that no earlier day has released."""
+    """Return an exercise's id, or the ids of a stage that no earlier day releases. Raises AssignmentError."""
     if name in {s.name for s in known.stages}:
         if left := [id for id in known.profiles[profile] if id.startswith(f"{name}.") and id not in released]:
             return left

@@ -1,4 +1,4 @@
-"""Writes the grader's reports: HTML pages (`html`) and formats of other tools (`exports`).
+"""Writes the grader's reports: HTML pages (`html`) and files for other tools (`exports`).
 
 Names, messages and outputs come from submissions and may be hostile. This file turns them into plain text that is safe
 to store and show: no characters that control a terminal, break a database or JSON, or mislead a reader. Escaping for
@@ -29,7 +29,7 @@ _DEVICES = re.compile(r"con|prn|aux|nul|com\d|lpt\d")  # file names that Windows
 
 
 def plain(text: str, limit: int) -> str:
-    """At most `limit` (≥ 100) characters of text, safe to store and show; ends with the number of cut characters.
+    """Return at most `limit` (≥ 100) characters of text, safe to store and show; the end gives the number cut off.
 
     Removes terminal escapes; makes other controls, direction overrides and lone surrogates visible ("␀", or their
     code); keeps newlines and tabs. Idempotent.
@@ -58,12 +58,12 @@ def fit(row: Any, exact: Collection[str] = ()) -> Any:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Plain text without line breaks, for names, cells and headings."""
+    """Return plain text without line breaks, for names, cells and headings."""
     return " ".join(plain(text, limit).split())
 
 
 def labels(names: Iterable[str]) -> dict[str, str]:
-    """name → label to show. Labels are unique, so that no submission can pose as another."""
+    """Return name → label to show. Labels are unique, so that no submission can pose as another."""
     shown: dict[str, str] = {}
     used: set[str] = set()
     for name in names:
@@ -78,7 +78,7 @@ def labels(names: Iterable[str]) -> dict[str, str]:
 
 
 def points(value: float) -> str:
-    """Two decimals at most: 6, 6.5, 6.67."""
+    """Return a number with at most two decimals: 6, 6.5, 6.67."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
@@ -87,7 +87,7 @@ def signed(value: float) -> str:
 
 
 def page_name(name: str) -> str:
-    """The file name of a submission's page, without ".html". Different submissions get different files.
+    """Return the file name of a submission's page, without ".html". Different submissions get different names.
 
     This also holds on file systems that ignore case, so nobody can overwrite another student's page. Letters of any
     script are kept if the file system supports them.

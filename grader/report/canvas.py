@@ -15,7 +15,7 @@ from . import one_line
 from .summary import number, standing
 
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
-POSSIBLE = "Points Possible"  # in the column Student: marks the row with each column's points
+POSSIBLE = "Points Possible"  # in the column Student; this row contains each column's points
 _TEST_STUDENT = "Student, Test"  # Canvas adds this student to every course
 _IDS = ("SIS Login ID", "SIS User ID", "ID")
 
@@ -24,7 +24,7 @@ def canvas(
     roster: str, column: str, graded: AllGraded, assignment: Assignment, ids: Collection[str],
     people_rows: Sequence[Mapping[str, str]] = (),
 ) -> tuple[str, list[str], list[str]]:  # fmt: skip
-    """(CSV to import into Canvas, lines about what is left out, students without a submission).
+    """Return (CSV to import into Canvas, a line per submission or student left out, students without a submission).
 
     roster: Canvas' own export, or a CSV written by this function: columns that identify students, and the column of the
     assignment, with its points in the row Points Possible. column: the assignment's heading in Canvas, as in
@@ -96,11 +96,11 @@ def canvas(
 
 
 def _keys(*ids: str) -> list[tuple[str, str]]:
-    """(column of the roster, value) for each column that may hold one of these ids."""
+    """Return (column of the roster, id) for each column that may contain one of these ids."""
     return [(key, id.casefold()) for id in ids if id for key in _IDS]
 
 
 def _owner_keys(name: str) -> list[tuple[str, str]]:
-    """(column, value) pairs by which a submission's name may identify its student: an id, or Canvas' file name."""
+    """Return the (column, id) pairs by which a submission's name, or Canvas' file name, may identify its student."""
     canvas, folded = people.CANVAS_FILE.fullmatch(name), name.casefold()
     return [("SIS Login ID", folded), ("SIS User ID", folded), ("ID", canvas["student"] if canvas else folded)]

@@ -1,4 +1,4 @@
-"""Data of the class page: every submission, the distribution, the hardest exercises."""
+"""Computes the data of the class page: every submission, the distribution, the hardest exercises."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ from ..policy import Grade
 from . import labels, one_line, page_name, plain
 from .summary import SYMBOLS, Remark, decisions, readable, state
 
-# State → CSS class. States that share a class join into one HTML element; else a large class has too many.
+# State → CSS class. Neighbours that share a class are one HTML element; a large class would need too many otherwise.
 _CSS_CLASSES = {
     "passed": "passed", "partly": "failed", "failed": "failed", "not_run": "not_run", "inconclusive": "not_run",
     "excluded": "not_run", "not_attempted": "not_run",
@@ -24,7 +24,7 @@ _CSS_CLASSES = {
 
 @dataclass
 class StageCell:
-    """One table cell: points and symbols of one stage. With a cell per exercise, a class would have 40,000 cells."""
+    """A table cell with points and symbols of one stage. With a cell per exercise, a class would need 40,000 cells."""
 
     earned: float
     ran: bool
@@ -88,7 +88,7 @@ class ClassSummary:
 
 
 def class_summary(graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> ClassSummary:
-    """Statistics of the class. Medians and distribution leave out submissions of which nothing ran."""
+    """Compute the statistics of a class. Medians and distribution leave out submissions of which nothing ran."""
     shown = labels(graded)
     rows, superseded = [], people.superseded(graded)
     for name, g in graded.items():

@@ -32,10 +32,10 @@ _SUMS = ("earned", "possible", "not_run", "inconclusive", "adjusted", "late", "f
 def gradescope(
     graded: Graded, assignment: Assignment, ids: Collection[str], question_ids: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Gradescope's results.json: a test per exercise and kind, and one per written question.
+    """Return Gradescope's results.json: a test per exercise and kind, and one per written question.
 
     score = fraction earned of the points that count × points of the profile. Gradescope has one total for everybody,
-    and points that were not run or are excluded must not be lost.
+    so points that were not run or are excluded would otherwise be lost.
 
     Flags are left out: a hidden test makes Gradescope hide the total too, which would reveal the flag to the student.
     Print `evidence(graded)` in run_autograder instead: with stdout_visibility "hidden" only instructors see it.
@@ -71,7 +71,7 @@ def evidence(graded: Graded) -> str:
 
 
 def csv_rows(graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> list[list[str | float]]:
-    """A heading, then one row per submission, by name. The cell of an exercise is empty if nothing of it ran, and
+    """Return a heading and one row per submission, by name. The cell of an exercise is empty if nothing of it ran, and
     "not attempted" if its stub is unchanged.
 
     inconclusive is part of not_run; final = earned + adjusted − late. The written part has three columns: points,
@@ -94,7 +94,7 @@ def csv_rows(graded: AllGraded, assignment: Assignment, ids: Collection[str]) ->
 
 
 def as_json(run: Run, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
-    """Everything about a run except its secret seed: {"run": {...}, "submissions": {label: {...}}}."""
+    """Return everything about a run except its seed and manifest: {"run": {...}, "submissions": {label: {...}}}."""
     info = {key: value for key, value in asdict(run).items() if key not in ("seed", "manifest")}
     shown = labels(graded)
     return {"run": info, "submissions": {shown[name]: _submission(g, assignment, ids) for name, g in graded.items()}}
@@ -131,7 +131,7 @@ def _submission(g: Graded, assignment: Assignment, ids: Collection[str]) -> dict
 
 
 def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[str, Any]]:
-    """Gradescope's tests for one exercise: one per kind."""
+    """Return Gradescope's tests for one exercise: one per kind, and one for advisory tests."""
     name = s.exercise.id
     if not s.kinds:
         why = f"Not run: {points(s.exercise.points)} points, neither earned nor lost."
@@ -154,7 +154,7 @@ def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[
 
 
 def _answer(s: written.QuestionScore, number: int) -> dict[str, Any]:
-    """Gradescope's test for one written question; prose is worth nothing until a person has marked it."""
+    """Return Gradescope's test for one written question. Prose is worth nothing until a person has marked it."""
     lines = [f"{written.OUTCOMES[s.answer.outcome]}. {one_line(s.answer.message, 300)}".strip()]
     if s.answer.outcome == "prose":
         lines = [f"{points(s.unmarked)} points to be marked."] if s.unmarked else []
@@ -172,7 +172,7 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
             lines.append(f"{word}: {points(left_out)} points, neither earned nor lost.")
     if k.passed and k.earned == 0 and k.points > 0:
         lines.append("Passed, but counts only once all numerics of the exercise pass.")
-    tests_by_text: dict[str, list[str]] = {}  # by message, the tests that got it
+    tests_by_text: dict[str, list[str]] = {}  # message → the tests that failed with it
     for r in results:
         if r.outcome == "passed":
             continue
@@ -193,7 +193,7 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
 
 
 def _decision_entries(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
-    """Entries in Gradescope's list of tests for adjustments, lateness, and excluded exercises."""
+    """Return Gradescope's tests for adjustments, lateness, and excluded exercises."""
     remarks = decisions(graded, grade)
     found = []
     for name, score, kinds in (("adjusted", grade.adjusted, ["adjust"]), ("late", -grade.late, ["extend", "late"])):
@@ -205,8 +205,8 @@ def _decision_entries(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
 
 
 def _entry(name: str, number: str, score: float, full: float, passed: bool | None, output: str) -> dict[str, Any]:
-    """One of Gradescope's tests. passed: None if it does not count; then it has neither status nor score, because
-    Gradescope shows a score of 0 of 0 as passed.
+    """Return one of Gradescope's tests. passed: None if the test does not count; then it gets neither status nor score,
+    because Gradescope shows a score of 0 of 0 as passed.
     """
     entry = {"name": name, "number": number, "output": output, "visibility": "visible"}
     if passed is None:
@@ -225,7 +225,7 @@ def write_exports(folder: Path, graded: AllGraded, assignment: Assignment, ids: 
     for name, one in graded.items():
         text = json.dumps(gradescope(one, assignment, ids, question_ids), indent=1) + "\n"
         write_atomically(folder / "gradescope" / f"{page_name(name)}.json", text)
-    roster = folder / "canvas.csv"  # has the students of the roster
+    roster = folder / "canvas.csv"  # contains the students of the roster
     if roster.is_file():
         text = roster.read_text(encoding="utf-8-sig")
         write_atomically(

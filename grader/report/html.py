@@ -29,7 +29,7 @@ _LEVELS = (Limits(4000, 3000, 12), Limits(1000, 500, 8), Limits(300, 0, 4), Limi
 
 
 def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Collection[str], hints: int = 3) -> str:
-    """The student's page: points, failures, commands to see them, up to `hints` hints. At most PAGE_LIMIT bytes."""
+    """Return the student's page: points, failures with commands to see them, and hints. It tries to fit PAGE_LIMIT."""
     page = ""
     for limits in _LEVELS:
         page = _render_one("submission.html", graded, assignment, run, ids, hints, limits)
@@ -39,7 +39,7 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Colle
 
 
 def comment(graded: Graded, assignment: Assignment, run: Run, ids: Collection[str], hints: int) -> str:
-    """Markdown: the points, the first failure of each failed exercise with its hints, and the marks of the prose."""
+    """Return Markdown with the points, the first failure and the hints per failed exercise, and the marks of prose."""
     return _render_one("comment.md", graded, assignment, run, ids, hints, Limits(1500, 0, 1, tests=False))
 
 
@@ -58,7 +58,7 @@ def _render_one(
 
 
 def class_page(graded: AllGraded, assignment: Assignment, run: Run, ids: Collection[str]) -> str:
-    """The instructor's page: distribution, hardest exercises, every submission, evidence, refusals."""
+    """Return the instructor's page: distribution, hardest exercises, every submission, evidence, refusals."""
     summary = class_summary(graded, assignment, ids)
     return _render("index.html", title=assignment.title, assignment=assignment, run=run, summary=summary)
 
@@ -101,7 +101,7 @@ def percent(share: float) -> str:
 
 
 def quoted(text: str) -> str:
-    """Text as an indented code block in Markdown, which no content can end early."""
+    """Return text as an indented code block in Markdown, which no content can end early."""
     return "\n".join(f"    {line}" for line in plain(text, 2000).splitlines()) or "    (no message)"
 
 

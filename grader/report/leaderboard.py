@@ -1,6 +1,6 @@
-"""Leaderboard of points, and of measured speed: how many times as fast as its rival each timed exercise is.
+"""Writes a leaderboard of points and of measured speed: how many times as fast as its rival each timed exercise is.
 
-It shows only students who asked for it, under names of their choice (`read_names`).
+It shows only students who requested it, under names of their choice (`read_names`).
 """
 
 import re
@@ -31,7 +31,7 @@ class Row:
 
 
 def ratios(graded: Graded, ids: Iterable[str]) -> dict[str, float]:
-    """Timed exercise → how many times as fast as its rival, the least of several; only if all its tests pass."""
+    """Return timed exercise → smallest measured ratio to its rival's speed. Leaves out exercises with a failed test."""
     wanted, found = set(ids), dict[str, list[float]]()
     failed = {r.exercise for r in graded.results if r.outcome == "failed"}
     for r in graded.results:
@@ -41,7 +41,7 @@ def ratios(graded: Graded, ids: Iterable[str]) -> dict[str, float]:
 
 
 def entries(graded: Graded, assignment: Assignment, ids: Collection[str]) -> list[dict[str, Any]]:
-    """Gradescope's "leaderboard" field. There students choose their names, and the course whether to show it."""
+    """Return Gradescope's "leaderboard" field. There, students choose their names, and the course may hide the list."""
     earned, _, _ = totals(graded.scores(assignment, ids))
     measured = sorted(ratios(graded, ids).items())
     return [
@@ -51,7 +51,7 @@ def entries(graded: Graded, assignment: Assignment, ids: Collection[str]) -> lis
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """submission → the name to show, from a CSV with the columns submission and name. Raises InputError."""
+    """Return submission → name to show, from a CSV with the columns submission and name. Raises InputError."""
     expected = f"{path}: expected a CSV file in UTF-8"
     names: dict[str, str] = {}
     for line, row in Sheet(read_text(path, expected), f"{expected}: "):
@@ -67,7 +67,7 @@ def read_names(path: Path) -> dict[str, str]:
 
 
 def rows(graded: AllGraded, names: Mapping[str, str], assignment: Assignment, ids: list[str]) -> list[Row]:
-    """A row per graded submission in `names`, most points first; equal points share a place."""
+    """Return a row per graded submission in `names`, most points first; equal points share a place."""
     shown = labels(one_line(names[n], 60) for n in graded if n in names)
     found = []
     for submission, g in graded.items():

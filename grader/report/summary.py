@@ -1,4 +1,4 @@
-"""Data of a submission's page, with failures grouped for the reader."""
+"""Computes the data of a submission's page, with equal failures grouped for the reader."""
 
 import math
 import shlex
@@ -77,7 +77,7 @@ class ExerciseView:
     score: ExerciseScore
     state: str
     failures: list[Failure]
-    refusals: bool  # only tests of refused bad input fail, so no hint is shown
+    refusals: bool  # all failed tests check how bad input is refused, so no hint is shown
     more: list[str]  # names of failing tests beyond the limit
     skipped: dict[str, list[str]]  # reason for not running → names of tests
     undecided: dict[str, list[str]]  # reason for being inconclusive → names of tests
@@ -107,7 +107,7 @@ class Remark(NamedTuple):
 
 
 def decisions(graded: Graded, grade: Grade) -> list[Remark]:
-    """Every decision in force and every missed due date."""
+    """Return every decision in force and every missed due date."""
     remarks = [
         Remark(d.kind, one_line(what, 200), plain(d.why, 2000), f"{one_line(d.by, 100)}, {d.made} UTC", not d.name)
         for d in graded.decisions
@@ -121,7 +121,7 @@ def decisions(graded: Graded, grade: Grade) -> list[Remark]:
 
 
 def _description(d: Decision, grade: Grade) -> str:
-    """A decision in words; "" for policies and times, which Grade.lates covers."""
+    """Return a decision in words; "" for policies and times, which Grade.lates covers."""
     if d.kind == "adjust":
         note = ", which is excluded: does not count" if d.exercise in grade.excluded else ""
         return f"{float(d.value):+.6g} points{f' for {d.exercise}{note}' if d.exercise else ''}"
@@ -161,7 +161,7 @@ def _view(s: ExerciseScore, results: list[Result], limits: Limits) -> ExerciseVi
 
 
 def _reasons(results: Iterable[Result], outcome: str, limits: Limits) -> dict[str, list[str]]:
-    """Reason → names of the tests with this outcome for this reason."""
+    """Return reason → names of the tests with this outcome for this reason."""
     found: dict[str, list[str]] = defaultdict(list)
     for r in results:
         if r.outcome == outcome:
@@ -203,7 +203,7 @@ def _tests(results: Iterable[Result]) -> list[dict[str, Any]]:
 
 
 def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tuple[float, float, float]:
-    """(points, points that count for this submission, points of the profile), code and written part together.
+    """Return (points, points that count for this submission, points of the profile), code and written part together.
 
     Points do not count if they were not run, are excluded, or are not marked yet. For a refused submission all points
     count, except those of excluded exercises.
@@ -219,7 +219,7 @@ def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tupl
 
 
 def together(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> str:
-    """Points of code and written part: "40.7 of 47 points: 86.6 %"; "" if no points count."""
+    """Return the points of code and written part: "40.7 of 47 points: 86.6 %"; "" if no points count."""
     got, counts, _ = standing(graded, assignment, ids)
     return f"{points(got)} of {points(counts)} points: {100 * got / counts:.1f} %" if counts else ""
 

@@ -1,4 +1,4 @@
-"""The sandbox of a student's process, which sees only its submission, `lab` and the probes.
+"""The sandbox of a student's process. The process sees only its submission, `lab` and the probes.
 
 with Sandbox(choose(None), submission, kit) as sandbox:
     zygote = sandbox.open(["-m", "lab.ranks.zygote"], env={"OMP_NUM_THREADS": "1"})
@@ -29,9 +29,9 @@ ISOLATIONS = ("bubblewrap", "uid", "process")
 class Sandbox:
     """The grader's executor (see `lab.harness.executor`): each `open` starts a new box with one Python process.
 
-    The needed parts of `kit` (lab/, tests/**/probes*.py) and the submission (`source`) are copied once; processes in a
-    box can only read them, at `kit_path` and `impl`. `notes` lists limits that this machine could not enforce, each as
-    often as it was met. Call `open` from a thread that outlives the box: Linux kills the box when the thread ends.
+    The needed parts of `kit` (lab/, tests/**/probes*.py) and the submission (`source`) are copied once. Processes in a
+    box can only read the copies, at `kit_path` and `impl`. `notes` lists limits that this machine could not enforce,
+    once per occurrence. Call `open` from a thread that outlives the box: Linux kills the box when the thread ends.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Sandbox:
         self.impl = bubblewrap.SUBMISSION if mounted else str(self._staged / "impl")
 
     def open(self, args: list[str], env: dict[str, str], stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-        """Start `python *args` in a box, with `env` plus a minimum. Stdout is a pipe, and so is stdin by default.
+        """Start `python *args` in a box, with `env` and a minimal environment. Stdout and, by default, stdin are pipes.
 
         Its working folder is its private /tmp. Raises SandboxError if the box does not start.
         """
@@ -74,7 +74,7 @@ class Sandbox:
             "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp",
             "PYTHONPATH": os.pathsep.join([self.kit_path, *user_site]), "PYTHONSAFEPATH": "1",
             "PYTHONDONTWRITEBYTECODE": "1", "SHARDLINGS_BOX": self.isolation, **env,
-        }  # fmt: skip  # SAFEPATH: the working folder is the student's to write, and must not shadow modules
+        }  # fmt: skip  # SAFEPATH: the student can write files into the working folder; they must not shadow modules
         tail = _Tail()
         rest = (self.limits, self.python, args, full, stdin, tail.write_end, self.notes)
         box: bubblewrap.Box | fallback.Box
@@ -94,11 +94,11 @@ class Sandbox:
         return box.process
 
     def note(self, text: str) -> None:
-        """Report an isolation that this machine lacks."""
+        """Record an isolation that this machine lacks."""
         self.notes.append(text)
 
     def error_output(self, process: subprocess.Popen[bytes]) -> str:
-        """The last 64 KiB of standard error. For people to read; never use it as evidence."""
+        """Return the last 64 KiB of standard error. It is for people to read; never use it as evidence."""
         tail = self._tails[process]
         if process.poll() is not None:
             tail.join(2.0)
@@ -125,12 +125,12 @@ class Sandbox:
 
 @functools.cache
 def available() -> dict[str, str]:
-    """Isolation → "" if it works on this machine, else the reason and a command that helps."""
+    """Return isolation → "" if it works on this machine, else the reason and a command that helps."""
     return {"bubblewrap": bubblewrap.why_not(), "uid": fallback.why_not_uid(sys.executable), "process": ""}
 
 
 def choose(isolation: str | None, local: bool = True) -> str:
-    """The isolation to use: bubblewrap, unless the caller names a weaker one. Raises SandboxError if it does not work.
+    """Return the isolation to use, bubblewrap unless `isolation` names one. Raises SandboxError if it does not work.
 
     local: whether boxes will run on this machine; each node of a cluster checks for itself.
     """
@@ -144,7 +144,7 @@ def choose(isolation: str | None, local: bool = True) -> str:
 
 
 def _stage(kit: Path, submission: Path, staged: Path) -> None:
-    """Copy the files that a box may see, and make them readable for all users; never follow links."""
+    """Copy the files that a box may see, and make them readable for all users. Does not follow links."""
 
     def ignored(folder: str, names: list[str]) -> set[str]:
         """Return entries that are neither file nor folder, and files that Python compiled from the submission."""
@@ -172,7 +172,7 @@ class _Tail(threading.Thread):
         self.data = b""
 
     def run(self) -> None:
-        os.close(self.write_end)  # the child has it by now
+        os.close(self.write_end)  # the child has its own copy by now
         with open(self.read_end, "rb", buffering=0) as stream:
             while block := stream.read(1 << 16):
                 self.data = (self.data + block)[-(1 << 16) :]

@@ -1,4 +1,4 @@
-"""The strong box: bubblewrap's namespaces, a read-only view of the system, a system-call filter, its own user id.
+"""The strong box: bubblewrap's namespaces, a read-only view of the system, a system-call filter, a separate user id.
 
 If the grader is root, bubblewrap mounts as root, so that it can reach an interpreter in a private home, and then drops
 to an unprivileged user. If the grader is a normal user, it needs user namespaces.
@@ -23,7 +23,7 @@ from grader.sandbox.cgroups import ControlGroup
 from grader.sandbox.limits import Identity, Limits, SandboxError, limited
 from lab.ranks import seccomp
 
-KIT = "/kit"  # lab/ and tests/ as seen from inside
+KIT = "/kit"  # folder of lab/ and tests/ inside the box
 SUBMISSION = "/kit/impl"
 
 _INSTALL = "apt-get install bubblewrap"
@@ -31,7 +31,7 @@ _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _EXTRA_PATHS = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
          "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
 _PASSED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # the GPUs that the scheduler gave to this job
-_KIT_PACKAGES = ("grader", "reference", "student", "tests", "examples")  # an installed kit's packages, to be hidden
+_KIT_PACKAGES = ("grader", "reference", "student", "tests", "examples")  # an installed kit's packages, hidden
 _NAMESPACES = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
                "--die-with-parent", "--new-session", "--hostname", "shardlings"]  # fmt: skip
 
@@ -69,7 +69,7 @@ class Box:
         stdin: int, stderr: int, notes: list[str],
     ):  # fmt: skip
         self.identity = Identity() if os.geteuid() == 0 else None
-        if self.identity is None:  # older kernels count all processes of this user, also ours
+        if self.identity is None:  # older kernels count all processes of this user, including ours
             infos = [p.info for p in psutil.process_iter(["uids", "num_threads"]) if p.info["uids"]]
             tasks = sum(i["num_threads"] or 0 for i in infos if i["uids"].real == os.getuid())
             limits = replace(limits, processes=limits.processes + tasks)
@@ -93,7 +93,7 @@ class Box:
             notes.append(f"no system-call filter for {platform.machine()}: nested namespaces are not refused")
         info_read, info_write = os.pipe()
         options += ["--info-fd", str(info_write), "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
-        # Pass options through a descriptor: /proc/1/cmdline shows a command line to the processes inside.
+        # Pass options through a descriptor, because processes inside can read the command line in /proc/1/cmdline.
         fds += [info_write, _file("\0".join(options) + "\0")]
         command = [str(shutil.which("bwrap")), "--args", str(fds[-1]), "--"]
         if self.identity:
@@ -115,7 +115,7 @@ class Box:
                 os.close(fd)
         with open(info_read, "rb") as stream:
             answer = stream.read()
-        self.init, self.pid = -1, 0  # stays so if bwrap did not start or has ended
+        self.init, self.pid = -1, 0  # these stay if bwrap did not start or has ended
         with contextlib.suppress(ValueError, KeyError, OSError):
             self.pid = json.loads(answer)["child-pid"]
             self.init = os.pidfd_open(self.pid)
@@ -142,14 +142,14 @@ class Box:
 
 
 def unprivileged(uid: int, gid: int) -> list[str]:
-    """The command prefix that gives up all privileges of root."""
+    """Return the command prefix that gives up all privileges of root."""
     return ["setpriv", "--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--no-new-privs", "--inh-caps=-all",
             "--ambient-caps=-all", "--bounding-set=-all", "--"]  # fmt: skip
 
 
 @functools.cache
 def interpreter(python: str) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]]:
-    """(prefixes, site-packages, symbolic links to the executable): the paths that an interpreter needs to run."""
+    """Return (prefixes, site-packages, symbolic links to the executable), which an interpreter needs to run."""
     code = "import json,sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.path]))"
     try:
         output = subprocess.run([python, "-c", code], cwd="/", capture_output=True, text=True, timeout=60, check=True)
@@ -171,7 +171,7 @@ def interpreter(python: str) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[
 
 
 def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list[str]:
-    """bwrap's mount options, parents first. `hidden` folders inside a visible folder are mounted as empty ones."""
+    """Return bwrap's mount options, parents first. `hidden` folders inside a visible folder become empty folders."""
     roots, packages, links = interpreter(python)
     scratch = ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs"]
     mounts: dict[Path, list[str]] = {
@@ -210,12 +210,12 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
 
 
 def devices() -> list[Path]:
-    """Device files of this machine's GPUs. The variables in _PASSED choose the GPUs that a job may use."""
+    """Return the device files of this machine's GPUs. The variables in _PASSED choose the GPUs that a job may use."""
     return sorted(Path("/dev").glob("nvidia*"))
 
 
 def _file(content: str | bytes) -> int:
-    """A descriptor from which bwrap can read `content`, in anonymous memory, so that no file remains."""
+    """Return a descriptor of anonymous memory from which bwrap can read `content`, so that no file remains."""
     fd = os.memfd_create("shardlings")
     os.write(fd, content.encode() if isinstance(content, str) else content)
     os.lseek(fd, 0, os.SEEK_SET)

@@ -20,7 +20,7 @@ from grader.sandbox.limits import Limits
 
 
 class ControlGroup:
-    """The cgroups of one box. v1: one for pids and one for memory; v2: one; none if the machine allows none."""
+    """The cgroups of one box. v1: one for pids and one for memory; v2: one; none if this machine does not allow any."""
 
     _counter = itertools.count()
 
@@ -58,7 +58,7 @@ class ControlGroup:
         return False
 
     def entering(self, command: list[str]) -> list[str]:
-        """The command that runs `command` as a member: a shell joins the cgroups first, then execs it."""
+        """Return the command that runs `command` as a member: a shell joins the cgroups, then execs `command`."""
         if not self.folders:
             return command
         files = [str(folder / "cgroup.procs") for folder in self.folders]
@@ -72,14 +72,14 @@ class ControlGroup:
 
 
 def lacking() -> list[str]:
-    """Which of "pids" and "memory" cannot be limited for a whole box here. Creates a cgroup to find out."""
+    """Return which of "pids" and "memory" cannot be limited for a whole box here. Creates cgroups to find out."""
     notes: list[str] = []
     ControlGroup(Limits(), notes).end()
     return [name for name in ("pids", "memory") if any(f"no {name} cgroup" in text for text in notes)]
 
 
 def owner_tag() -> str:
-    """Name prefix of everything this grader may leave behind: PID namespace, pid, start time of that process."""
+    """Return the name prefix of everything that this grader may leave behind: its PID namespace, pid and start time."""
     return f"shardlings-{_pid_namespace()}-{os.getpid()}-{_start_time(os.getpid())}-"
 
 
@@ -111,7 +111,7 @@ def _pid_namespace() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Return a process's start time, which tells it from a later one with the same pid; "gone" without a process."""
+    """Return a process's start time, which differs for a later process with the same pid; "gone" if none runs."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -119,16 +119,16 @@ def _start_time(pid: int) -> str:
 
 
 def hierarchies() -> list[tuple[str, Path, list[str]]]:
-    """(type, mount point, options) of each cgroup hierarchy."""
+    """Return (type, mount point, options) of each cgroup hierarchy."""
     mounts = psutil.disk_partitions(all=True)
     return [(m.fstype, Path(m.mountpoint), m.opts.split(",")) for m in mounts if m.fstype in ("cgroup", "cgroup2")]
 
 
 def _cgroup_parents(controller: str) -> Iterator[Path]:
-    """Candidate parents for a new cgroup, best first: our own cgroup, so that limits on the grader still apply.
+    """Yield parents to try for a new cgroup. Our own cgroup is first, so that limits on the grader still apply.
 
-    controller: for v1; "" for v2. In v2 a cgroup with processes cannot have limited children, so we also try its
-    ancestors.
+    controller: name of a v1 controller; "" for v2. In v2 a cgroup with processes cannot have limited children, so we
+    also try its ancestors.
     """
     paths = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -141,7 +141,7 @@ def _cgroup_parents(controller: str) -> Iterator[Path]:
 
 
 def _end_cgroup(folder: Path) -> None:
-    """Kill the members until none is left, then remove the folder."""
+    """Kill the members until none is left, then remove the folder. Gives up after 10 s."""
     deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
         try:

@@ -1,12 +1,12 @@
-"""The weak boxes, for machines where bubblewrap cannot run; the caller must name one explicitly.
+"""The weak boxes, for machines where bubblewrap cannot run. The caller must name one explicitly.
 
-`uid` (needs root): its own unprivileged user id, resource limits, and a cgroup if one can be created. It does NOT hide
-files that any user of this machine may read, nor the process list, and it leaves the network open. So keep the kit, the
-reference and other submissions in a folder of mode 0700. /tmp is shared with the machine: the size of each file is
-limited, not their sum.
+`uid` (needs root): a separate unprivileged user id, resource limits, and a cgroup if one can be created. It does NOT
+hide files that any user of this machine may read, nor the process list, and it leaves the network open. So keep the
+kit, the reference and other submissions in a folder of mode 0700. /tmp is shared with the machine: only the size of
+each file is limited, not the sum.
 
 `process`: a child process with the resource limits that the system supports. It hides nothing, and a daemon started
-inside survives. For honest code only.
+inside survives. Use it only for code that you trust.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def why_not_uid(python: str) -> str:
 
 
 class Box:
-    """One running Python under `uid` or `process` isolation, in a scratch folder of its own."""
+    """One running Python under `uid` or `process` isolation, with its own scratch folder."""
 
     def __init__(
         self, staged: Path, user: bool, limits: Limits, python: str, args: list[str], env: dict[str, str],
@@ -67,7 +67,7 @@ class Box:
         self.started = True
 
     def end(self) -> None:
-        """Kill the process group; under `uid` also every process of the user."""
+        """Kill the process group, and under `uid` every process of the user. Remove the scratch folder."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
@@ -81,7 +81,7 @@ class Box:
 
 
 def _kill_all_of(identity: Identity) -> None:
-    """Run kill(-1) as that user: it reaches all its processes at once, so a fork bomb cannot outrun it."""
+    """Run kill(-1) as that user. It kills all processes of the user at once, so a fork bomb cannot outrun it."""
     deadline = time.monotonic() + 10.0
     while identity.processes():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Limits of a box, and how its processes are held to them: resource limits and a separate user id."""
+"""Limits of a box, and two means that enforce them: resource limits and a separate user id."""
 
 import itertools
 import os
@@ -15,7 +15,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 
 class SandboxError(InputError):
-    """The sandbox cannot do what was asked."""
+    """The sandbox cannot do what was requested."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ os.execv(command[0], command)
 
 
 def limited(limits: Limits, python: str, args: list[str], strict: bool) -> list[str]:
-    """The command that sets `limits` on itself, closes inherited descriptors, and then execs `python *args`.
+    """Return the command that sets `limits` on itself, closes inherited descriptors, and then execs `python *args`.
 
-    strict: end the process if a limit cannot be set. macOS, for example, refuses some.
+    strict: end the process if a limit cannot be set. For example, macOS refuses some limits.
     """
     wanted = (
         f"RLIMIT_DATA={limits.process_bytes},RLIMIT_NPROC={limits.processes},RLIMIT_FSIZE={limits.file_bytes},"
@@ -91,14 +91,14 @@ class Identity:
 
 
 def _processes() -> Iterator[tuple[int, set[int]]]:
-    """(pid, its user ids), from /proc/<pid>/status. The owner of /proc/<pid> is root if a process is undumpable."""
+    """Yield (pid, user ids) from /proc/<pid>/status. The owner of /proc/<pid> is root if a process is undumpable."""
     for process in psutil.process_iter(["uids"]):
         if process.info["uids"]:  # None if the process has ended
             yield process.pid, set(process.info["uids"])
 
 
 def _spare_uids() -> tuple[int, int]:
-    """(first, count) of a range of mapped user ids, far above those that people, containers and systemd use."""
+    """Return (first, count) of a range of mapped user ids, far above those that people, containers and systemd use."""
     maps = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     first, _, length = max(maps, key=lambda m: m[2])
     count = 10_000

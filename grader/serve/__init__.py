@@ -1,4 +1,4 @@
-"""`grader serve`: web pages on the gradebook for staff and students. All access rights are decided in this file."""
+"""`grader serve`: web pages of the gradebook for staff and students. Only this file decides who may see which page."""
 
 import hashlib
 import secrets
@@ -20,15 +20,15 @@ from .shelf import Shelf
 
 OPEN = {"login", "static", "asset"}  # pages for everybody
 STUDENTS = {"home", "student", "report", "ask", "logout"}  # pages for students, about their own submission
-TRIES, MINUTES = 10, 5  # wrong passwords per login, and minutes until the next try
-_NOBODY = generate_password_hash(secrets.token_hex())  # checked for unknown logins, so that they take equally long
+TRIES, MINUTES = 10, 5  # most tries per login within so many minutes
+_NOBODY = generate_password_hash(secrets.token_hex())  # checked for unknown logins: the reply takes equally long
 _POLICY = "default-src 'none'; {}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 _PAGES = _POLICY.format("style-src 'self'; script-src 'self'")
 _REPORT = _POLICY.format("style-src 'unsafe-inline'")  # the page itself allows one style, by its hash
 
 
 class User(UserMixin):
-    """The logged-in user. The id contains a hash of the password, so a new password ends all sessions."""
+    """The logged-in user. The id contains a hash of the stored password, so a new password ends all sessions."""
 
     def __init__(self, account: Account):
         self.login, self.role, self.name = account.login, account.role, account.name
@@ -38,7 +38,7 @@ class User(UserMixin):
 
 
 def account(login: str, role: str, name: str, password: str) -> Account:
-    """An account with this password, hashed."""
+    """Return an account with the hash of this password. Raises InputError for a malformed login or password."""
     if not login.isprintable() or not login.strip() or ":" in login:
         raise InputError(f"--add-user: expected a name that can be printed, without a colon, got {login!r}")
     if len(password) < 8:
@@ -47,7 +47,7 @@ def account(login: str, role: str, name: str, password: str) -> Account:
 
 
 def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flask:
-    """The web application for the gradebook in a folder; hints: how many a student sees per failed exercise."""
+    """Return the web application for a folder's gradebook. hints: number that a student sees per failed exercise."""
     app = Flask(__name__)
     app.config.update(
         SECRET_KEY=secrets.token_hex(), SESSION_COOKIE_HTTPONLY=True, SESSION_COOKIE_SAMESITE="Lax",
@@ -60,7 +60,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
     manager = LoginManager(app)
     manager.session_protection, manager.login_view = "strong", "login"  # type: ignore[assignment]
     manager.login_message = None  # type: ignore[assignment]
-    failures: list[tuple[str, float]] = []  # (login, when)
+    failures: list[tuple[str, float]] = []  # (login, time of the try)
     lock = threading.Lock()
 
     @manager.user_loader

@@ -1,4 +1,4 @@
-"""Keeps the class in memory, and reads from the gradebook only what changed."""
+"""Keeps the class in memory, and reads the gradebook again only after a change."""
 
 import contextlib
 import functools
@@ -52,7 +52,7 @@ class Row:
 
     @functools.cached_property
     def version(self) -> str:
-        """Changes with every decision and every mark of this submission, and with the policy."""
+        """A digest that changes with every decision and mark of this submission, and with the policy."""
         return digest(self.graded.decisions, self.graded.marks, self.graded.policy)
 
 
@@ -75,7 +75,7 @@ class Class:
 
 
 class Shelf:
-    """Shared by all threads. Each thread has its own connection for reading; one thread writes at a time."""
+    """The class in memory, shared by all threads. Each thread has its own connection; one thread writes at a time."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -91,7 +91,7 @@ class Shelf:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[Gradebook, Class]]:
-        """The gradebook, locked for writing, and the class as it is now."""
+        """Yield the gradebook, locked for writing, and the class as it is now."""
         with self._writing, latest(self.folder) as (book, _, _):
             yield book, self.now()
         self._changed.set()

@@ -1,4 +1,4 @@
-"""The pages: class, submission, marking, requests, decisions. Forms call the same functions as the commands."""
+"""The web pages: class, submission, marking, requests, decisions. Forms call the same functions as the commands."""
 
 import functools
 import shlex
@@ -27,7 +27,7 @@ STALE = "somebody else has changed this since you opened it: look at what is the
 
 
 def error_text(error: Exception) -> str:
-    """The message of an error for a page: without dashes of options, and without the path of a busy gradebook."""
+    """Return an error's message for a page, without the dashes of an option and the path of a busy gradebook."""
     busy = isinstance(error, Busy)
     return "the grader is at work; try again in a minute" if busy else str(error).removeprefix("--")
 
@@ -85,7 +85,7 @@ def _report(slug: str, hints: int, version: tuple[int, int, str]) -> str:
 
 
 def saving(page: Callable[..., Page]) -> Callable[[Callable[..., Page]], Callable[..., Page]]:
-    """Decorates a view that writes: on an error (also if a grader is busy) it shows `page` with the typed input."""
+    """Decorate a view that writes: on an error, also if a grader is busy, it shows `page` with the typed input."""
 
     def decorate(write: Callable[..., Page]) -> Callable[..., Page]:
         @functools.wraps(write)
@@ -114,7 +114,7 @@ def decide(slug: str) -> Page:
         if form.get("version") != row.version:
             return _student(now, slug, STALE, 409)
         chosen = [form.get("exercise", "")] if form.get("kind") != "extend" else [""]
-        rulings.rule(
+        rulings.record(
             book, row.graded, now.ids, form.get("kind", ""), chosen, value, form.get("why", ""), current_user.login
         )
     return redirect(url_for("pages.student", slug=slug), 303)
@@ -214,7 +214,7 @@ def mark(question: str, slug: str) -> Page:
 
 
 def _unchanged(cell: dict[str, str], s: QuestionScore) -> bool:
-    """Whether the form repeats the shown mark, apart from rounding and line breaks; then nobody changed it."""
+    """Whether the form repeats the shown mark, apart from rounding and white space, so that nobody changed it."""
     mark = s.marks.get(cell["criterion"])
     if mark is None or s.outdated or cell["points"] != points(mark.points):
         return False
@@ -222,7 +222,7 @@ def _unchanged(cell: dict[str, str], s: QuestionScore) -> bool:
 
 
 def _others(now: Class, question: str, slug: str) -> Iterator[str]:
-    """Other submissions where this question is not marked yet, starting after this one."""
+    """Yield other submissions whose answer to this question is not marked yet, starting after this submission."""
     order = list(now.rows)
     index = order.index(slug)
     for other in order[index + 1 :] + order[:index]:
@@ -232,14 +232,14 @@ def _others(now: Class, question: str, slug: str) -> Iterator[str]:
 
 
 def _version(row: Row, question: str) -> str:
-    """A digest that changes with the answer and its marks."""
+    """Return a digest that changes with the answer and its marks."""
     s = row.prose[question]
     return digest(s.answer, sorted(s.marks.items()))
 
 
 @pages.get("/asset/<file>")
 def asset(file: str) -> Response:
-    """The style sheet and the sorting script that the reports use too."""
+    """Send the style sheet or the sorting script, which the reports use, too."""
     if file not in ("style.css", "sort.js"):
         abort(404)
     return flask.send_from_directory(Path(html.__file__).parent / "templates", file)

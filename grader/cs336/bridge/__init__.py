@@ -1,4 +1,4 @@
-"""Copied into a CS336 fork, so that our tests can judge it: wraps the fork's adapters in the objects that they expect.
+"""Wraps a CS336 fork's adapters in the objects that our tests expect. The grader copies this folder into each fork.
 
-Everything here runs in the sandbox as part of the submission, so nothing here is trusted.
+This code runs in the sandbox as part of the submission, so the grader does not trust it.
 """

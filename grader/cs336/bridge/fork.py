@@ -22,7 +22,7 @@ sys.meta_path.insert(0, supplied.Hollow(MISSING))
 
 
 def adapter(exercise: str, *names: str) -> Callable[..., Any]:
-    """The first of these functions that tests/adapters.py defines; a stub raises NotImplementedError with our id."""
+    """Return the first of these functions in tests/adapters.py; a missing one or a stub raises NotImplementedError."""
     adapters = _adapters()
     found = next((getattr(adapters, n) for n in names if hasattr(adapters, n)), None)
     if found is None:
@@ -56,7 +56,7 @@ def _adapters() -> Any:
 
 
 def _broken_module(error: Exception) -> str:
-    """The innermost module of the fork that did not load, or the missing package that adapters.py or __init__ needs."""
+    """Return the fork's innermost module that did not load, or the package that adapters.py or an __init__ lacks."""
     frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "<module>"]
     modules = [f.f_globals for f in frames if Path(f.f_code.co_filename).is_relative_to(HERE)] or [globals()]
     name = str(modules[-1]["__name__"])

@@ -1,4 +1,4 @@
-"""get_ddp_bucketed. It takes its bucket size in MB; we pass units of 2**20 bytes."""
+"""Wraps get_ddp_bucketed. It takes the bucket size in MB; we pass it in units of 2**20 bytes."""
 
 from typing import Any
 

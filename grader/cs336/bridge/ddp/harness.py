@@ -1,4 +1,4 @@
-"""Does what the course's own tests do around a wrapped model: call its hooks before a step and after backward."""
+"""Calls a wrapped model's hooks as the course's own tests do: before a step and after backward."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -17,11 +17,11 @@ class Wrapped(nn.Module):
             raise TypeError("the course's wrappers take no group")
         self.wrapped, self.after, self.start, self.started = wrap(module), after, start, False
         self.original = [module]  # in a list, so that nn.Module does not register it a second time
-        # Their functions take an optimizer as an argument; they do not step it, so any optimizer will do.
+        # The hooks take an optimizer as an argument. They do not step it, so any optimizer will do.
         self.optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0)
 
     def forward(self, x: Any, *rest: Any, **kwargs: Any) -> Any:
-        """The course's wrappers pass one argument to the model; bind further arguments to the model's forward here."""
+        """Bind further arguments to the model's forward, because the course's wrappers pass only one to the model."""
         if rest or kwargs:
             (original,) = self.original
             original.forward = lambda x: type(original).forward(original, x, *rest, **kwargs)

@@ -1,4 +1,4 @@
-"""get_ddp_individual_parameters (2025) or get_ddp (2026)."""
+"""Wraps get_ddp_individual_parameters (2025) or get_ddp (2026)."""
 
 from typing import Any
 

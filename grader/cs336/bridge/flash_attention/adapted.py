@@ -1,4 +1,4 @@
-"""The fork's autograd functions, which take tensors of shape (batch, length, dim)."""
+"""Calls the fork's autograd functions, which take tensors of shape (batch, length, dim)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from ..fork import adapter
 
 
 def function(exercise: str, kind: str) -> Any:
-    """An object with `.apply(q, k, v, is_causal)`: what the adapter returns, or a wrapper around a bare function."""
+    """Return an object with `.apply(q, k, v, is_causal)`: the adapter's result, wrapped if it is a bare function."""
     found = adapter(exercise, f"get_flashattention_autograd_function_{kind}")()
     return found if hasattr(found, "apply") else _Applied(found)
 
@@ -20,7 +20,7 @@ class _Applied:
 
 
 def saved_tensors(o: Tensor) -> list[Tensor]:
-    """The tensors saved for backward, even if o is a view of the function's output."""
+    """Return the tensors saved for backward, even if o is a view of the function's output."""
     node: Any = o.grad_fn
     while node is not None and not hasattr(node, "saved_tensors") and node.next_functions:
         node = node.next_functions[0][0]
@@ -32,7 +32,7 @@ def with_gradients(*tensors: Tensor) -> list[Tensor]:
 
 
 def gradients(apply: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
-    """dq, dk and dv from the fork's forward and backward pass."""
+    """Return (dq, dk, dv) from the fork's forward and backward pass."""
     inputs = with_gradients(q, k, v)
     with torch.enable_grad():
         o = apply(*inputs, is_causal)

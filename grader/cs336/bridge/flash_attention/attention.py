@@ -1,4 +1,4 @@
-"""get_flashattention_autograd_function_triton, unchanged."""
+"""Provides get_flashattention_autograd_function_triton, on inputs that claim to be on a GPU."""
 
 from ..fork import supplied
 from .adapted import function

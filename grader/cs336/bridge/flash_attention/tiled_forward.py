@@ -1,4 +1,4 @@
-"""get_flashattention_autograd_function_pytorch, unchanged."""
+"""Provides get_flashattention_autograd_function_pytorch, unchanged."""
 
 from .adapted import function
 

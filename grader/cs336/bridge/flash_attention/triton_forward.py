@@ -1,4 +1,4 @@
-"""The forward pass of get_flashattention_autograd_function_triton, with heads folded into the batch."""
+"""Wraps the forward pass of get_flashattention_autograd_function_triton, with heads folded into the batch."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from .attention import FlashAttention
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
-    """(o, lse) of (batch, heads, length, dim)."""
+    """Return o, shape (batch, heads, length, dim), and lse, shape (batch, heads, length). Raises ValueError."""
     with torch.enable_grad():
         o = FlashAttention.apply(*with_gradients(*(x.flatten(0, 1) for x in (q, k, v))), is_causal)
     found = [x for x in saved_tensors(o) if x.shape == o.shape[:-1]]

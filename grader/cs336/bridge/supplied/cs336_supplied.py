@@ -64,7 +64,7 @@ def supply() -> None:
     """Let a fork load on a machine without these packages, and run on one without a GPU."""
     hollow = {name: ModuleNotFoundError(f"No module named {name!r}", name=name) for name in HOLLOW}
     sys.meta_path.append(Hollow({**dict.fromkeys(SILENT), **hollow}))  # last, so that installed packages win
-    if not hasattr(typing, "override"):  # Python 3.12's
+    if not hasattr(typing, "override"):  # new in Python 3.12
         typing.override = lambda function: function
     torch.compile = _eager  # returns the function unchanged; compiling takes longer than the test
     dist.get_backend = lambda group=None: "gloo"  # the kit's own process group behaves like Gloo
@@ -92,7 +92,7 @@ def supply() -> None:
 
 
 def pretend_cuda() -> None:
-    """Let the fork's code believe that its tensors are on a GPU, because wrappers of Triton kernels often assert that.
+    """Report to the fork's code that its tensors are on a GPU, because wrappers of Triton kernels often assert that.
 
     Triton's interpreter runs on CPU tensors. Torch, Triton and the kit still see a CPU.
     """
@@ -106,17 +106,17 @@ def pretend_cuda() -> None:
 
 
 def _called_by_fork() -> bool:
-    """Whether code of the fork called the function that asks this."""
+    """Whether code of the fork called our caller."""
     return sys._getframe(2).f_code.co_filename.startswith(FORK)
 
 
 def _host_memory(device: Any = None) -> tuple[int, int]:
-    """(free, total) bytes of the host's memory, where the tensors really are."""
+    """Return (free, total) bytes of the host's memory, where the tensors really are."""
     return tuple(os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
 
 
 class _FakeGPU(TorchFunctionMode):
-    """Tells the fork that tensors are on a GPU; tensors that it creates on or moves to a GPU stay on the CPU."""
+    """Reports to the fork that tensors are on a GPU. Tensors that it creates on or moves to a GPU stay on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -139,7 +139,7 @@ class _FakeGPU(TorchFunctionMode):
 
 
 def _on_the_cpu(value: Any) -> Any:
-    """Replace a CUDA device by the CPU; return anything else unchanged."""
+    """Return the CPU in place of a CUDA device; return anything else unchanged."""
     named = isinstance(value, str | torch.device) and str(value).partition(":")[0] == "cuda"
     return torch.device("cpu") if named else value
 
@@ -160,7 +160,7 @@ class _Range(contextlib.ContextDecorator, contextlib.nullcontext):
 
 
 class _Event(_Range):
-    """Stands for torch.cuda.Event."""
+    """Replaces torch.cuda.Event."""
 
     at_s = 0.0
 
@@ -181,7 +181,7 @@ class _Stream(_Range):
 
 
 class _Driver:
-    """Stands for Triton's driver; knows only the active device."""
+    """Replaces Triton's driver, and provides only the active device."""
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -195,7 +195,7 @@ def _eager(model: Any = None, **options: Any) -> Any:
 
 
 def _first_configuration() -> None:
-    """Let autotuned kernels run their first configuration: in the interpreter, timing them makes no sense."""
+    """Make autotuned kernels run their first configuration, because timing is meaningless in the interpreter."""
     from triton.runtime.autotuner import Autotuner
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -245,7 +245,7 @@ class _Hollow:
 
 
 class Hollow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds these modules and their submodules. Using a name of one raises the error given for it, if any."""
+    """Finds these modules and their submodules. Using a name of a module raises the module's error, if it has one."""
 
     def __init__(self, errors: dict[str, Exception | None]):
         self.errors = errors

@@ -1,4 +1,4 @@
-"""get_fsdp. It shards only Linear and Embedding of cs336_basics, so we first replace torch's layers by those."""
+"""Wraps get_fsdp. It shards only Linear and Embedding of cs336_basics, so these first replace torch's layers."""
 
 import contextlib
 from typing import Any

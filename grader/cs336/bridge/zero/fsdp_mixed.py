@@ -1,4 +1,4 @@
-"""get_fsdp with a compute_dtype."""
+"""Wraps get_fsdp with bfloat16 as compute_dtype."""
 
 import functools
 

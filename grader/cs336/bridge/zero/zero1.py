@@ -1,4 +1,4 @@
-"""get_sharded_optimizer."""
+"""Wraps get_sharded_optimizer."""
 
 from typing import Any
 
