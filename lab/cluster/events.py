@@ -39,9 +39,7 @@ class Collective:
     ranks: Sequence[int]
     phase: str = "forward"
     label: str = ""
-    handle: int | None = (
-        None  # for `Wait`, which waits for the last event with this handle. None: the rank waits at once
-    )
+    handle: int | None = None  # for `Wait`; of events with the same handle, the last counts. None: waits at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,11 @@ from ..measure.process import lowest_bytes
 from ..measure.tally import NeedsData, Tally
 from ..model.transformer import Transformer, attention
 from ..ranks import group
-from ..ranks.port import Port
+from ..ranks.port import SwitchConnection
 from .accounts import Account, Step
 
 
-class DryPort(Port):
+class DryConnection(SwitchConnection):
     """A connection to no other ranks: every operation is done at once, and moves no data."""
 
     def __init__(self, events: list[Any]):
@@ -50,7 +50,7 @@ def dry(impl: Any, plain: dict, rank: int) -> str:
     """Run `rank`, and return its account as JSON. Needs a new process without a process group."""
     step = Step.of(plain)
     tally = Tally(_phase)
-    group.join(rank, step.world, DryPort(tally.events))  # one list, so that messages and kernels are in order
+    group.join(rank, step.world, DryConnection(tally.events))  # one list, so that messages and kernels are in order
     torch.set_default_device("meta")
     # Optimizers keep their step count on the CPU, and read it.
     before = register_optimizer_step_pre_hook(lambda *_: torch.set_default_device("cpu"))
@@ -96,32 +96,32 @@ def _account(impl: Any, step: Step, tally: Tally, patience_s: float = 0.0) -> st
         parallel = _build(impl, step)
         optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4)
         parameters = list(dict.fromkeys(parallel.parameters()))
-        tally.name("parameters", parameters)
-        tally.name("buffers", parallel.buffers())
+        tally.set_kind("parameters", parameters)
+        tally.set_kind("buffers", parallel.buffers())
         for p in parameters:  # a first step with gradients of 0 makes the optimizer's state
             p.grad = torch.zeros_like(p)
         optimizer.step()
         optimizer.zero_grad()
         state = (t for entry in optimizer.state.values() for t in entry.values() if isinstance(t, Tensor))
-        tally.name("optimizer", state)
+        tally.set_kind("optimizer", state)
         tokens = torch.zeros(
             step.sequences // step.mesh["data"] // step.mesh["expert"], step.context, dtype=torch.int64
         )
         gc.collect()
         gc.disable()  # the peak must not depend on when garbage is collected
-        first, start = len(ledger.rows), len(tally.events)
+        first_row, first_event = len(ledger.rows), len(tally.events)
         tally.flops = 0
         with _stepping(optimizer, parameters, tally):
             impl.mesh.compose.train_step(parallel, optimizer, tokens, tokens)
         gc.enable()
-        peak, resting = tally.memory(since=start)
+        peak, at_end = tally.memory(since=first_event)
         if patience_s:
-            lowest_bytes(lambda: sum(tally.memory(since=start)[1].values()), patience_s=patience_s)
-            _, resting = tally.memory(since=start)
-    rows = [vars(row) for row in ledger.rows[first:]]
-    trace, segments = _compact(tally.events[start:], first)
+            lowest_bytes(lambda: sum(tally.memory(since=first_event)[1].values()), patience_s=patience_s)
+            _, at_end = tally.memory(since=first_event)
+    rows = [vars(row) for row in ledger.rows[first_row:]]
+    trace, segments = _compact(tally.events[first_event:], first_row)
     count = sum(p.numel() for p in parameters)
-    account = Account(ledger.rank, rows, tally.flops, count, resting, peak, trace, segments)
+    account = Account(ledger.rank, rows, tally.flops, count, at_end, peak, trace, segments)
     return json.dumps(vars(account), separators=(",", ":"))
 
 
@@ -150,7 +150,7 @@ def _stepping(optimizer: torch.optim.Optimizer, parameters: list[Tensor], tally:
     contexts = contextlib.ExitStack()
 
     def before(*_: Any) -> None:
-        tally.name("gradients", (p.grad for p in parameters if p.grad is not None))
+        tally.set_kind("gradients", (p.grad for p in parameters if p.grad is not None))
         contexts.enter_context(group.ledger.phase("step"))
 
     hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(lambda *_: contexts.close())]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from .roofline import is_on_gpu, mark, placing, tensor_bytes
+from .roofline import is_on_gpu, mark_on_gpu, placing, tensor_bytes
 from .streams import CUDA
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class PlacementMode(TorchFunctionMode):
         with placing(device):
             result = func(*args, **kwargs)
         if device == "cuda":  # no operator marks torch.tensor([1.0], device="cuda")
-            result = tree_map_only(Tensor, mark, result)
+            result = tree_map_only(Tensor, mark_on_gpu, result)
         return result
 
 
@@ -83,7 +83,7 @@ def upload(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
     with placing("cpu"):
         copy = x.clone()
     gpu.transfer(tensor_bytes(x), wait=not non_blocking)
-    return mark(copy)
+    return mark_on_gpu(copy)
 
 
 def download(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
@@ -143,7 +143,7 @@ def _new(function: Callable) -> Callable:
 
     def answer(gpu: SimulatedGPU, x: Tensor, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         result = function(x, *args, **kwargs)
-        return mark(result) if (is_on_gpu(x) if device is None else _is_cuda(device)) else result
+        return mark_on_gpu(result) if (is_on_gpu(x) if device is None else _is_cuda(device)) else result
 
     return answer
 

@@ -83,7 +83,7 @@ class RooflineMode(TorchDispatchMode):
             return
         if not func._schema.is_mutable:
             for t in outputs:
-                mark(t)
+                mark_on_gpu(t)
         if not is_free(func, inputs, outputs):
             flops, dtype = operator_flops(func, args, kwargs, result), operator_dtype(inputs + outputs)
             bytes = operator_bytes(func, inputs, outputs)
@@ -108,7 +108,7 @@ def placing(device: str | None) -> Iterator[None]:
         placed = outer
 
 
-def mark(tensor: Tensor) -> Tensor:
+def mark_on_gpu(tensor: Tensor) -> Tensor:
     """Mark this tensor, and all its views, as being on the simulated GPU."""
     if tensor.layout is torch.strided:
         tensor.untyped_storage().on_simulated_gpu = True  # type: ignore[attr-defined]

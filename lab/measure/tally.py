@@ -122,7 +122,7 @@ class Tally(TorchDispatchMode):
         self._change(storage, untyped.nbytes())
         return storage
 
-    def name(self, kind: str, tensors: Iterable[Tensor]) -> None:
+    def set_kind(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Give these tensors' storages a kind, unless they have a final one."""
         for tensor in tensors:
             storage = self.storage(tensor)
