@@ -1,11 +1,11 @@
 """Runs a training step as one rank of any mesh, in one process without data; records messages, FLOPs and memory.
 
 It runs the implementation's own code once, on tensors of the meta device, which have shapes and no numbers. The process
-groups are as large as the mesh, and write the usual ledger (lab/ranks/group.py), but there are no other ranks: every
-operation is recorded, and ends at once. No result comes from a formula.
+groups are as large as the mesh, and write the usual ledger (lab/ranks/group.py). But there are no other ranks: we
+record each operation, and it ends at once. No result comes from a formula.
 
-If the host needs a number, `lab.dryrun.host` gives one for balanced data. To know what another rank does, run that rank
-as well: `lab.dryrun.matching` compares all stages of a pipeline, and a neighbour along each other axis.
+If the host needs a number, `lab.dryrun.host` returns one for balanced data. To know what another rank does, run that
+rank, too: `lab.dryrun.matching` compares all stages of a pipeline, and a neighbour along each other axis.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from .accounts import Account, Step
 
 
 class DryConnection(SwitchConnection):
-    """A connection to no other ranks: every operation is done at once, and moves no data."""
+    """A connection without other ranks: every operation is done at once, and moves no data."""
 
     def __init__(self, events: list[Any]):
         self.events, self._asked = events, {}
@@ -47,7 +47,7 @@ class DryConnection(SwitchConnection):
 
 
 def dry(impl: Any, plain: dict, rank: int) -> str:
-    """Run `rank`, and return its account as JSON. Needs a new process without a process group."""
+    """Run `rank` without data, and return its account as JSON. Needs a new process without a process group."""
     step = Step.of(plain)
     tally = Tally(_phase)
     group.join(rank, step.world, DryConnection(tally.events))  # one list, so that messages and kernels are in order
@@ -69,9 +69,9 @@ def dry(impl: Any, plain: dict, rank: int) -> str:
 
 
 def real(impl: Any, plain: dict) -> str:
-    """The account of a real rank, with data and other ranks, to compare with a dry run.
+    """Run a real rank, with data and other ranks, and return its account as JSON, to compare with a dry run.
 
-    Its router is forced to be balanced, as in a dry run.
+    We replace its router by a balanced one, as in a dry run.
     """
     step = Step.of(plain)
     if step.experts:
@@ -90,7 +90,7 @@ def _phase() -> str:
 
 
 def _account(impl: Any, step: Step, tally: Tally, patience_s: float = 0.0) -> str:
-    """Run the step, and return its account. patience_s: time for Gloo's threads to free the last messages."""
+    """Run the step, and return its account as JSON. patience_s: time for Gloo's threads to free the last messages."""
     ledger = group.ledger
     with tally:
         parallel = _build(impl, step)
@@ -126,7 +126,7 @@ def _account(impl: Any, step: Step, tally: Tally, patience_s: float = 0.0) -> st
 
 
 def _build(impl: Any, step: Step) -> Any:
-    """The implementation's model on this rank."""
+    """Return the implementation's parallel model on this rank."""
     model = Transformer(replace(step.config, context=step.context), fused_attention if step.fused else attention)
     mesh = impl.mesh.mesh.Mesh(**step.mesh)
     parallel = impl.mesh.parallel
@@ -140,13 +140,13 @@ def _build(impl: Any, step: Step) -> Any:
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """softmax(q kᵀ / √dim) v in one kernel, forward and backward; the same operator on the CPU and without data."""
+    """softmax(q kᵀ / √dim) v in one kernel, forward and backward: torch's CPU operator also runs on meta tensors."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)[0]
 
 
 @contextlib.contextmanager
 def _stepping(optimizer: torch.optim.Optimizer, parameters: list[Tensor], tally: Tally) -> Iterator[None]:
-    """Name the phases "forward" and "step" (in the optimizer), and the kind of gradients "gradients"."""
+    """Record the phases "forward" and "step" (the optimizer), and count gradients' memory as "gradients"."""
     contexts = contextlib.ExitStack()
 
     def before(*_: Any) -> None:
@@ -161,7 +161,10 @@ def _stepping(optimizer: torch.optim.Optimizer, parameters: list[Tensor], tally:
 
 
 def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
-    """Make (trace, segments) of an Account. Rows are numbered from `first`."""
+    """Return (trace, segments) of an Account. first: number of the first row that counts.
+
+    Kernels of one phase between two messages form a segment. Equal segments are stored once.
+    """
     trace: list[list] = []
     numbers: dict[tuple, int] = {}
     segments: list[list] = []

@@ -154,8 +154,7 @@ class Group(dist.ProcessGroup):
         """Write a row to the ledger, send `sent`, and return a Work. The switch's answer is written to `received`.
 
         counted: tensors whose size the row records; by default `sent`. peer: rank within the group. count: number of
-        elements to receive. opts: torch's options, which show whether the caller waits at once. details: more header
-        entries.
+        elements to receive. opts: torch's options; they show whether the caller waits at once. details: header entries.
         """
         counted, ranks = list(sent if counted is None else counted), self.ranks
         if peer >= len(ranks):
