@@ -16,7 +16,7 @@ _Row = Mapping[str, Any]  # a row of the ledger, as `Row.plain` gives it
 
 
 def matched(accounts: Sequence[Account]) -> str:
-    """Describe the first problem in one line, or return "". Ranks disagree, deadlock, or never wait for an operation.
+    """Return the first problem in one line, or "": ranks disagree, deadlock, or never wait for an operation.
 
     accounts: of all stages of one pipeline, and perhaps of other ranks. We assume that ranks without an account agree.
     """

@@ -46,9 +46,9 @@ class DryConnection(SwitchConnection):
             self.events.append(["wait", header["number"]])
 
 
-def dry(impl: Any, plain: dict, rank: int) -> str:
+def dry(impl: Any, step_dict: dict, rank: int) -> str:
     """Run `rank` without data, and return its account as JSON. Needs a new process without a process group."""
-    step = Step.of(plain)
+    step = Step.of(step_dict)
     tally = Tally(_phase)
     group.join(rank, step.world, DryConnection(tally.events))  # one list, so that messages and kernels are in order
     torch.set_default_device("meta")
@@ -68,12 +68,12 @@ def dry(impl: Any, plain: dict, rank: int) -> str:
         dist.destroy_process_group()
 
 
-def real(impl: Any, plain: dict) -> str:
+def real(impl: Any, step_dict: dict) -> str:
     """Run a real rank, with data and other ranks, and return its account as JSON, to compare with a dry run.
 
     We replace its router by a balanced one, as in a dry run.
     """
-    step = Step.of(plain)
+    step = Step.of(step_dict)
     if step.experts:
         moe, route = impl.mesh.moe, impl.mesh.moe.route
 

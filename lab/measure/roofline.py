@@ -177,5 +177,5 @@ def tensor_bytes(t: Tensor) -> int:
 
 
 def operator_dtype(tensors: list[Tensor]) -> torch.dtype:
-    """Return the first floating-point dtype of the tensors, which determines the peak rate; float32 without one."""
+    """Return the first floating-point dtype of the tensors, which determines the peak rate; float32 if none has one."""
     return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
