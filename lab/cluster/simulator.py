@@ -46,7 +46,7 @@ class SimulationResult:
 
 
 class SimulationError(ValueError):
-    """The programs deadlock. The message names each waiting rank, and the event it waits for, in one line."""
+    """The programs deadlock. The message is one line: which ranks wait (at most four), and for which events."""
 
 
 def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> SimulationResult:

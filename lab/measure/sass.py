@@ -36,7 +36,7 @@ def disassemble(sass: str) -> dict[int, Instruction]:
 
 
 def inner_loops(code: dict[int, Instruction]) -> list[list[Instruction]]:
-    """Return all innermost loops with tensor-core instructions, even those that never run. Raises ValueError if none."""
+    """Return all innermost loops with tensor-core instructions, even those that never run. Raises ValueError."""
     found = []
     for last, instruction in code.items():
         target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None

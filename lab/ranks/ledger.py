@@ -21,7 +21,7 @@ class Row:
 
     number: int  # in order of issue, over all groups
     op: str  # "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", …
-    bytes: int  # payload: the tensor that this rank reduces, sends or contributes to a gather, or gets from a scatter
+    bytes: int  # payload: what this rank reduces, sends, receives or adds to a gather; for a (reduce-)scatter its part
     elements: int
     dtype: str
     group: list[int]  # global ranks

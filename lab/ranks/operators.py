@@ -49,7 +49,7 @@ def kernels(names: tuple[str, ...]) -> list[tuple[str, str, Any]]:
 def matching(names: Iterable[str]) -> list[str]:
     """Return operators, such as "aten::_fused_rms_norm", whose names contain all words of one of `names`, in order."""
     stems = {n: n.rpartition(".")[2].strip("_") for n in names if not n.startswith(_NO_OPERATORS)}
-    selected = sorted({stem for n, stem in stems.items() if "_" in stem or "torch.nn." in n})  # not one word
+    selected = sorted({stem for n, stem in stems.items() if "_" in stem or "torch.nn." in n})  # no other single words
     if not selected:
         return []  # do not list thousands of operators for nothing
     pattern = re.compile("|".join(f"(?:.*_)?{'_(?:.*_)?'.join(n.split('_'))}(?:_.*)?" for n in selected))

@@ -45,7 +45,7 @@ def left_behind() -> bool:
 
 
 def asleep(pid: int) -> list[str]:
-    """Return how long each thread of a process has run if all threads sleep, otherwise or if unknown [].
+    """Return how long each thread of a process has run, or [] if a thread does not sleep or we cannot know.
 
     If two calls return the same list, the process did nothing between them.
     """

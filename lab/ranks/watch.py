@@ -1,9 +1,10 @@
 """Refuses forbidden calls when the solution makes them, under any name.
 
-Most forbidden names stand in the source; lab/solution/forbidden.py reports them before anything runs. This module
-refuses the other calls while the solution runs, such as a call by a name built at run time. It wraps functions, refuses
-to instantiate classes, and replaces operators in torch's dispatcher. Torch itself may call all of these, and so may the
-stand-ins of this run. The run reports a refusal even if the solution catches the exception.
+Most forbidden calls appear in the source by name; lab/solution/forbidden.py reports them before anything runs. This
+module refuses the other calls while the solution runs, such as a call by a name built at run time. It wraps functions,
+refuses to instantiate classes, and replaces operators in torch's dispatcher. Torch may still instantiate these classes
+and call functions of forbidden modules, and so may the stand-ins of this run. The run reports a refusal even if the
+solution catches the exception.
 """
 
 import functools
