@@ -10,16 +10,16 @@ from dataclasses import dataclass
 def ring_cost(op: str, bytes: float, world: int, alpha: float, beta: float) -> float:
     """Seconds that `op` takes over `world` ranks, on links with a latency of alpha seconds and beta seconds per byte.
 
-    `bytes` is the payload, as in a row of the ledger: the size of a rank's input, but for reduce_scatter and scatter
-    the size of its output. With W ranks and a payload of n bytes:
+    `bytes` is the payload, as in a row of the ledger. That is the size of a rank's input, except for reduce_scatter and
+    scatter: there it is the size of a rank's output. With W ranks and a payload of n bytes:
 
         all_reduce       2(W − 1) · (α + n/W · β)   a ring; n: the tensor
         reduce_scatter   (W − 1) · (α + n · β)      a ring; n: the output of each rank, 1/W of its input
         all_gather       (W − 1) · (α + n · β)      a ring; n: the input of each rank
-        all_to_all       (W − 1) · (α + n/W · β)    W − 1 rounds; n: the input of a rank, with the part it keeps
+        all_to_all       (W − 1) · (α + n/W · β)    W − 1 rounds; n: the input of a rank, including the part it keeps
         broadcast        ⌈log₂ W⌉ · (α + n · β)     a binomial tree, not pipelined; n: the tensor
         reduce           ⌈log₂ W⌉ · (α + n · β)     the same tree, upwards
-        scatter, gather  (W − 1) · (α + n · β)      one after the other from or to the root; n: each rank's part
+        scatter, gather  (W − 1) · (α + n · β)      the root sends or receives part by part; n: one part
         send, recv       α + n · β                  both ends of one message, so count it once
         barrier          ⌈log₂ W⌉ · α
 
@@ -32,11 +32,11 @@ def ring_cost(op: str, bytes: float, world: int, alpha: float, beta: float) -> f
 
 
 def sent_bytes(op: str, bytes: float, world: int) -> float:
-    """Bytes sent by the rank that sends most. `bytes` and the algorithms are those of `ring_cost`.
+    """Return the bytes that the busiest sender sends. `bytes` and the algorithms are those of `ring_cost`.
 
-    In a ring all ranks send equally many bytes: in an all_reduce of 1 MB over 4 ranks, each sends 2 · 3/4 MB = 1.5 MB.
-    The root of a broadcast sends the tensor ⌈log₂ W⌉ times; the root of a scatter sends W − 1 parts. In reduce and
-    gather, every other rank sends once. A recv and a barrier count as 0.
+    In a ring all ranks send the same number of bytes: in an all_reduce of 1 MB over 4 ranks, each sends 2 · 3/4 MB =
+    1.5 MB. The root of a broadcast sends the tensor ⌈log₂ W⌉ times; the root of a scatter sends W − 1 parts. In reduce
+    and gather, every other rank sends once. A recv and a barrier count as 0.
     """
     steps, step_bytes = _steps(op, bytes, world)
     if op == "recv":
@@ -45,10 +45,10 @@ def sent_bytes(op: str, bytes: float, world: int) -> float:
 
 
 def _steps(op: str, bytes: float, world: int) -> tuple[int, float]:
-    """(number of messages in sequence, bytes of each)."""
+    """Return (number of messages in sequence, bytes per message)."""
     if world < 1 or bytes < 0:
         raise ValueError(f"expected world >= 1 and bytes >= 0, got {world} and {bytes}")
-    hops, doublings = world - 1, (world - 1).bit_length()  # the latter is ⌈log₂ W⌉
+    hops, doublings = world - 1, (world - 1).bit_length()  # doublings is ⌈log₂ W⌉
     steps: dict[str, tuple[int, float]] = {
         "all_reduce": (2 * hops, bytes / world),
         "reduce_scatter": (hops, bytes),
@@ -69,7 +69,7 @@ def _steps(op: str, bytes: float, world: int) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Link:
-    """The connection of a rank to the others: a latency in seconds, and a bandwidth in bytes per second.
+    """A rank's connection to the other ranks: latency in seconds, bandwidth in bytes per second.
 
     On Link(alpha_s=1e-3, bytes_per_s=100e6), a message of 1 MB takes 1 ms + 10 ms.
     """
@@ -94,7 +94,7 @@ class Link:
         return self.alpha_s == self.beta == 0
 
     def cost_s(self, op: str, bytes: float, world: int) -> float:
-        """`ring_cost` on links like this one."""
+        """Return the seconds of `ring_cost` on links like this one."""
         return ring_cost(op, bytes, world, self.alpha_s, self.beta)
 
 

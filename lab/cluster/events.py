@@ -1,8 +1,8 @@
 """One rank's events in a step, in order, as plain data, for the dry run, the planner and the simulator.
 
-A program is a tuple of events. Ranks are global ranks of the mesh. A collective runs on its own stream; it blocks its
-rank only if it has no handle, or at the `Wait` for its handle. Micro-batches that do the same work share one `Block`,
-so a program's size grows with the number of actions plus layers, not with their product.
+A program is a tuple of events. Ranks are global ranks of the mesh. A collective runs on its own stream. Without a
+handle it blocks its rank at once, with a handle at the `Wait` for it. Micro-batches that do the same work share one
+`Block`, so a program's size grows with actions plus layers, not with their product.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective, as in a row of the ledger. Those of one group run one after the other.
+    """A collective, as in a row of the ledger. The collectives of one group run one after the other.
 
     bytes: the payload as in `lab.cluster.costs.ring_cost`. ranks: the group, a range if possible.
     """
@@ -39,12 +39,12 @@ class Collective:
     ranks: Sequence[int]
     phase: str = "forward"
     label: str = ""
-    handle: int | None = None  # for `Wait`; if reused before, the last event counts. None: waits at once
+    handle: int | None = None  # for `Wait`; of events with the same handle, the last counts. None: waits at once
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message to the global rank `peer`. Its Recv has the same two ranks and the same tag."""
+    """A message to the global rank `peer`. The matching Recv connects the same two ranks and has the same tag."""
 
     peer: int
     bytes: float
@@ -81,9 +81,9 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A sequence of events, repeated `times` times, such as a layer, or the forward of a chunk.
+    """A sequence of events, repeated `times` times: a layer, or the forward of a chunk.
 
-    name: label in a timeline. Blocks are compared by identity, so that looking up a cached price is fast.
+    name: label in a timeline. Blocks are compared by identity, so that a cache finds their seconds fast.
     """
 
     events: Program
@@ -93,11 +93,11 @@ class Block:
 
 Event: TypeAlias = "Compute | Collective | Send | Recv | Wait | Memory | Block"
 Program: TypeAlias = "tuple[Event, ...]"
-Programs: TypeAlias = "Mapping[int, Program]"  # by global rank: one representative rank per pipeline stage
+Programs: TypeAlias = "Mapping[int, Program]"  # by global rank: the first rank of each pipeline stage
 
 
 def flat(program: Program) -> Iterator[Event]:
-    """All events of a program in order, blocks unfolded."""
+    """Yield all events of a program in order; a Block yields its own events `times` times."""
     for event in program:
         if isinstance(event, Block):
             for _ in range(event.times):

@@ -11,7 +11,7 @@ from typing import Any
 from .costs import Link
 
 TABLE = Path(__file__).with_name("hardware.toml")
-_NUMBERS = {  # by resource: (part of a cluster, attributes of this part that hold the amount)
+_NUMBERS = {  # by resource: (part of a cluster, the attributes of this part that `faster` multiplies)
     "products": ("device", ("peak_flops", "matmul_flops", "attention_flops")),
     "memory bandwidth": ("device", ("hbm_bytes_per_s",)),
     "memory": ("device", ("hbm_bytes",)),
@@ -31,16 +31,16 @@ class Device:
     hbm_bytes_per_s: float
     hbm_share: float  # share of hbm_bytes_per_s that a copy reaches
     sms: int
-    matmul_flops: float  # the best measured, at matmul_shape
+    matmul_flops: float  # best measured rate, for a product of matmul_shape
     matmul_shape: tuple[int, int, int]
     attention_flops: tuple[float, float]  # fused, forward and backward
     kernel_s: float
-    layer_share: float  # share of all these rates that kernels reach in a layer, one after the other
+    layer_share: float  # share of these rates that kernels reach when they run one after the other in a layer
 
 
 @dataclass(frozen=True)
 class Wire(Link):
-    """The link of one device, in one direction. alpha_s: per step of a ring; base_s: once per collective."""
+    """The link of one device, in one direction. alpha_s: seconds per step of a ring; base_s: seconds per collective."""
 
     name: str = ""
     base_s: float = 0.0
@@ -57,7 +57,7 @@ class Cluster:
     gpus: int
 
     def faster(self, resource: str, times: float = 2.0) -> Cluster:
-        """The same cluster with `times` as much of one of RESOURCES."""
+        """Return this cluster with `times` as much of one of RESOURCES. Raises ValueError for another resource."""
         if resource not in _NUMBERS:
             raise ValueError(f"expected a resource among {', '.join(RESOURCES)}, got {resource!r}")
         name, numbers = _NUMBERS[resource]
@@ -66,7 +66,7 @@ class Cluster:
 
 
 def cluster(name: str, gpus: int) -> Cluster:
-    """The cluster of that name with `gpus` devices. Raises ValueError for an unknown name, or a partly used node."""
+    """Return the cluster `name` with `gpus` devices. Raises ValueError for an unknown name, or a partly used node."""
     table = _table()
     if name not in table["cluster"]:
         raise ValueError(f"cluster: expected one of {', '.join(table['cluster'])}, got {name!r}")

@@ -6,7 +6,7 @@ from ..model import transformer
 from ..model.transformer import Config
 from .hardware import Cluster
 
-# Which activations backward recomputes: none; those with much memory and little time (`Layers.light`); a whole layer's.
+# Activations that backward recomputes: none; large ones that are quick to compute (`Layers.light`); all of a layer.
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -30,7 +30,7 @@ class Model(Config):
         return sum(self.layer_weights())
 
     def layer_weights(self) -> tuple[int, int]:
-        """(parameters that the tensor axis shards, parameters that it replicates), of one layer."""
+        """Return (parameters that the tensor axis shards, parameters that it replicates) of one layer."""
         h, products = self.width, self.layer_products
         if self.gated:
             return products, 2 * h
@@ -39,7 +39,7 @@ class Model(Config):
 
     @property
     def ends(self) -> tuple[int, int, int]:
-        """Parameters outside the layers: (embedding, head unless tied, final norm and positions)."""
+        """Parameters outside the layers: (embedding; head, 0 if it is tied; final norm and positions)."""
         table = self.vocabulary * self.width
         return table, 0 if self.tied else table, self.width * ((1 if self.gated else 2) + self.positions)
 
@@ -54,7 +54,7 @@ def gpt(layers: int, width: int, heads: int, vocabulary: int = 51200, positions:
 
 
 def of_config(config: Config) -> Model:
-    """The Model of a `lab.model.transformer.Transformer` with this config; its head is not tied."""
+    """Return the Model of a `lab.model.transformer.Transformer` with this config. Its head is not tied."""
     return Model(**vars(config))
 
 
@@ -63,21 +63,21 @@ MODELS = {name: of_config(config) for name, config in transformer.MODELS.items()
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a step is implemented: what is fused, how data is sent, and what may overlap. Numbers are bytes."""
+    """How a step is implemented: which kernels are fused, what ranks send, and what may overlap. Numbers are bytes."""
 
     element: int = 2  # per activation or parameter
     gradient: int = 4  # per gradient, accumulated and reduced over the data axis
-    optimizer: int = 12  # per parameter: float32 copy and AdamW's moments
-    step_traffic: int = 48  # per parameter: read and written by norm, clipping and AdamW
+    optimizer: int = 12  # per parameter: a float32 copy and the two moments of AdamW
+    step_traffic: int = 48  # per parameter: gradient norm, clipping and AdamW read and write them
     fused_attention: bool = True
     dropout: bool = False
-    sequence: bool = True  # Korthikanti et al. 2022: norms and residuals are split over the tensor axis too
-    scatter_messages: bool = False  # Narayanan et al. 2021, 4.1: each tensor rank sends its part to the next stage
-    overlap_tensor: bool = True  # backward gathers during one product and scatters during the other
+    sequence: bool = True  # Korthikanti et al. 2022: the tensor axis also shards norms and residuals
+    scatter_messages: bool = False  # Narayanan et al. 2021, 4.1: each tensor rank sends 1/T of a message
+    overlap_tensor: bool = True  # backward gathers x while dx is computed, and scatters dx while dW is
     overlap_messages: bool = True
     overlap_data: bool = True
     fused_accumulation: bool = True  # the product itself accumulates a weight's gradient
-    equal_parts: bool = False  # all parts of a pipeline must have equally many layers
+    equal_parts: bool = False  # all parts of a pipeline must have the same number of layers
 
 
 TODAY = Recipe()
@@ -134,15 +134,15 @@ class Plan:
 
 
 def unfit(job: Job, plan: Plan) -> str:
-    """Say why a plan is not valid for a job; "" if it is. Does not check memory.
+    """Return why a plan is not valid for a job, or "" if it is valid. Does not check memory.
 
     - data · pipe · tensor is the number of devices.
     - tensor divides heads, hidden and vocabulary; it divides kv_heads or is a multiple of kv_heads; and it divides
       context if the recipe uses sequence parallelism.
     - data · micro_batch divides sequences.
     - Chunks need a pipeline, at least one layer each, and a number of micro-batches that is a multiple of `pipe`.
-    - All pipe · chunks parts have equally many layers, except that the first and the last part, which hold embedding
-      and head, may have one fewer, unless the recipe requires equal_parts.
+    - All pipe · chunks parts have the same number of layers. Unless the recipe requires equal_parts, the first and the
+      last part may have one layer fewer, because they also hold embedding and head.
     - recompute is one of RECOMPUTE. ZeRO needs a data axis.
     """
     m, parts = job.model, plan.pipe * plan.chunks
@@ -172,7 +172,7 @@ def unfit(job: Job, plan: Plan) -> str:
 
 
 def spread(layers: int, parts: int) -> list[int]:
-    """Number of layers of each part: equal, but one fewer in the last, then in the first, if they do not divide."""
+    """Return the number of layers per part. If they do not divide, the last part has one fewer, then the first."""
     each = -(-layers // parts)
     counts = [each] * parts
     for short in range(each * parts - layers):

@@ -1,7 +1,7 @@
 """The kernels and collectives of a transformer's layer, embedding and head, on one rank for one micro-batch.
 
-Each kernel that a framework would launch is one line: its FLOPs, the bytes it reads and writes, and its shape.
-n: tokens of the micro-batch; T: ranks of the tensor axis; E: bytes per activation.
+Each line describes one kernel that a framework would launch: its FLOPs, the bytes it reads and writes, and its shape.
+n: tokens of the micro-batch. T: ranks of the tensor axis. E: bytes per activation.
 """
 
 from dataclasses import dataclass, replace
@@ -38,11 +38,11 @@ class Layers:
 
     @property
     def local_stream(self) -> float:
-        """Bytes of the stream on one rank between two tensor-parallel regions: 1/T with sequence parallelism."""
+        """Bytes of the stream on one rank outside tensor-parallel regions. Sequence parallelism divides them by T."""
         return self.stream / (self.tensor if self.recipe.sequence else 1)
 
     def forward(self) -> list[Event]:
-        """The forward of a layer: attention and feed-forward, each after a norm, and added to the stream."""
+        """Return the forward of a layer: attention and feed-forward, each after a norm, with a residual addition."""
         m, n = self.model, self.tokens
         transpose = [] if self.recipe.fused_attention else [self._pass(2 * self.stream / self.tensor, "transpose")]
         rotated, name = (self._rotated, "rotate") if m.gated else (n * self._qkv, "bias")
@@ -63,7 +63,7 @@ class Layers:
         ]
 
     def core(self, phase: str = "forward") -> list[Event]:
-        """The core of attention: scores, softmax, dropout and the sum over values."""
+        """Return the core of attention: scores, softmax, dropout and the weighted sum of values."""
         m, b = self.model, self.recipe
         heads, s, d = self.sequences * m.heads // self.tensor, self.context, m.dim
         operands = b.element * self.tokens * d * (2 * m.heads + 2 * self._kv_heads) / self.tensor
@@ -78,17 +78,17 @@ class Layers:
         ]
 
     def light(self) -> list[Event]:
-        """The kernels that selective recomputation repeats: without fused attention, the core of attention.
+        """Return the kernels that selective recomputation repeats: without fused attention, the core of attention.
 
-        Fused attention keeps no scores. With it, they are both norms and the activation (Megatron-Core's `layernorm`
-        and `mlp_act`).
+        Fused attention keeps no scores. So with fused attention we repeat both norms and the activation instead
+        (`layernorm` and `mlp_act` of Megatron-Core).
         """
         if not self.recipe.fused_attention:
             return self.core("recompute")
         return [_repeated(event) for event in (self._norm(), self._norm(), self._activation())]
 
     def backward(self, recompute: str) -> list[Event]:
-        """The backward of a layer, after its recomputation."""
+        """Return the kernels that recompute a layer's activations, and then its backward."""
         m, n, e = self.model, self.tokens, self.recipe.element
         events = {"none": list, "selective": self.light, "full": lambda: [_repeated(event) for event in self.forward()]}
         activation = e * n * (self._hidden + 2 * self._up) + (0 if m.gated else e * n * self._hidden)  # and the bias
@@ -135,7 +135,7 @@ class Layers:
         return [*self._dropout("backward"), *self._gather("backward"), summed]
 
     def head(self) -> list[Event]:
-        """Final norm, logits and cross-entropy over a sharded vocabulary; reduces a maximum and two sums per token."""
+        """Return final norm, logits and sharded cross-entropy, which all-reduces a maximum and two sums per token."""
         m, n = self.model, self.tokens
         part = m.vocabulary // self.tensor
         entropy = (self.recipe.element + 4 + 4 + 8 + 8 + 4 + 8) * n * part  # cast, max, minus, exp, sum, divide
@@ -179,7 +179,7 @@ class Layers:
 
     @property
     def _up(self) -> int:
-        """Width of the first product of the feed-forward: SwiGLU has two halves."""
+        """Width of the feed-forward's first product. SwiGLU computes gate and up in it, so its width doubles."""
         return (2 if self.model.gated else 1) * self._hidden
 
     # Between regions: the stream, norms, and collectives of the tensor axis
@@ -188,7 +188,7 @@ class Layers:
         return Compute(flops, bytes, phase=phase, label=label)
 
     def _activation(self) -> Compute:
-        tensors = 3 if self.model.gated else 2  # that it reads and writes
+        tensors = 3 if self.model.gated else 2  # tensors that the kernel reads or writes
         return self._pass(self.recipe.element * self.tokens * tensors * self.model.hidden // self.tensor, "activation")
 
     def _norm(self) -> Compute:
@@ -198,12 +198,12 @@ class Layers:
         return self._pass(5 * self.local_stream, "norm", "backward")  # dx: 3; the weight's gradient reads 2 again
 
     def _add(self) -> Compute:
-        """The addition to the stream; in Megatron, the same kernel applies bias and dropout."""
+        """Return the addition to the stream. In Megatron, this kernel also applies bias and dropout."""
         mask = self.local_stream / self.recipe.element if self.recipe.dropout else 0
         return self._pass(3 * self.local_stream + mask, "add")
 
     def _add_backward(self) -> Compute:
-        extra = 0.0 if self.model.gated else self.local_stream  # of the bias
+        extra = 0.0 if self.model.gated else self.local_stream  # for the gradient of the bias
         if self.recipe.dropout:
             extra += 2 * self.local_stream + self.local_stream / self.recipe.element
         return self._pass(3 * self.local_stream + extra, "add", "backward")
@@ -227,7 +227,7 @@ class Layers:
     def _product(
         self, shape: tuple[int, int, int], phase: str, label: str, out: float | None = None, batch: int = 1
     ) -> Compute:
-        """A matrix product. out: bytes that it writes, by default the size of its result."""
+        """Return a matrix product. out: bytes that it writes; by default the size of its result."""
         (m, n, k), e = shape, self.recipe.element * batch
         written = e * m * n if out is None else out
         return Compute(2 * batch * m * n * k, e * (m * k + k * n) + written, shape, batch, phase=phase, label=label)
@@ -235,11 +235,11 @@ class Layers:
     def _product_backward(
         self, shape: tuple[int, int, int], label: str, enters: bool = False, leaves: bool = False
     ) -> list[Event]:
-        """The backward of y = x W: dx = dy Wᵀ and dW = xᵀ dy.
+        """Return the backward of y = x W: dx = dy Wᵀ and dW = xᵀ dy.
 
-        leaves: y left a tensor-parallel region; enters: x entered it. With sequence parallelism, y's gradient is
-        gathered if y left, and x is gathered again if x entered. If the recipe overlaps, x is gathered during dx, and
-        dx is scattered during dW.
+        enters: x enters a tensor-parallel region. leaves: y leaves one. With sequence parallelism, backward gathers dy
+        if y leaves, and gathers x again if x enters. If the recipe overlaps, it gathers x while dx is computed, and
+        scatters dx while dW is computed.
         """
         m, n, k = shape  # tokens, out, in
         b = self.recipe

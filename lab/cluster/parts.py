@@ -13,11 +13,11 @@ DATA, PIPE = "data", "pipe"
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that the data axis gathers in one collective: the embedding, one of `times` layers, or the head."""
+    """Parameters that the data axis gathers in one collective: the embedding, each of `count` layers, or the head."""
 
     forward: Block
     backward: Block
-    times: int
+    count: int
     parameters: float
 
 
@@ -28,68 +28,68 @@ class Part:
     forward: Block
     backward: Block
     units: tuple[Unit, ...]
-    before: int | None  # rank that sends its input; None for the first part
-    after: int | None  # rank that receives its output; None for the last part
+    previous_rank: int | None  # rank that sends its input; None for the first part
+    next_rank: int | None  # rank that receives its output; None for the last part
     message: float  # bytes
-    scattered: tuple[Event, ...]  # the gather of a message that arrives in parts
+    message_gather: tuple[Event, ...]  # completes a message that arrives in parts
 
-    def arrived(self, backward: bool) -> list[Event]:
-        return [] if (self.after if backward else self.before) is None else list(self.scattered)
+    def input_gather(self, backward: bool) -> list[Event]:
+        return [] if (self.next_rank if backward else self.previous_rank) is None else list(self.message_gather)
 
 
 def each_unit(units: Iterable[Unit]) -> Iterator[Unit]:
     for unit in units:
-        yield from (unit,) * unit.times
+        yield from (unit,) * unit.count
 
 
 def part_of(job: Job, plan: Plan, number: int) -> Part:
-    """Part `number` of all pipe · chunks parts, in the order in which a micro-batch passes through them."""
+    """Return part `number` of pipe · chunks parts. A micro-batch passes through them in this order."""
     parts, stage = plan.pipe * plan.chunks, number % plan.pipe
     layers = spread(job.model.layers, parts)[number]
     first, last = number == 0, number == parts - 1
     first_rank = stage * plan.tensor
-    forward, backward, pairs, scattered = blocks_of(
+    forward, backward, pairs, message_gather = blocks_of(
         job, plan.tensor, plan.micro_batch, plan.recompute, layers, first, last, first_rank
     )
     sizes = unit_sizes(job, plan.tensor, parts, number)
     units = tuple(Unit(*pair, *counts) for pair, counts in zip(pairs, sizes, strict=True))
     stream = job.recipe.element * plan.micro_batch * job.context * job.model.width
     split = plan.tensor if job.recipe.sequence or job.recipe.scatter_messages else 1
-    before = None if first else (stage - 1) % plan.pipe * plan.tensor
-    after = None if last else (stage + 1) % plan.pipe * plan.tensor
-    return Part(forward, backward, units, before, after, stream / split, scattered)
+    previous_rank = None if first else (stage - 1) % plan.pipe * plan.tensor
+    next_rank = None if last else (stage + 1) % plan.pipe * plan.tensor
+    return Part(forward, backward, units, previous_rank, next_rank, stream / split, message_gather)
 
 
 @lru_cache(maxsize=4096)
 def blocks_of(
-    job: Job, tensor: int, micro_batch: int, recompute: str, layers: int, first: bool, last: bool, first_rank: int
+    job: Job, tensor: int, micro_batch: int, recompute: str, layer_count: int, first: bool, last: bool, first_rank: int
 ) -> tuple[Block, Block, tuple[tuple[Block, Block], ...], Program]:
-    """(forward, backward, pairs, gather) of one micro-batch through `layers` layers, and embedding and head if there.
+    """Return (forward, backward, pairs, gather) of one micro-batch in a part.
 
-    pairs: (forward, backward) of the embedding, of one layer, and of the head, as far as this part has them. gather:
-    completes a message that arrives in parts.
+    The part has `layer_count` layers, the embedding if it is the first, and the head if it is the last. pairs:
+    (forward, backward) of embedding, one layer, head. gather: completes a message that arrives in parts.
     """
-    layer = Layers(job.model, job.recipe, micro_batch, job.context, range(first_rank, first_rank + tensor))
-    gather: list[Event] = []
+    kernels = Layers(job.model, job.recipe, micro_batch, job.context, range(first_rank, first_rank + tensor))
+    message_gather: list[Event] = []
     if job.recipe.scatter_messages and not job.recipe.sequence and tensor > 1:
-        gather = [Collective("all_gather", layer.stream / tensor, layer.ranks, label=PIPE)]
-    pairs = [(*_layer(layer, recompute), layers)]
+        message_gather = [Collective("all_gather", kernels.stream / tensor, kernels.ranks, label=PIPE)]
+    repeated = [(*_layer(kernels, recompute), layer_count)]
     if first:
-        pairs.insert(0, (Block(tuple(layer.embedding())), Block(tuple(layer.embedding_backward())), 1))
+        repeated.insert(0, (Block(tuple(kernels.embedding())), Block(tuple(kernels.embedding_backward())), 1))
     if last:
-        pairs.append((Block(tuple(layer.head())), Block(tuple(layer.head_backward())), 1))
-    gather_x, gather_dy = (() if first else tuple(gather)), (() if last else tuple(gather))
+        repeated.append((Block(tuple(kernels.head())), Block(tuple(kernels.head_backward())), 1))
+    gather_x, gather_dy = (() if first else tuple(message_gather)), (() if last else tuple(message_gather))
     return (
-        Block((*gather_x, *(Block((forward,), times) for forward, _, times in pairs)), name="forward"),
-        Block((*gather_dy, *(Block((backward,), times) for _, backward, times in reversed(pairs))), name="backward"),
-        tuple((forward, backward) for forward, backward, _ in pairs),
-        tuple(gather),
+        Block((*gather_x, *(Block((forward,), times) for forward, _, times in repeated)), name="forward"),
+        Block((*gather_dy, *(Block((backward,), times) for _, backward, times in reversed(repeated))), name="backward"),
+        tuple((forward, backward) for forward, backward, _ in repeated),
+        tuple(message_gather),
     )
 
 
 @lru_cache(maxsize=4096)
-def _layer(layer: Layers, recompute: str) -> tuple[Block, Block]:
-    return Block(tuple(layer.forward()), name="forward"), Block(tuple(layer.backward(recompute)), name="backward")
+def _layer(kernels: Layers, recompute: str) -> tuple[Block, Block]:
+    return Block(tuple(kernels.forward()), name="forward"), Block(tuple(kernels.backward(recompute)), name="backward")
 
 
 # Parameters, and the collectives of the data axis
@@ -97,42 +97,42 @@ def _layer(layer: Layers, recompute: str) -> tuple[Block, Block]:
 
 @lru_cache(maxsize=65536)
 def held_by(job: Job, plan: Plan, stage: int) -> tuple[float, ...]:
-    """Parameters of each chunk of a stage's rank, before the data axis shards them."""
+    """Return the number of parameters of each chunk on one rank of a stage, before the data axis shards them."""
     parts = plan.pipe * plan.chunks
     return tuple(
-        sum(times * count for times, count in unit_sizes(job, plan.tensor, parts, chunk * plan.pipe + stage))
+        sum(count * parameters for count, parameters in unit_sizes(job, plan.tensor, parts, chunk * plan.pipe + stage))
         for chunk in range(plan.chunks)
     )
 
 
 @lru_cache(maxsize=65536)
 def unit_sizes(job: Job, tensor: int, parts: int, number: int) -> tuple[tuple[int, float], ...]:
-    """(number of units, parameters of each) for a part's embedding, layers and head, on one rank."""
+    """Return (number of units, parameters per unit) for a part's embedding, layers and head, on one rank."""
     m = job.model
     sharded, replicated = m.layer_weights()
-    table, head, norm = m.ends
+    embedding, head, norm_and_positions = m.ends
     positions = m.positions * m.width
-    if m.kv_heads < tensor:  # some ranks hold the same heads
+    if m.kv_heads < tensor:  # several ranks hold the same heads
         sharded += 2 * m.width * m.dim * (tensor - m.kv_heads)
     units = [(spread(m.layers, parts)[number], sharded / tensor + replicated)]
     if number == 0:
-        units.insert(0, (1, table / tensor + positions))
+        units.insert(0, (1, embedding / tensor + positions))
     if number == parts - 1:  # a tied head needs a second copy if the embedding is on another rank
-        units.append((1, (head if head or parts == 1 else table) / tensor + norm - positions))
+        units.append((1, (head if head or parts == 1 else embedding) / tensor + norm_and_positions - positions))
     return tuple(units)
 
 
 def data_group(job: Job, plan: Plan, stage: int) -> range:
-    """The data group of a stage's first rank."""
+    """Return the ranks of the data group that contains the stage's first rank."""
     return range(stage * plan.tensor, job.cluster.gpus, plan.pipe * plan.tensor)
 
 
-def scattered(job: Job, plan: Plan, group: range, parameters: float, handle: int | None) -> Collective:
-    """The reduction of gradients of `parameters` parameters: to all ranks (ZeRO 0), or each shard to its rank."""
+def reduction(job: Job, plan: Plan, group: range, parameters: float, handle: int | None) -> Collective:
+    """Return the collective that reduces gradients: an all-reduce with ZeRO 0, otherwise a reduce-scatter."""
     payload = job.recipe.gradient * parameters / (plan.data if plan.zero else 1)
     return Collective("reduce_scatter" if plan.zero else "all_reduce", payload, group, "backward", DATA, handle=handle)
 
 
-def gathered(job: Job, plan: Plan, group: range, parameters: float, handle: int | None) -> Collective:
-    """The gather of `parameters` parameters, of which each rank has a shard."""
+def gather(job: Job, plan: Plan, group: range, parameters: float, handle: int | None) -> Collective:
+    """Return the all-gather of `parameters` parameters, which the ranks of the data group hold as shards."""
     return Collective("all_gather", job.recipe.element * parameters / plan.data, group, "forward", DATA, handle=handle)

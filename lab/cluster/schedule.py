@@ -1,8 +1,8 @@
 """Pipeline schedules: the order of actions per rank, and a checker that plays them on logical clocks.
 
 A pipeline of p ranks ("stages") with v chunks per rank has p·v *virtual stages*. Chunk c of rank r is virtual stage
-c·p + r. Micro-batches pass through the virtual stages in this order, and back. Times are logical: a forward and a
-backward take a given time, messages take none.
+c·p + r. A micro-batch passes through virtual stages 0, 1, … forward, and back in the opposite order. Times are logical:
+the caller chooses the time of a forward and of a backward, and messages take no time.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Action:
 
     kind: str  # "forward" or "backward"
     micro_batch: int  # 0, 1, …
-    chunk: int = 0  # of the rank's own; it is virtual stage chunk · stages + rank
+    chunk: int = 0  # number of the chunk on this rank; its virtual stage is chunk · stages + rank
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -29,23 +29,23 @@ class Action:
 
 
 class ScheduleError(ValueError):
-    """A schedule is invalid. The text is one line that names the rank, the action, and what is missing."""
+    """A schedule is invalid. The message names the rank, the action and the problem in one line."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A schedule played with given times for a forward and a backward; messages take no time."""
+    """Result of `check`: when each action starts and ends, if forwards and backwards take the given times."""
 
     ranks: list[list[Action]]
     starts: list[list[float]]  # of each action of each rank
     ends: list[list[float]]
-    live: list[int]  # by rank: most activations at once, that is, forwards whose backward has not ended
+    live: list[int]  # by rank: largest number of forwards whose backward has not ended
     busy: float  # busy time of each rank
-    length: float  # until the last rank has ended
+    length: float  # time at which the last rank has ended
 
     @property
     def bubble(self) -> float:
-        """Idle time divided by busy time, which is the same for all ranks."""
+        """Idle time divided by busy time. All ranks have the same ratio."""
         return (self.length - self.busy) / self.busy
 
 
@@ -54,10 +54,10 @@ def check(
 ) -> Simulation:
     """Play a schedule, one list of actions per rank. Raises ScheduleError if it is invalid.
 
-    For each chunk and micro-batch, a rank does the forward once and then the backward once. A forward needs the
-    micro-batch's forward through the previous virtual stage; a backward needs its backward through the next one. A rank
-    does one action at a time, in the order of its list. Example: 2 ranks, 4 micro-batches, 1F1B: length 15, busy 12,
-    bubble 1/4.
+    For each chunk and micro-batch, a rank does the forward once and then the backward once. A forward needs the forward
+    of the same micro-batch on the previous virtual stage; a backward needs the backward on the next virtual stage. A
+    rank does one action at a time, in the order of its list. Example: 2 ranks, 4 micro-batches, 1F1B: length 15, busy
+    12, bubble 1/4.
     """
     if not ranks:
         raise ScheduleError("expected a list of actions for each rank, got none")
@@ -83,9 +83,9 @@ def check(
 
 
 def drawn(simulation: Simulation, columns: int = 100) -> str:
-    """Draw a line per rank, as in the chapter: F or B with the micro-batch, ' for each chunk after the first, · idle.
+    """Draw a line per rank: F or B with the micro-batch, one ' per chunk after the first, · for idle time.
 
-    Times must be whole numbers. Lines are cut after `columns` characters.
+    Times must be whole numbers. Lines longer than `columns` characters are cut.
     """
     names = {a: f"{a.kind[0].upper()}{a.micro_batch}" + "'" * a.chunk for rank in simulation.ranks for a in rank}
     width = max(map(len, names.values()))
@@ -100,7 +100,7 @@ def drawn(simulation: Simulation, columns: int = 100) -> str:
 
 
 def _check_complete(rank: int, actions: Sequence[Action], micro_batches: int, chunks: int) -> None:
-    """Check that a rank does every action exactly once, and no backward before its forward."""
+    """Raise ScheduleError unless a rank does every action once, and no backward before its forward."""
     seen: set[Action] = set()
     for index, action in enumerate(actions):
         if not (0 <= action.micro_batch < micro_batches and 0 <= action.chunk < chunks):
@@ -119,7 +119,7 @@ def _check_complete(rank: int, actions: Sequence[Action], micro_batches: int, ch
 
 
 def _need(action: Action, rank: int, stages: int, chunks: int) -> tuple[str, int, int] | None:
-    """The action on the neighbouring virtual stage that must have ended before; None at the ends of the pipeline."""
+    """Return the action on a neighbouring virtual stage that must end first, or None at an end of the pipeline."""
     before = action.chunk * stages + rank + (-1 if action.kind == "forward" else 1)
     return (action.kind, action.micro_batch, before) if 0 <= before < stages * chunks else None
 
@@ -127,7 +127,7 @@ def _need(action: Action, rank: int, stages: int, chunks: int) -> tuple[str, int
 def _wait_text(
     ranks: Sequence[Sequence[Action]], ends: list[list[float]], rank: int, need: tuple[str, int, int] | None
 ) -> str:
-    """Say which action a deadlocked rank waits for, and on which rank."""
+    """Describe which action a deadlocked rank waits for, and on which rank."""
     assert need is not None
     kind, micro_batch, stage = need
     action, needed = ranks[rank][len(ends[rank])], Action(kind, micro_batch, stage // len(ranks))

@@ -1,7 +1,7 @@
 """Simulates each rank's events on a cluster: when each begins and ends, and why a rank waits.
 
-A rank computes on one stream. Each group has its own stream for collectives, and each peer one for messages. A rank
-stops only where an event makes it wait, so everything else overlaps.
+A rank computes on one stream. It also has a stream per group, for collectives, and a stream per peer, for messages. A
+rank stops only where an event makes it wait, so everything else overlaps.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ PRODUCTS, TRAFFIC, STEP, IDLE = "products", "memory bandwidth", "optimizer step"
 
 @dataclass(frozen=True)
 class Span:
-    """An activity of a rank with its start and end, in seconds of a clock that all ranks share."""
+    """One activity of a rank. Start and end are seconds of a clock that all ranks share."""
 
     kind: str  # one of SPANS
     name: str
@@ -32,7 +32,7 @@ class Span:
 
 @dataclass
 class SimulationResult:
-    """Result of a simulation: seconds of the step, and each rank's seconds by cause, which add up to the step's."""
+    """Seconds of the step, and the seconds of each rank by cause, which add up to the seconds of the step."""
 
     step_s: float
     by_rank: dict[int, dict[str, float]]
@@ -46,15 +46,15 @@ class SimulationResult:
 
 
 class SimulationError(ValueError):
-    """The programs cannot end. The text is one line that says which rank waits for what."""
+    """The programs deadlock. The message is one line: which ranks wait (at most four), and for which events."""
 
 
 def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> SimulationResult:
     """Play all programs from time 0. Raises SimulationError for a deadlock.
 
-    A collective begins when the last of its ranks with a program has reached it; ranks without a program are assumed
-    to be on time. A rank with a handle goes on until its Wait. A message starts when it is sent and its stream is free.
-    A rank's wait for a message counts as "bubble" before the message starts, and as "pipe" after that.
+    A collective begins when all its ranks that have a program have reached it. We assume that ranks without a program
+    are on time. If the collective has a handle, the rank goes on until its Wait. A message starts when it is sent and
+    its stream is free. Waiting for it counts as "bubble" before it starts, and as "pipe" after that.
     """
     simulated, mail, meetings = frozenset(programs), Mail(), Meetings()
     ranks = {r: _Rank(r, cluster, simulated, mail, meetings, timeline) for r in programs}
@@ -71,7 +71,7 @@ def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> Simula
 
 
 class _Meeting:
-    """A collective of `members` programs. It begins when all have reached it, and their streams are free."""
+    """A collective of `members` programs. It begins when all of them have reached it and their streams are free."""
 
     def __init__(self, members: int):
         self.members = members
@@ -79,7 +79,7 @@ class _Meeting:
         self._start_time: float | None = None
 
     def start_time(self) -> float | None:
-        """The time at which it begins; None if not yet known."""
+        """Return the time at which the collective begins, or None if it is not known yet."""
         if self._start_time is None and len(self.arrivals) == self.members:
             free = [0.0 if before is None else before.end_time() for _, before in self.arrivals]
             if None not in free:
@@ -118,11 +118,11 @@ class _Rank:
         self.done = 0  # number of events that are done
         self.causes: dict[str, float] = {}
         self.spans: list[Span] = []
-        self.free: dict[int, float] = {}  # by peer: time from which the stream for messages to it is free
+        self.free: dict[int, float] = {}  # by peer: time at which the stream for messages to this peer becomes free
         self.streams: dict[Sequence[int], _InFlight] = {}  # by group: the last collective on its stream
         self.handles: dict[int, Recv | _InFlight] = {}
-        self.counts: dict[tuple, int] = {}  # by (ranks, op): number of collectives that it has reached
-        self.awaited: Event | None = None  # the event in which it waits
+        self.counts: dict[tuple, int] = {}  # by (ranks, op): number of collectives that this rank has reached
+        self.awaited: Event | None = None  # the event in which this rank waits
 
     def advance_to(self, time_s: float, cause: str) -> None:
         if time_s > self.now:
@@ -150,7 +150,7 @@ class _Rank:
             elif isinstance(event, Recv):
                 yield from self._receive(event)
             elif isinstance(event, Wait):
-                pending = self.handles.pop(event.handle, None)  # None: a Wait for it came before
+                pending = self.handles.pop(event.handle, None)  # None: an earlier Wait has ended it
                 if isinstance(pending, Recv):
                     yield from self._receive(pending)
                 elif pending is not None:
@@ -199,7 +199,7 @@ class _Rank:
             yield from self._wait(collective)
         else:
             self.handles[event.handle] = collective
-            meeting.start_time()  # now, while the previous collective is known
+            meeting.start_time()  # compute it now, while the previous collective is known
 
     def _wait(self, collective: _InFlight) -> Iterator[None]:
         """Wait until a collective has ended."""
@@ -220,10 +220,10 @@ class _Rank:
 
 @lru_cache(maxsize=100_000)
 def closed(block: Block, cluster: Cluster, simulated: frozenset[int] = frozenset()) -> dict[str, float] | None:
-    """Seconds by cause of a block whose duration does not depend on other events; None if it does.
+    """Return the seconds by cause of a block, or None if its duration depends on events outside the block.
 
-    Such a block contains only kernels and collectives. No collective includes two of the ranks in `simulated`, which
-    are simulated together, and the block waits for all its collectives.
+    An independent block contains only kernels and collectives, and waits for all its collectives. None of these
+    collectives includes two ranks of `simulated`, the ranks that are simulated together.
     """
     open_handles: set[int] = set()
     for event in block.events:

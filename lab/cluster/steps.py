@@ -6,26 +6,26 @@ from itertools import pairwise
 
 from .events import Block, Collective, Compute, Event, Program, Recv, Send, Wait
 from .jobs import Job, Plan, spread, unfit
-from .parts import DATA, Part, Unit, blocks_of, data_group, each_unit, gathered, held_by, part_of, scattered, unit_sizes
+from .parts import DATA, Part, Unit, blocks_of, data_group, each_unit, gather, held_by, part_of, reduction, unit_sizes
 from .prices import collective_s, compute_s
 from .simulator import SimulationResult, closed, play
 
 TIED = "tied embedding"
 NORM = "gradient norm"
-GATHERED, REDUCED, FIRST = 1, 2, 10  # handles: next unit's parameters, gradients, parameters of the first forwards
-RESERVED = 0.05  # share of device memory for the CUDA context, NCCL's buffers and fragmentation; assumed
+GATHERED, REDUCED, FIRST = 1, 2, 10  # handles: gather of the next unit; reduction; first gather with ZeRO 1 and 2
+RESERVED = 0.05  # assumed share of device memory for the CUDA context, NCCL's buffers and fragmentation
 
 
 def price(job: Job, plan: Plan, timeline: bool = False) -> SimulationResult:
-    """Simulate a step of the first rank of each stage (`programs`). Slow: its time grows with micro-batches."""
+    """Simulate a step on the first rank of each stage (`programs`). Slow: time grows with the micro-batches."""
     return play(programs(job, plan), job.cluster, timeline)
 
 
 def floor_s(job: Job, plan: Plan) -> float:
-    """A lower bound of a step's seconds: never more than `price`, and computed in microseconds.
+    """Return a lower bound of a step's seconds, at most those of `price`. Computing it takes microseconds.
 
-    For each stage it adds the time until the first micro-batch arrives, all of the stage's own work, the way back of
-    its last micro-batch, and the optimizer's step.
+    The bound of a stage is the time before its first action and after its last, plus its own work, plus the
+    optimizer's step. Return the largest bound of any stage.
     """
     return max(_bounds(job, plan))
 
@@ -33,24 +33,24 @@ def floor_s(job: Job, plan: Plan) -> float:
 def memory(job: Job, plan: Plan) -> dict[str, float]:
     """Bytes by kind on the fullest stage: parameters, gradients, optimizer, activations, buffers, and "total".
 
-    Activations: those that the schedule keeps at once; bytes per token and layer as in Korthikanti et al. 2022, section
-    4. With full recomputation: the input of each layer, and one whole layer. Buffers: logits, and with ZeRO 2 the
-    unsharded gradients of two neighbouring layers (or of a layer and the embedding or head), with ZeRO 3 their
-    parameters too, because one computes while the other is being sent.
+    Activations: those that the schedule keeps at once, with bytes per token and layer from Korthikanti et al. 2022,
+    section 4. Full recomputation keeps the input of each layer, and all activations of one layer. Buffers: logits; with
+    ZeRO 2 also the unsharded gradients of two neighbouring units (layers, embedding or head), because one unit computes
+    while the other is being sent; with ZeRO 3 also their unsharded parameters.
     """
     return max((_stage_memory(job, plan, stage) for stage in _distinct_stages(plan)), key=lambda kinds: kinds["total"])
 
 
 def fits(job: Job, plan: Plan) -> bool:
-    """Whether `memory` fits into the device's memory without its RESERVED share."""
+    """Whether `memory` fits into the device's memory after subtracting the RESERVED share."""
     return memory(job, plan)["total"] <= (1 - RESERVED) * job.cluster.device.hbm_bytes
 
 
 def model_flops(job: Job, recompute: bool = False) -> float:
-    """FLOPs of a step of the whole model, counted as in Narayanan et al. 2021, section 3.4: full scores, no norms.
+    """Return the FLOPs of a step of the whole model, counted as in Narayanan et al. 2021, section 3.4.
 
-    Three times the forward; four times with `recompute`. For GPT: 72 · B s l h² (1 + s/6h + V/12lh), and with
-    `recompute` 96 · B s l h² (1 + s/6h + V/16lh).
+    Scores count as if unmasked; norms do not count. A step is 3 times the forward, with `recompute` 4 times. For GPT:
+    72 · B s l h² (1 + s/6h + V/12lh), and with `recompute` 96 · B s l h² (1 + s/6h + V/16lh).
     """
     m, tokens = job.model, job.sequences * job.context
     layer = 2 * m.layer_products + 4 * job.context * m.width
@@ -61,27 +61,27 @@ def model_flops(job: Job, recompute: bool = False) -> float:
 
 
 def programs(job: Job, plan: Plan) -> dict[int, Program]:
-    """Programs of the first rank of each pipeline stage, by global rank. Raises ValueError if the plan is `unfit`."""
+    """Return the program of each stage's first rank, by global rank. Raises ValueError if the plan is `unfit`."""
     if why := unfit(job, plan):
         raise ValueError(f"expected a plan for this job, got {plan}: {why}")
     return {stage * plan.tensor: _program(job, plan, stage) for stage in range(plan.pipe)}
 
 
 def _program(job: Job, plan: Plan, stage: int) -> Program:
-    """A rank's events: gathers of parameters (ZeRO 1 and 2), micro-batches in schedule order, gradients, the step."""
+    """Return a rank's events: gathers (ZeRO 1 and 2), micro-batches in schedule order, reductions, the step."""
     parts = [part_of(job, plan, chunk * plan.pipe + stage) for chunk in range(plan.chunks)]
     group, overlap = data_group(job, plan, stage), job.recipe.overlap_data and plan.data > 1
     events: list[Event] = []
     if plan.zero in (1, 2) and overlap:
         for number, unit in enumerate(unit for part in parts for unit in each_unit(part.units)):
-            events.append(gathered(job, plan, group, unit.parameters, FIRST + number))
+            events.append(gather(job, plan, group, unit.parameters, FIRST + number))
     steps = _order(plan, stage, plan.micro_batches(job))
     remaining = [plan.micro_batches(job)] * plan.chunks  # backwards still to come
     if plan.zero == 3 and overlap:
-        events.append(gathered(job, plan, group, parts[steps[0][2]].units[0].parameters, GATHERED))
+        events.append(gather(job, plan, group, parts[steps[0][2]].units[0].parameters, GATHERED))
     for number, (backward, micro_batch, chunk) in enumerate(steps):
         part = parts[chunk]
-        source, dest = (part.after, part.before) if backward else (part.before, part.after)
+        source, dest = (part.next_rank, part.previous_rank) if backward else (part.previous_rank, part.next_rank)
         name = "backward" if backward else "forward"
         stage_id = chunk * plan.pipe + stage
         if source is not None:
@@ -95,8 +95,8 @@ def _program(job: Job, plan: Plan, stage: int) -> Program:
                 upcoming = parts[next_chunk].units[-1 if next_backward else 0].parameters
             events += _by_units(job, plan, group, part, backward, upcoming)
         elif plan.zero and overlap and not backward and micro_batch == 0:
-            first = FIRST + sum(unit.times for p in parts[:chunk] for unit in p.units)
-            events += part.arrived(False)
+            first = FIRST + sum(unit.count for p in parts[:chunk] for unit in p.units)
+            events += part.input_gather(False)
             for index, unit in enumerate(each_unit(part.units)):
                 events += [Wait(first + index), unit.forward]
         else:
@@ -108,33 +108,33 @@ def _program(job: Job, plan: Plan, stage: int) -> Program:
 
 
 def _by_units(job: Job, plan: Plan, group: range, part: Part, backward: bool, upcoming: float) -> list[Event]:
-    """A forward or backward unit by unit. With ZeRO 3, each unit is gathered while the unit before it computes. After
-    each unit's backward, its gradients are reduced.
+    """Return a forward or backward, unit by unit. After each unit's backward, its gradients are reduced.
 
-    upcoming: parameters of the first unit of the next action, or 0 at the end.
+    With ZeRO 3, a unit is gathered while the previous unit computes. upcoming: parameters of the first unit of the next
+    action; 0 if there is no next action.
     """
     units = part.units[::-1] if backward else part.units
-    events = part.arrived(backward)
+    events = part.input_gather(backward)
     for index, unit in enumerate(units):
         after = units[index + 1].parameters if index + 1 < len(units) else upcoming
 
         def unit_events(following: float, unit: Unit = unit) -> list[Event]:
             gathers: list[Event] = [Wait(GATHERED)] if plan.zero == 3 else []
             if plan.zero == 3 and not job.recipe.overlap_data:
-                gathers = [gathered(job, plan, group, unit.parameters, None)]
+                gathers = [gather(job, plan, group, unit.parameters, None)]
             elif plan.zero == 3 and following:
-                gathers.append(gathered(job, plan, group, following, GATHERED))
+                gathers.append(gather(job, plan, group, following, GATHERED))
             scatter = _reduction(job, plan, group, unit) if backward else []
             return [*gathers, unit.backward if backward else unit.forward, *scatter]
 
-        events += [Block(tuple(unit_events(unit.parameters)), unit.times - 1), *unit_events(after)]
+        events += [Block(tuple(unit_events(unit.parameters)), unit.count - 1), *unit_events(after)]
     return events
 
 
 def _reduction(job: Job, plan: Plan, group: range, unit: Unit) -> list[Event]:
-    """The reduction of a unit's gradients. ZeRO 2 and 3 keep whole gradients of at most two units, so wait first."""
+    """Return the reduction of a unit's gradients. ZeRO 2 and 3 keep whole gradients of two units, so wait first."""
     handle = REDUCED if job.recipe.overlap_data else None
-    scatter = scattered(job, plan, group, unit.parameters, handle)
+    scatter = reduction(job, plan, group, unit.parameters, handle)
     return [Wait(REDUCED), scatter] if plan.zero >= 2 and handle else [scatter]
 
 
@@ -147,18 +147,18 @@ def _end(job: Job, plan: Plan, stage: int) -> list[Event]:
         payload = recipe.gradient * m.ends[0] / plan.tensor
         events.append(Collective("all_reduce", payload, (0, (plan.pipe - 1) * plan.tensor), "step", TIED))
     if plan.data > 1 and not recipe.overlap_data and plan.zero < 2:
-        events += [scattered(job, plan, group, parameters, None) for parameters in held_by(job, plan, stage)]
+        events += [reduction(job, plan, group, parameters, None) for parameters in held_by(job, plan, stage)]
     parameters = sum(held_by(job, plan, stage))
     sharded = plan.data if plan.zero else 1
     events.append(Collective("all_reduce", 4, range(job.cluster.gpus), "step", NORM))
     events.append(Compute(0, recipe.step_traffic * parameters / sharded, phase="step", label="AdamW"))
     if plan.zero in (1, 2) and not recipe.overlap_data:
-        events += [gathered(job, plan, group, parameters, None) for parameters in held_by(job, plan, stage)]
+        events += [gather(job, plan, group, parameters, None) for parameters in held_by(job, plan, stage)]
     return events
 
 
 def _order(plan: Plan, stage: int, micro_batches: int) -> list[tuple[bool, int, int]]:
-    """(is backward, micro-batch, chunk) of each action: 1F1B, or interleaved 1F1B (Narayanan et al. 2021, 2.2)."""
+    """Return (is backward, micro-batch, chunk) per action: 1F1B, or interleaved 1F1B (Narayanan et al. 2021, 2.2)."""
     pipe, chunks, total = plan.pipe, plan.chunks, micro_batches * plan.chunks
 
     def action(backward: bool, k: int) -> tuple[bool, int, int]:
@@ -176,7 +176,7 @@ def _order(plan: Plan, stage: int, micro_batches: int) -> list[tuple[bool, int, 
 
 
 def _warm_up(plan: Plan, stage: int) -> int:
-    """Number of forwards before the first backward, if there are enough micro-batches."""
+    """Return the number of forwards before the first backward, if there are enough micro-batches."""
     return (plan.pipe - stage - 1) * (2 if plan.chunks > 1 else 1) + (plan.chunks - 1) * plan.pipe
 
 
@@ -200,17 +200,17 @@ def _stage_memory(job: Job, plan: Plan, stage: int) -> dict[str, float]:
 
 
 def _largest_pair(job: Job, plan: Plan, stage: int) -> float:
-    """Parameters of the two neighbouring units in a stage's chunks that are largest together."""
+    """Return the largest sum of parameters of two neighbouring units in a chunk of this stage."""
     largest = 0.0
     for chunk in range(plan.chunks):
         units = unit_sizes(job, plan.tensor, plan.pipe * plan.chunks, chunk * plan.pipe + stage)
-        sizes = [count for times, count in units for _ in range(min(times, 2))]
+        sizes = [parameters for count, parameters in units for _ in range(min(count, 2))]
         largest = max(largest, *(sum(pair) for pair in pairwise((*sizes, 0.0))))
     return largest
 
 
 def _activations(job: Job, plan: Plan, stage: int) -> float:
-    # alive: forwards of a chunk whose backward has not ended
+    # alive: number of forwards whose backward has not ended
     alive = min(plan.micro_batches(job) * plan.chunks, _warm_up(plan, stage) + 1)
     layers = max(spread(job.model.layers, plan.pipe * plan.chunks)[stage :: plan.pipe])
     full, saved = activation_bytes(job, plan.tensor, plan.micro_batch, plan.recompute)
@@ -218,19 +218,18 @@ def _activations(job: Job, plan: Plan, stage: int) -> float:
 
 
 def activation_bytes(job: Job, tensor: int, micro_batch: int, recompute: str) -> tuple[float, float]:
-    """Bytes that a layer keeps for backward of one micro-batch: (without recomputation, with this recomputation).
+    """Return the bytes that a layer keeps for backward of one micro-batch: (without recomputation, with `recompute`).
 
     For GPT: sbh (10 + 24/t + 5as/ht), and with sequence parallelism sbh/t (34 + 5as/h). The scores are 5as/ht. Full
     recomputation keeps 2sbh, with sequence parallelism 2sbh/t. Source: Korthikanti et al. 2022, equations 1 to 6. With
-    fused attention, selective recomputation does not keep the outputs of both norms and of the activation
-    (`Layers.light`).
+    fused attention, selective recomputation drops the outputs of both norms and of the activation (`Layers.light`).
     """
     m, b = job.model, job.recipe
     tokens, e = micro_batch * job.context, b.element
     stream = tokens * m.width
     kv = max(m.kv_heads, tensor) * m.dim / m.width
     hidden = m.hidden / m.width
-    # between: inputs of two norms and two regions, two masks. inside: q, k, v, inputs of projection and feed-forward.
+    # between: inputs of two norms and two regions; two masks. inside: q, k, v, inputs of projection and feed-forward.
     between = 4 * e + (2 if b.dropout else 0)
     inside = e * (2 + 2 * kv) + e * hidden * (3 if m.gated else 2)
     scores = 0.0 if b.fused_attention else (2 * e + (1 if b.dropout else 0)) * m.heads * job.context / m.width
@@ -248,14 +247,14 @@ def activation_bytes(job: Job, tensor: int, micro_batch: int, recompute: str) ->
 def _times(
     job: Job, tensor: int, micro_batch: int, recompute: str, layers: int, first: bool, last: bool
 ) -> tuple[float, float]:
-    """(forward seconds, backward seconds) of a part."""
+    """Return (forward seconds, backward seconds) of a part."""
     blocks = blocks_of(job, tensor, micro_batch, recompute, layers, first, last, 0)
     forward, backward = (sum((closed(block, job.cluster) or {}).values()) for block in blocks[:2])
     return forward, backward
 
 
 def _bounds(job: Job, plan: Plan) -> Iterator[float]:
-    """For each stage that may be slowest: seconds before its first action and after its last, its work, and the end."""
+    """Yield the lower bound in seconds of each stage that may be slowest (`floor_s`)."""
     parts = plan.pipe * plan.chunks
     counts = spread(job.model.layers, parts)
 
@@ -270,13 +269,13 @@ def _bounds(job: Job, plan: Plan) -> Iterator[float]:
 
 
 def _distinct_stages(plan: Plan, slowest: bool = False) -> list[int]:
-    """First and last stage, and of the equal ones between, the one with most activations, or the last to finish."""
+    """Return the first stage, the last, and one between: the fullest, or with `slowest` the last to finish."""
     between = plan.pipe - 2 if slowest else 1
     return sorted({0, min(between, plan.pipe - 1) if plan.pipe > 1 else 0, plan.pipe - 1})
 
 
 def _end_s(job: Job, plan: Plan, stage: int) -> float:
-    """Seconds of the events after the last backward: the norm, the optimizer's step, and unoverlapped reductions."""
+    """Return the seconds after the last backward: gradient norm, optimizer step, and reductions that do not overlap."""
     seconds = 0.0
     for event in _end(job, plan, stage):
         if isinstance(event, Compute):

@@ -1,6 +1,6 @@
 """A training step without data: runs one rank of any mesh in one process, and accounts for its messages and memory.
 
-A step on a mesh reads numbers from the device through `host`, because in a dry run tensors have none.
+In a dry run, tensors have no numbers. So a step on a mesh must read numbers from the device by `host`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def host(tensor: Tensor, balanced: Any) -> Any:
-    """Read a tensor as Python numbers, by `tensor.tolist()`. Waits for the device.
+    """Return a tensor as Python numbers, by `tensor.tolist()`, which waits for the device.
 
-    balanced: returned instead in a dry run (`lab.dryrun.rank`), whose tensors have no numbers. It has the same form as
-    the result, with the values for perfectly balanced data: `even` counts for a routing, True for "all gradients are
-    finite", NaN for a loss, which cannot be known.
+    balanced: returned instead in a dry run (`lab.dryrun.rank`), where tensors have no numbers. It has the same nesting
+    as the result, and the values for perfectly balanced data: counts by `even` for a routing, True for "all gradients
+    are finite", NaN for a loss, because it is unknown.
     """
     return balanced if tensor.is_meta else tensor.tolist()
 

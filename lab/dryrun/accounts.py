@@ -23,11 +23,11 @@ AXES = ("data", "pipe", "expert", "tensor")
 
 @dataclass(frozen=True)
 class Step:
-    """A training step: a transformer, a batch, and a mesh. Raises ValueError if sizes do not divide."""
+    """A training step: a transformer, a batch, and a mesh. Raises ValueError if sizes do not fit each other."""
 
     config: Config
     mesh: Mapping[str, int]
-    sequences: int = 0  # in the whole batch; 0: one per micro-batch of each data · expert rank
+    sequences: int = 0  # in the global batch; 0: one per micro-batch and rank of data · expert
     context: int = 0  # tokens per sequence; 0: the model's context
     micro_batches: int = 1
     schedule: str = "1f1b"
@@ -36,7 +36,7 @@ class Step:
     fsdp: bool = False
     experts: int = 0
     k: int = 2
-    fused: bool = True  # attention in one kernel, which keeps no scores; otherwise that of lab.model.transformer
+    fused: bool = True  # attention in one kernel that keeps no scores; False: attention of lab.model.transformer
 
     def __post_init__(self) -> None:
         d = {axis: self.mesh.get(axis, 1) for axis in AXES}
@@ -89,7 +89,7 @@ class Step:
         return self._grid[data, :, expert, tensor].tolist()
 
     def neighbours(self, rank: int = 0) -> dict[str, int]:
-        """The next rank along each axis except pipe; the first follows the last."""
+        """The next rank along each axis except pipe. After the last rank of an axis comes the first."""
         grid, coordinate = self._grid, numpy.unravel_index(rank, self._grid.shape)
         next_ranks = {axis: int(numpy.roll(grid, -1, i)[coordinate]) for i, axis in enumerate(AXES)}
         return {axis: other for axis, other in next_ranks.items() if axis != "pipe" and other != rank}
@@ -101,7 +101,7 @@ class Step:
 
     @functools.cached_property
     def _grid(self) -> numpy.ndarray:
-        """All ranks by their coordinate along each axis."""
+        """All ranks, in an array with one dimension per axis."""
         return numpy.arange(self.world).reshape([*self.mesh.values()])
 
     def plain(self) -> dict:
@@ -124,10 +124,10 @@ class Account:
     resting: dict[str, int]  # bytes by kind (lab.cluster.events.KINDS) after the step
     peak: dict[str, int]  # bytes by kind at the peak
     trace: list[list]  # events in order: ["issue", row, tag], ["wait", row] or ["run", segment]
-    segments: list[list] = field(default_factory=list)  # distinct [kernels, memory changes] between two messages
+    segments: list[list] = field(default_factory=list)  # distinct [kernels, memory changes] (`lab.dryrun.rank`)
 
     def sent(self, step: Step) -> dict[str, float]:
-        """Bytes sent by axis, counted as in handout/conventions.md; sends and recvs count for "pipe"."""
+        """Return bytes sent by axis, counted as in handout/conventions.md. Sends and recvs count for "pipe"."""
         totals: defaultdict[str, float] = defaultdict(float)
         for row in self.rows:
             axis = "pipe" if row["op"] in ("send", "recv") else step.axes(row["group"])
@@ -135,7 +135,7 @@ class Account:
         return {axis: totals[axis] for axis in sorted(totals) if totals[axis]}
 
     def program(self, step: Step) -> Program:
-        """The account as a program for lab.cluster.simulator. Equal segments between messages share one Block."""
+        """Return the account as a program for lab.cluster.simulator. Equal segments share one Block."""
         return tuple(_events(self, step))
 
 

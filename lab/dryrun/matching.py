@@ -16,16 +16,16 @@ _Row = Mapping[str, Any]  # a row of the ledger, as `Row.plain` gives it
 
 
 def matched(accounts: Sequence[Account]) -> str:
-    """Describe the first problem in one line: ranks disagree, deadlock, or never wait for an operation; "" if none.
+    """Return the first problem in one line, or "": ranks disagree, deadlock, or never wait for an operation.
 
-    accounts: of all stages of one pipeline, and perhaps other ranks. Ranks without an account are assumed to agree.
+    accounts: of all stages of one pipeline, and perhaps of other ranks. We assume that ranks without an account agree.
     """
     accounts = sorted(accounts, key=lambda account: account.rank)
     return _problem(accounts) or _unawaited(accounts)
 
 
 def channel_of(row: _Row, tag: int) -> tuple:
-    """(rank, group) of a collective, (operation, from, to, tag) of a message: operations of a channel are in order."""
+    """Return the channel, within which operations are in order: (rank, group), or (operation, from, to, tag)."""
     if row["op"] in MESSAGES:
         endpoints = (row["rank"], row["peer"]) if row["op"] == "send" else (row["peer"], row["rank"])
         return row["op"], *endpoints, tag
@@ -35,12 +35,12 @@ def channel_of(row: _Row, tag: int) -> tuple:
 def _problem(accounts: Sequence[Account]) -> str:
     """Play all traces; describe the first mismatch or a deadlock, or return "".
 
-    A wait ends when all other ranks have issued their part. A rank ends when they have for all its operations. Ranks
-    must issue the same collectives over a group in the same order: operation, dtype, root, and size, except for an
-    all_to_all, whose sizes may differ. A send and its recv have the same dtype and size.
+    A wait ends when all other ranks have issued their part of the operation. A rank ends when this is true for all its
+    operations. Ranks must issue the same collectives over a group in the same order: with equal operation, dtype, root
+    and size, except for the size of an all_to_all. A send and its recv must have the same dtype and size.
     """
     issued: Counter[tuple] = Counter()  # by channel
-    first: dict[tuple, _Row] = {}  # of an operation's parts, the one that was issued first
+    first: dict[tuple, _Row] = {}  # by operation: the row that was issued first
     mismatches: list[str] = []
     ranks = {account.rank for account in accounts}
 
@@ -58,7 +58,7 @@ def _problem(accounts: Sequence[Account]) -> str:
         return f"{waits} with tag {channel[3]}" + (f" (its {other} has tag {free_tags[0]})" if free_tags else "")
 
     def play(account: Account) -> Iterator[str]:
-        """Yield a description of the rank's wait, as long as it waits."""
+        """Yield a description of the rank's wait each time the rank still cannot go on."""
         parts: dict[int, tuple[_Row, tuple, int]] = {}
         for kind, number, *rest in account.trace:
             if kind == "issue":
@@ -90,7 +90,7 @@ def _problem(accounts: Sequence[Account]) -> str:
 
 
 def _unawaited(accounts: Sequence[Account]) -> str:
-    """Describe the first operation, other than a send, for which no rank waits: its tensor may be used too early."""
+    """Describe the first operation, except sends, for which its rank never waits, or return ""."""
     for account in accounts:
         waited = {number for kind, number, *_ in account.trace if kind == "wait"}
         for number, row in enumerate(account.rows):
@@ -108,13 +108,13 @@ def _alike(x: _Row, y: _Row) -> bool:
 
 
 def _issue_text(row: _Row) -> str:
-    """`rank 1 issued broadcast #3 (4 KiB, float32) over [0, 1], root 0`."""
+    """Return `rank 1 issued broadcast #3 (4 KiB, float32) over [0, 1], root 0`."""
     root = f", root {row['peer']}" if row["op"] not in MESSAGES and row["peer"] >= 0 else ""
     return f"rank {row['rank']} issued {_described(row, row['dtype'])}{root}"
 
 
 def _described(row: _Row, *details: str) -> str:
-    """`broadcast #3 (4 KiB) over [0, 1]` or `send #4 (8 B) to rank 1`. details: further text in the parentheses."""
+    """Return `broadcast #3 (4 KiB) over [0, 1]` or `send #4 (8 B) to rank 1`. details: more text in the parentheses."""
     endpoints = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}
     where = endpoints.get(row["op"], f"over {row['group']}")
     size = ", ".join(filter(None, (readable(row["bytes"]), *details)))

@@ -1,11 +1,11 @@
 """Runs a training step as one rank of any mesh, in one process without data; records messages, FLOPs and memory.
 
 It runs the implementation's own code once, on tensors of the meta device, which have shapes and no numbers. The process
-groups are as large as the mesh, and write the usual ledger (lab/ranks/group.py), but there are no other ranks: every
-operation is recorded, and ends at once. No result comes from a formula.
+groups are as large as the mesh, and write the usual ledger (lab/ranks/group.py). But there are no other ranks: we
+record each operation, and it ends at once. No result comes from a formula.
 
-If the host needs a number, `lab.dryrun.host` gives one for balanced data. To know what another rank does, run that rank
-as well: `lab.dryrun.matching` compares all stages of a pipeline, and a neighbour along each other axis.
+If the host needs a number, `lab.dryrun.host` returns one for balanced data. To know what another rank does, run that
+rank, too: `lab.dryrun.matching` compares all stages of a pipeline, and a neighbour along each other axis.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from ..measure.process import lowest_bytes
 from ..measure.tally import NeedsData, Tally
 from ..model.transformer import Transformer, attention
 from ..ranks import group
-from ..ranks.port import Port
+from ..ranks.port import SwitchConnection
 from .accounts import Account, Step
 
 
-class DryPort(Port):
-    """A connection to no other ranks: every operation is done at once, and moves no data."""
+class DryConnection(SwitchConnection):
+    """A connection without other ranks: every operation is done at once, and moves no data."""
 
     def __init__(self, events: list[Any]):
         self.events, self._asked = events, {}
@@ -46,11 +46,11 @@ class DryPort(Port):
             self.events.append(["wait", header["number"]])
 
 
-def dry(impl: Any, plain: dict, rank: int) -> str:
-    """Run `rank`, and return its account as JSON. Needs a new process without a process group."""
-    step = Step.of(plain)
+def dry(impl: Any, step_dict: dict, rank: int) -> str:
+    """Run `rank` without data, and return its account as JSON. Needs a new process without a process group."""
+    step = Step.of(step_dict)
     tally = Tally(_phase)
-    group.join(rank, step.world, DryPort(tally.events))  # one list, so that messages and kernels are in order
+    group.join(rank, step.world, DryConnection(tally.events))  # one list, so that messages and kernels are in order
     torch.set_default_device("meta")
     # Optimizers keep their step count on the CPU, and read it.
     before = register_optimizer_step_pre_hook(lambda *_: torch.set_default_device("cpu"))
@@ -68,12 +68,12 @@ def dry(impl: Any, plain: dict, rank: int) -> str:
         dist.destroy_process_group()
 
 
-def real(impl: Any, plain: dict) -> str:
-    """The account of a real rank, with data and other ranks, to compare with a dry run.
+def real(impl: Any, step_dict: dict) -> str:
+    """Run a real rank, with data and other ranks, and return its account as JSON, to compare with a dry run.
 
-    Its router is forced to be balanced, as in a dry run.
+    We replace its router by a balanced one, as in a dry run.
     """
-    step = Step.of(plain)
+    step = Step.of(step_dict)
     if step.experts:
         moe, route = impl.mesh.moe, impl.mesh.moe.route
 
@@ -90,43 +90,43 @@ def _phase() -> str:
 
 
 def _account(impl: Any, step: Step, tally: Tally, patience_s: float = 0.0) -> str:
-    """Run the step, and return its account. patience_s: time for Gloo's threads to free the last messages."""
+    """Run the step, and return its account as JSON. patience_s: time for Gloo's threads to free the last messages."""
     ledger = group.ledger
     with tally:
         parallel = _build(impl, step)
         optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4)
         parameters = list(dict.fromkeys(parallel.parameters()))
-        tally.name("parameters", parameters)
-        tally.name("buffers", parallel.buffers())
+        tally.set_kind("parameters", parameters)
+        tally.set_kind("buffers", parallel.buffers())
         for p in parameters:  # a first step with gradients of 0 makes the optimizer's state
             p.grad = torch.zeros_like(p)
         optimizer.step()
         optimizer.zero_grad()
         state = (t for entry in optimizer.state.values() for t in entry.values() if isinstance(t, Tensor))
-        tally.name("optimizer", state)
+        tally.set_kind("optimizer", state)
         tokens = torch.zeros(
             step.sequences // step.mesh["data"] // step.mesh["expert"], step.context, dtype=torch.int64
         )
         gc.collect()
         gc.disable()  # the peak must not depend on when garbage is collected
-        first, start = len(ledger.rows), len(tally.events)
+        first_row, first_event = len(ledger.rows), len(tally.events)
         tally.flops = 0
         with _stepping(optimizer, parameters, tally):
             impl.mesh.compose.train_step(parallel, optimizer, tokens, tokens)
         gc.enable()
-        peak, resting = tally.memory(since=start)
+        peak, at_end = tally.memory(since=first_event)
         if patience_s:
-            lowest_bytes(lambda: sum(tally.memory(since=start)[1].values()), patience_s=patience_s)
-            _, resting = tally.memory(since=start)
-    rows = [vars(row) for row in ledger.rows[first:]]
-    trace, segments = _compact(tally.events[start:], first)
+            lowest_bytes(lambda: sum(tally.memory(since=first_event)[1].values()), patience_s=patience_s)
+            _, at_end = tally.memory(since=first_event)
+    rows = [vars(row) for row in ledger.rows[first_row:]]
+    trace, segments = _compact(tally.events[first_event:], first_row)
     count = sum(p.numel() for p in parameters)
-    account = Account(ledger.rank, rows, tally.flops, count, resting, peak, trace, segments)
+    account = Account(ledger.rank, rows, tally.flops, count, at_end, peak, trace, segments)
     return json.dumps(vars(account), separators=(",", ":"))
 
 
 def _build(impl: Any, step: Step) -> Any:
-    """The implementation's model on this rank."""
+    """Return the implementation's parallel model on this rank."""
     model = Transformer(replace(step.config, context=step.context), fused_attention if step.fused else attention)
     mesh = impl.mesh.mesh.Mesh(**step.mesh)
     parallel = impl.mesh.parallel
@@ -140,17 +140,17 @@ def _build(impl: Any, step: Step) -> Any:
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """softmax(q kᵀ / √dim) v in one kernel, forward and backward; the same operator on the CPU and without data."""
+    """softmax(q kᵀ / √dim) v in one kernel, forward and backward: torch's CPU operator also runs on meta tensors."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)[0]
 
 
 @contextlib.contextmanager
 def _stepping(optimizer: torch.optim.Optimizer, parameters: list[Tensor], tally: Tally) -> Iterator[None]:
-    """Name the phases "forward" and "step" (in the optimizer), and the kind of gradients "gradients"."""
+    """Record the phases "forward" and "step" (the optimizer), and count gradients' memory as "gradients"."""
     contexts = contextlib.ExitStack()
 
     def before(*_: Any) -> None:
-        tally.name("gradients", (p.grad for p in parameters if p.grad is not None))
+        tally.set_kind("gradients", (p.grad for p in parameters if p.grad is not None))
         contexts.enter_context(group.ledger.phase("step"))
 
     hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(lambda *_: contexts.close())]
@@ -161,7 +161,10 @@ def _stepping(optimizer: torch.optim.Optimizer, parameters: list[Tensor], tally:
 
 
 def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
-    """Make (trace, segments) of an Account. Rows are numbered from `first`."""
+    """Return (trace, segments) of an Account. first: number of the first row that counts.
+
+    Kernels of one phase between two messages form a segment. Equal segments are stored once.
+    """
     trace: list[list] = []
     numbers: dict[tuple, int] = {}
     segments: list[list] = []

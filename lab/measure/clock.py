@@ -1,6 +1,6 @@
 """The real clocks, bound when this module is imported, before a simulated device replaces them.
 
-Code of `lab` must take the time from here, so that timeouts and reports stay right under simulation.
+Code of `lab` must use these clocks, so that timeouts and reports stay correct under simulation.
 """
 
 import contextlib
@@ -11,12 +11,12 @@ __all__ = ["monotonic", "perf_counter", "perf_counter_ns", "process_time", "slee
 
 
 def starved_s() -> float:
-    """Seconds that this process's threads have waited for a core, since they began; 0 if the kernel does not count."""
+    """Return the seconds that this process's threads have waited for a core; 0 if the kernel does not count them."""
     return time_on_cores()[1]
 
 
 def time_on_cores(pid: int | str = "self") -> tuple[float, float]:
-    """Seconds that a process's threads ran, and seconds that they waited for a core; zeros if not reported.
+    """Return seconds that a process's threads ran, and seconds that they waited for a core; zeros if not reported.
 
     Source: proc(5), /proc/pid/task/tid/schedstat: nanoseconds on a core, and on a run queue.
     """

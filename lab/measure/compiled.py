@@ -27,23 +27,23 @@ INSTRUCTIONS = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "tcgen05": "tcgen
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled kernel. shared_bytes: static and dynamic shared memory of one program."""
+    """One compiled kernel. shared_bytes: static and dynamic shared memory per program."""
 
     name: str
     source: str  # digest of its source
-    program: str  # digest of Triton's IR, the same for both 16-bit dtypes
+    program: str  # digest of Triton's IR, equal for both 16-bit dtypes
     warps: int
     registers: int  # per thread
-    spilled_bytes: int  # per thread: size of the stack, which a Triton kernel uses only for spills
+    spilled_bytes: int  # per thread: size of the stack, which Triton kernels use only for spills
     shared_bytes: int
     instructions: dict[str, int]  # count of each of INSTRUCTIONS
     keywords: dict[str, Any]  # keyword arguments of the launch: BLOCK_M, num_stages and others
     cubin: bytes
-    settings: str  # as those of a Launch
+    settings: str  # as in `lab.measure.kernels.Launch`
 
 
 def _driver(target: Any) -> Any:
-    """A driver for a GPU that does not exist. Triton only reads the target from it."""
+    """Return a driver for a GPU that does not exist. Triton reads only the target from it."""
     return SimpleNamespace(
         get_current_target=lambda: target,
         get_current_device=lambda: target.arch,  # kernels are cached by device
@@ -54,7 +54,7 @@ def _driver(target: Any) -> Any:
 
 @contextlib.contextmanager
 def compiling(arch: int) -> Iterator[list[Kernel]]:
-    """Compile each kernel launched inside for sm_`arch`, without running it. Autotuned ones use their first config.
+    """Compile each kernel launched in the block for sm_`arch`, without running it. Autotuning takes the first config.
 
     Tensors may lie on the CPU; their values are not read. Raises RuntimeError if TRITON_INTERPRET is set.
     """
@@ -115,6 +115,6 @@ def read_cubin(cubin: bytes, flag: str) -> str:
 
 
 def _program(ttir: str) -> str:
-    """A digest of Triton's IR without source locations, and with the same name for both 16-bit dtypes."""
+    """Return a digest of Triton's IR without source locations, equal for both 16-bit dtypes."""
     text = re.sub(r"#loc.*|loc\(.*?\)+", "", ttir).replace("bf16", "f16")
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """A simulated asynchronous GPU: shows a missing `torch.cuda.synchronize()` on any laptop.
 
 The host has one virtual clock. A launch queues work on a stream and returns at once. The work starts when the
-stream is free, and ends in virtual time. A wait moves the host's clock to that end. Values are computed at
+stream is free, and ends in virtual time. A wait moves the host's clock to this end. Values are computed at
 once, on the CPU.
 
     with SimulatedGPU() as gpu:
@@ -35,7 +35,7 @@ class SimulatedGPU:
     """One GPU and the host's clock. Attributes ending in _s are virtual seconds.
 
     device: peak FLOP/s and bandwidths, from which the time of torch operators follows (default: A100 SXM).
-    launch_s, call_s, clock_s: host time of a launch, of any other call into the driver, and of reading a clock.
+    launch_s, call_s, clock_s: host time per launch, per other call into the driver, and per reading of a clock.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class SimulatedGPU:
     ):
         self.device, self.launch_s, self.call_s, self.clock_s = device, launch_s, call_s, clock_s
         self.now = 0.0  # virtual seconds since the device was made
-        self.slept = 0.0  # how many of these the host slept: clocks of CPU time leave them out
+        self.slept = 0.0  # virtual seconds that the host slept: clocks of CPU time do not count them
         self.streams: list[Stream] = []
         self.default_stream = self.stream = Stream(gpu=self)
         self.launches = 0  # pieces of work queued so far
         # The latest calls, by name: clocks, "synchronize", and the similar methods of streams and events.
         self.calls: deque[str] = deque(maxlen=1 << 12)
-        self.on_wait: Callable[[], None] = lambda: None  # called when the host waits, and when a poll finds work done
+        self.on_wait: Callable[[], None] = lambda: None  # called when the host waits, or when a poll finds work done
         self.ranges: list[tuple[str, str, float]] = []  # NVTX: (push, pop or mark; message; now)
         self._undo: ExitStack | None = None
 
@@ -69,22 +69,22 @@ class SimulatedGPU:
             self.stream.synchronize()
 
     def synchronize(self) -> None:
-        """Let the host wait until every stream is empty."""
+        """Make the host wait until every stream is empty."""
         self.calls.append("synchronize")
         self.wait_until(max(stream.tail for stream in self.streams))
 
     def wait_until(self, end: float) -> None:
-        """Let the host wait for work that ends at `end`."""
+        """Make the host wait for work that ends at virtual time `end`."""
         self.spend(self.call_s)
         self.on_wait()
         self.now = max(self.now, end)
 
     def spend(self, seconds: float) -> None:
-        """Move the host's clock: the host is busy for some seconds."""
+        """Move the host's clock, because the host is busy for `seconds`."""
         self.now += seconds
 
     def sleep(self, seconds: float) -> None:
-        """Replaces time.sleep: moves the host's clock, while the device goes on working."""
+        """Replaces time.sleep: moves the host's clock while the GPU continues its work."""
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
         self.now += seconds
@@ -98,13 +98,13 @@ class SimulatedGPU:
         return done
 
     def busy(self) -> bool:
-        """Whether any stream still has work to do. Takes no virtual time; meant for probes."""
+        """Whether any stream still has work to do. Takes no virtual time, because probes call it."""
         return any(stream.tail > self.now for stream in self.streams)
 
     def install(self) -> SimulatedGPU:
         """Simulate the device in this process. Call this before importing the code to be timed.
 
-        Otherwise code that binds a clock on import (`from time import perf_counter`) keeps the real one.
+        Otherwise code that binds a clock on import (`from time import perf_counter`) keeps the real clock.
         """
         if streams.installed is not None:
             raise RuntimeError("a simulated GPU is installed already: uninstall it first")
@@ -118,7 +118,7 @@ class SimulatedGPU:
         return self
 
     def uninstall(self) -> None:
-        """Give the process its own clocks and devices back. Does nothing if this device is not installed."""
+        """Restore the real clocks and devices of the process. Does nothing if this device is not installed."""
         if self._undo is not None:
             streams.installed, undo, self._undo = None, self._undo, None
             undo.close()

@@ -3,14 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
-_NOTHING = SimpleNamespace(restore=lambda: None)  # the launch restores the language
+_NOTHING = SimpleNamespace(restore=lambda: None)  # nothing to restore: the launch restores the language
 
 
 def patch_once() -> None:
     """Patch `triton.language` only once per launch.
 
-    Triton replaces the language's members at each launch, and needlessly again at each call of a device function. That
-    takes 0.9 ms per call, a quarter of the time of kernels that consist of several functions.
+    Triton replaces the language's members at each launch, and needlessly at each call of a device function. That takes
+    0.9 ms per call, a quarter of the time of kernels that consist of several functions.
     """
     import triton.language as tl
     from triton.runtime import interpreter

@@ -21,7 +21,7 @@ from .memory import Observer
 
 
 class OutOfBounds(IndexError):
-    """A program accessed memory outside its tensors. On a GPU it would crash, or read another tensor's numbers."""
+    """A program accessed memory outside its tensors. On a GPU it might crash, or read another tensor's numbers."""
 
 
 class NotTriton(TypeError):
@@ -30,7 +30,7 @@ class NotTriton(TypeError):
 
 @dataclass(frozen=True)
 class Access:
-    """One load or store of one program: its byte addresses, sorted, without masked ones."""
+    """One load, store or atomic of one program: its byte addresses, sorted, without masked elements."""
 
     launch: int  # number of the launch, from 0
     program: tuple[int, int, int]
@@ -43,7 +43,7 @@ class Launch:
     kernel: str
     source: str  # a digest of the kernel's text
     grid: tuple[int, ...]
-    settings: str  # all that it was given beside tensors
+    settings: str  # numbers and flags among its arguments (`settings`)
 
 
 @dataclass
@@ -60,11 +60,11 @@ class Watch:
     after: list[Tensor] = field(default_factory=list)  # copies of each launch's tensors at its end, with `keep`
 
     def touched(self, *kinds: str) -> set[int]:
-        """Every address that accesses of these kinds touched."""
+        """Return all addresses that accesses of these kinds touched."""
         return set(_union(a for a in self.accesses if a.kind in kinds).tolist())
 
     def races(self) -> int:
-        """Number of addresses that one program stores and another loads or stores, in unknown order on a GPU."""
+        """Return the number of addresses that one program stores and another loads or stores, in any order."""
         found = 0
         for launch in range(len(self.launches)):
             accesses = [a for a in self.accesses if a.launch == launch and a.kind != "atomic"]
@@ -73,21 +73,21 @@ class Watch:
                 for p in {a.program for a in accesses}
             }
             every, counts = np.unique(np.concatenate([*stored.values(), _NOTHING]), return_counts=True)
-            found += int((counts > 1).sum())  # stored by two
+            found += int((counts > 1).sum())  # stored by several programs
             for program in stored:
                 loaded = _union(a for a in accesses if a.program == program and a.kind == "load")
                 found += np.intersect1d(loaded, np.setdiff1d(every, stored[program])).size
         return found
 
     def left(self, x: Tensor) -> bool:
-        """Whether x is as a launch left one of its tensors, perhaps cast to another dtype since."""
+        """Whether x equals one of a launch's tensors at its end, perhaps cast to another dtype."""
         left = (t.reshape(x.shape).to(x.dtype) for t in self.after if t.numel() == x.numel())
         return any(torch.allclose(t, x, rtol=0.0, atol=0.0, equal_nan=True) for t in left)
 
     def rows(self, x: Tensor, kind: str) -> list[tuple[int, tuple[int, int, int], list[int], set[int]]]:
-        """(launch, program, [i, j …], rows of x[i, j …]) for each access to x, whose shape is (…, rows, columns).
+        """Return (launch, program, [i, j …], rows of x[i, j …]) per access to x, of shape (…, rows, columns).
 
-        A load or store that touches several matrices of x is listed once per matrix.
+        An access that touches several matrices of x is listed once per matrix.
         """
         found = []
         indices = _indices(x)
@@ -110,7 +110,7 @@ def _union(accesses: Any) -> np.ndarray:
 
 
 def addresses(x: Tensor) -> Tensor:
-    """The address of every element's first byte, int64, in x's shape."""
+    """Return the address of each element's first byte, int64, in the shape of x."""
     offsets = torch.zeros((), dtype=torch.int64)
     for dim, (length, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
         offsets = offsets + (torch.arange(length) * stride).view([length if d == dim else 1 for d in range(x.ndim)])
@@ -118,15 +118,15 @@ def addresses(x: Tensor) -> Tensor:
 
 
 def _indices(x: Tensor) -> dict[int, tuple[int, ...]]:
-    """{address: index (…, row)} of every element of x."""
+    """Return {address: index (…, row)} of every element of x."""
     return dict(zip(addresses(x).flatten().tolist(), (i[:-1] for i in np.ndindex(*x.shape)), strict=True))
 
 
 @contextlib.contextmanager
 def watching(keep: bool = False) -> Iterator[Watch]:
-    """Record interpreted kernels. keep: record every access. Raises OutOfBounds if a kernel leaves its tensors.
+    """Record interpreted kernels. keep: also record every access. Raises OutOfBounds if a kernel leaves its tensors.
 
-    On a GPU it records launches and operators, but no accesses.
+    For kernels that run on a GPU, record launches and operators, but no accesses.
     """
     from triton.runtime import interpreter
     from triton.runtime.jit import JITFunction
@@ -209,7 +209,7 @@ def _record(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np
 
 
 def _leaving_axis(pointers: np.ndarray, mask: np.ndarray | None, storages: list[tuple[int, int]]) -> str:
-    """Find the axis of a tile along which the access leaves the tensors: the line along it begins inside them."""
+    """Describe the axis of a tile along which the access leaves the tensors, or return "" if there is none."""
     if pointers.ndim < 2:
         return ""
     allowed = np.ones(pointers.shape, bool) if mask is None else np.broadcast_to(mask, pointers.shape).astype(bool)
@@ -252,16 +252,16 @@ def _grid(grid: Any, arguments: dict) -> tuple[int, ...]:
 
 
 def settings(arguments: tuple, keywords: dict[str, Any]) -> str:
-    """Numbers and flags of a launch: those in order, then those by name, without Triton's own options."""
+    """Return the numbers and flags of a launch: positional, then by keyword, without Triton's own options."""
     plain = (int, float, bool, str)
     named = {name: x for name, x in sorted(keywords.items()) if isinstance(x, plain) and not name.startswith("num_")}
     return f"{[x for x in arguments if isinstance(x, plain)]} {named}"
 
 
 def digest(function: Any) -> str:
-    """A digest of a kernel's source and of what it calls, to recognise the kernel in another process.
+    """Return a digest of a kernel's source and of the functions it calls, equal in all processes.
 
-    Raises NotTriton if it calls a Python function, which the interpreter would run, and no compiler takes.
+    Raises NotTriton if the kernel calls a Python function: the interpreter would run it, but Triton cannot compile it.
     """
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import DependenciesFinder, JITCallable

@@ -29,7 +29,7 @@ class Observer(TorchDispatchMode):
 
 @dataclass
 class Memory:
-    """Storages made inside the block, in bytes and elements; the caller's inputs do not count."""
+    """Memory of storages made inside the block, without the caller's inputs."""
 
     peak_bytes: int = 0  # most bytes alive at once
     live_bytes: int = 0
@@ -37,16 +37,16 @@ class Memory:
     largest_op: str = ""  # the operator that made it
     largest_shape: list[int] = field(default_factory=list)
     largest_line: str = ""  # the implementation's line that called the operator
-    saved_bytes: int = 0  # saved by autograd for backward, each storage once, inputs included
-    phase: str = "forward"  # set this to mark a new phase in the timeline
+    saved_bytes: int = 0  # saved by autograd for backward: each storage once, including inputs
+    phase: str = "forward"  # set this when a new phase begins
     events: list[tuple[str, int]] = field(default_factory=list)  # (phase of the allocation, ± bytes), in order
 
     def plain(self) -> dict:
-        """The numbers, without the events."""
+        """Return the measurements as a dict, without phase and events."""
         return {name: value for name, value in asdict(self).items() if name not in ("phase", "events")}
 
     def timeline(self) -> dict[str, list[int]]:
-        """Bytes alive after each event, by the phase of their allocation."""
+        """Return live bytes after each event, by the phase of their allocation."""
         lines: dict[str, list[int]] = {phase: [0] for phase, _ in self.events}
         for phase, change in self.events:
             for name, line in lines.items():
@@ -54,7 +54,7 @@ class Memory:
         return lines
 
     def charge(self, tensor: torch.Tensor, op: str, known: dict[int, weakref.ref]) -> None:
-        """Count the storage of a tensor that `op` has returned or read, until it is freed. Known ones are skipped."""
+        """Count the storage of a tensor that `op` returned or read, until it is freed. Skips storages in `known`."""
         storage = tensor.untyped_storage()
         phase, size = self.phase, storage.nbytes()
         if not _remember(known, storage, lambda: self._change(phase, -size)):
@@ -87,7 +87,7 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
         return tensor
 
     def see(func: Any, *values: Any) -> None:
-        # Arguments too: a tensor that no operator made (from numpy, say) is charged when it is first used.
+        # Also charge arguments: no operator makes a tensor from numpy, so it counts when it is first used.
         for tensor in tree_leaves(values):
             if isinstance(tensor, torch.Tensor):
                 memory.charge(tensor, str(func), known)
@@ -97,7 +97,7 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
 
 
 def innermost() -> FrameType | None:
-    """The innermost stack frame in the implementation; None if it is not running."""
+    """Return the innermost stack frame in the implementation, or None if it is not running."""
     frame: FrameType | None = sys._getframe()
     while frame and not frame.f_globals.get("__name__", "").startswith("impl."):
         frame = frame.f_back
@@ -129,7 +129,7 @@ class LiveStorages(Observer):
 def _remember(
     known: dict[int, weakref.ref], storage: torch.UntypedStorage, on_free: Callable[[], object] = lambda: None
 ) -> bool:
-    """Remember a storage until it is freed, since a new one may then get the same key. Return whether it is new."""
+    """Add a storage to `known` until it is freed; then its key may be reused. Return whether it is new."""
     key = storage._cdata
     if key in known:
         return False
@@ -143,7 +143,7 @@ def _remember(
 
 
 def _local_tensors(x: Any) -> list[torch.Tensor]:
-    """The tensors that have memory. A DTensor claims the size of the whole, so take this rank's part instead."""
+    """Return the tensors of x that have memory. A DTensor has the full shape, so take this rank's part instead."""
     if not isinstance(x, torch.Tensor):
         return []
     if not is_traceable_wrapper_subclass(x):

@@ -32,7 +32,7 @@ _REAL_TIMER = timeit.default_timer
 def patched(gpu: SimulatedGPU, placement: PlacementMode) -> Iterator[None]:
     """Replace clocks and torch.cuda by those of `gpu` inside the block, and restore them afterwards.
 
-    Raises ForbiddenCall if the code inside has replaced some of them, because its measurements are then worthless.
+    Raises ForbiddenCall if the code in the block has replaced one of them: its measurements would be worthless.
     """
     had_cuda = torch.cuda.is_available()
     names = [(owner, name, value) for owner, table in _tables(gpu, placement) for name, value in table.items()]
@@ -46,7 +46,7 @@ def patched(gpu: SimulatedGPU, placement: PlacementMode) -> Iterator[None]:
                 raise ForbiddenCall(f"a solution does not replace what measures it: {', '.join(replaced)}")
     finally:
         if had_cuda:
-            torch.cuda.init()  # torch may believe that it is initialised already, because of the simulation
+            torch.cuda.init()  # the simulation may have made torch believe that it is initialised
 
 
 def _tables(gpu: SimulatedGPU, placement: PlacementMode) -> list[tuple[Any, dict[str, Any]]]:
@@ -68,7 +68,7 @@ def _tables(gpu: SimulatedGPU, placement: PlacementMode) -> list[tuple[Any, dict
     ]
 
 
-# timeit bound the clock when it was imported: as a name, and in the defaults of its functions.
+# timeit has bound the clock on import: as a name, and in the defaults of its functions.
 _BOUND = (
     (timeit, "default_timer"),
     (timeit.Timer.__init__, "__defaults__"),
@@ -78,14 +78,14 @@ _BOUND = (
 
 
 def _replace_clock(clock: Callable, bound: Any) -> Any:
-    """Replace the real clock by `clock` in `bound`, which is a clock or a tuple of defaults."""
+    """Return `bound`, a clock or a tuple of defaults, with `clock` in place of the real clock."""
     return tuple(clock if d is _REAL_TIMER else d for d in bound) if isinstance(bound, tuple) else clock
 
 
 def _clocks(gpu: SimulatedGPU) -> dict[str, Callable]:
-    """Virtual versions of all clocks in `time`, which continue from their present values.
+    """Return virtual versions of all clocks in `time`. They continue from the current values of the real clocks.
 
-    Clocks of CPU time leave sleep out.
+    Clocks of CPU time do not count sleep.
     """
     origins = {name: getattr(time, name)() - gpu.now for name in ("time", "monotonic", "perf_counter")}
     origins |= {name: getattr(time, name)() - gpu.now + gpu.slept for name in ("process_time", "thread_time")}
@@ -120,7 +120,7 @@ _CLOCK_IDS = {
 
 
 def _common(gpu: SimulatedGPU) -> dict[str, Any]:
-    """Functions that torch.cuda and torch.accelerator have in common."""
+    """Return the functions that torch.cuda and torch.accelerator have in common."""
     return {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -157,7 +157,7 @@ def _cuda(gpu: SimulatedGPU) -> dict[str, Any]:
         "device": lambda device: nullcontext(),  # there is one device
         "device_of": lambda tensor: nullcontext(),
         "default_stream": lambda device=None: gpu.default_stream,
-        "stream": lambda stream: stream or gpu.stream,  # a stream is its own context
+        "stream": lambda stream: stream or gpu.stream,  # a Stream is a context manager
         "StreamContext": lambda stream: stream or gpu.stream,
         "is_current_stream_capturing": lambda: False,
         "_sleep": lambda cycles: gpu.launch(cycles / 1.41e9),  # boost clock of an A100
@@ -181,7 +181,7 @@ def _cuda(gpu: SimulatedGPU) -> dict[str, Any]:
 
 
 def _nvtx(gpu: SimulatedGPU) -> dict[str, Callable]:
-    """Functions that write ranges to gpu.ranges. As in NVTX, push and pop return the range's depth, from 0."""
+    """Return functions that write ranges to gpu.ranges. As in NVTX, push and pop return the depth, from 0."""
     depth = 0
 
     def push(msg: str) -> int:
@@ -236,7 +236,7 @@ class _Generator(torch.Generator):
 
 
 def _autocast_on_cpu(init: Callable) -> Callable:
-    """Let autocast("cuda") cast the same operators as the CPU's autocast, to the default dtype of CUDA's."""
+    """Make autocast("cuda") cast the operators that autocast("cpu") casts, by default to the dtype of CUDA."""
 
     def __init__(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if device_type == CUDA.type:
@@ -247,7 +247,7 @@ def _autocast_on_cpu(init: Callable) -> Callable:
 
 
 def _with_placement(placement: PlacementMode, run: Callable) -> Callable:
-    """Wrap `run` so that "cuda" is redirected also where torch calls back into Python with function modes off."""
+    """Wrap `run` to redirect "cuda" also where torch calls Python functions with function modes switched off."""
 
     def redirected(*args: Any, **kwargs: Any) -> Any:
         if placement in _get_current_function_mode_stack():

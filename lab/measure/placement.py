@@ -3,8 +3,7 @@
 Covered: device arguments of every torch function, `with torch.device("cuda")`, `torch.set_default_device`;
 `.cuda()`, `.to()`, `.cpu()` of tensors and modules; `.device`, `.is_cuda`, `.is_cpu`, `.get_device()`. Reads
 by the host (`.item()`, `.tolist()`, `.cpu()`, `bool(x)`) wait for the stream. `.numpy()` of a "cuda" tensor
-raises TypeError, as on a GPU. Mixing "cuda" and CPU tensors in one operator is not refused, unlike on a
-GPU.
+raises TypeError, as on a GPU. Unlike a GPU, one operator may mix "cuda" and CPU tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from .roofline import is_on_gpu, mark, placing, tensor_bytes
+from .roofline import is_on_gpu, mark_on_gpu, placing, tensor_bytes
 from .streams import CUDA
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class PlacementMode(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in HANDLERS:
             return HANDLERS[func](self.gpu, *args, **kwargs)
-        if func is torch.device or func is torch._C._nn._parse_to:  # these make no tensor
+        if func is torch.device or func is torch._C._nn._parse_to:  # these do not make a tensor
             return func(*args, **kwargs)
         if kwargs.get("pin_memory"):  # useless without a real GPU
             del kwargs["pin_memory"]
@@ -50,13 +49,13 @@ class PlacementMode(TorchFunctionMode):
             kwargs = {k: CPU if k == "device" or _is_cuda(a) else a for k, a in kwargs.items()}
         with placing(device):
             result = func(*args, **kwargs)
-        if device == "cuda":  # no operator marks torch.tensor([1.0], device="cuda")
-            result = tree_map_only(Tensor, mark, result)
+        if device == "cuda":  # torch.tensor(list) calls no operator that would mark its result
+            result = tree_map_only(Tensor, mark_on_gpu, result)
         return result
 
 
 def _requested_device(func: Any, args: Any, kwargs: Any) -> str | None:
-    """The device that a call names for its result: "cuda", "cpu", or None."""
+    """Return the type of the device that a call requests for its result, such as "cuda" or "cpu", or None."""
     device = kwargs.get("device")
     if device is None:
         device = next((a for a in args if isinstance(a, torch.device) or _is_cuda(a)), None)
@@ -77,17 +76,17 @@ def _is_cuda(device: Any) -> bool:
 
 
 def upload(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
-    """x.cuda(): copy x to the GPU over the host's link, or return x if it is there already."""
+    """x.cuda(): copy x to the GPU over the host's link, or return x if it is already there."""
     if is_on_gpu(x):
         return x
     with placing("cpu"):
         copy = x.clone()
     gpu.transfer(tensor_bytes(x), wait=not non_blocking)
-    return mark(copy)
+    return mark_on_gpu(copy)
 
 
 def download(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
-    """x.cpu(): copy x to the host after all work queued before, or return x if it is there already."""
+    """x.cpu(): copy x to the host after all work in the stream, or return x if it is already there."""
     if not is_on_gpu(x):
         return x
     gpu.transfer(tensor_bytes(x), wait=not non_blocking)
@@ -113,7 +112,7 @@ def _to(gpu: SimulatedGPU, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not on_gpu and torch.device(device).type != "cpu":
             kwargs["device"] = device  # "meta"
     if moved is not x:
-        kwargs.pop("copy", None)  # it is a copy already
+        kwargs.pop("copy", None)  # `moved` is already a copy
     return moved.to(**kwargs) if kwargs else moved
 
 
@@ -143,7 +142,7 @@ def _new(function: Callable) -> Callable:
 
     def answer(gpu: SimulatedGPU, x: Tensor, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         result = function(x, *args, **kwargs)
-        return mark(result) if (is_on_gpu(x) if device is None else _is_cuda(device)) else result
+        return mark_on_gpu(result) if (is_on_gpu(x) if device is None else _is_cuda(device)) else result
 
     return answer
 

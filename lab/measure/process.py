@@ -11,10 +11,10 @@ from . import clock
 
 
 def weigh(ballast_bytes: int) -> None:
-    """Allocate and free `ballast_bytes`, so that the process's peak shows how much it holds now.
+    """Allocate and free `ballast_bytes`, so that the process's memory peak is what it holds now, plus `ballast_bytes`.
 
-    ballast_bytes: more than all temporary memory so far, which otherwise sets the peak. Free memory is first returned
-    to the system.
+    First returns free memory to the system. ballast_bytes: more than all temporary memory so far, because a larger
+    earlier peak would hide the current memory.
     """
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):
@@ -23,9 +23,9 @@ def weigh(ballast_bytes: int) -> None:
 
 
 def lowest_bytes(measure: Callable[[], int], limit: float = -1.0, patience_s: float = 0.12) -> int:
-    """Call `measure` repeatedly, until it returns at most `limit` bytes, or `patience_s` is over. Return the minimum.
+    """Call `measure` until it returns at most `limit` bytes, or `patience_s` is over. Return the minimum.
 
-    Gloo's threads free a message some time after the wait for it has returned, later on busy cores.
+    Gloo's threads free a message some time after its wait has returned. On busy cores this takes longer.
     """
     deadline, lowest = clock.monotonic() + patience_s, measure()
     while lowest > limit and clock.monotonic() < deadline:

@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves
 from .memory import Observer
 from .roofline import needs_the_value
 
-_OPS = {  # usual names of operators that the dispatcher calls differently
+_OPS = {  # {name in the dispatcher: usual name}
     "_local_scalar_dense": "a number read: .item(), float(), bool() or if",
     "_unique2": "unique",
     "index": "a mask as index",  # the host must know the number of true entries
 }
-# Reads without an operator: on a CPU these methods only access memory.
+# These methods read values without an operator: on a CPU they only access memory.
 _CALLS = {
     Tensor.tolist: ".tolist()",
     Tensor.numpy: ".numpy()",
@@ -29,13 +29,13 @@ _CALLS = {
     Tensor.data_ptr: "data_ptr",
     Tensor.untyped_storage: "untyped_storage",
 }
-AS_MEMORY = {".numpy()", "numpy.asarray", "__dlpack__", "data_ptr", "untyped_storage"}  # no operator is seen
+AS_MEMORY = {".numpy()", "numpy.asarray", "__dlpack__", "data_ptr", "untyped_storage"}  # without an operator
 _FACTORIES = (torch.tensor, torch.as_tensor, torch.asarray)
 
 
 @contextlib.contextmanager
 def reads() -> Iterator[set[str]]:
-    """Collect the names of calls inside the block that read a tensor's value; the set fills as they happen."""
+    """Yield a set that collects the names of calls inside the block that read a tensor's value."""
     found: set[str] = set()
 
     def see(func: Any, out: Any, args: Any, kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """The cost of a torch operator on a device: the roofline, max(FLOPs / peak, bytes / bandwidth).
 
-FLOPs count matrix products, convolutions and attention, by torch.utils.flop_counter (a multiply-add is 2 FLOPs;
-causal attention counts half). Bytes count each input read once and each output written once; a view moves no bytes.
+FLOPs are those of matrix products, convolutions and attention, by torch.utils.flop_counter (a multiply-add is 2 FLOPs;
+causal attention counts half). Bytes: each input is read once and each output written once; a view moves no bytes.
 Source: Williams, Waterman, Patterson 2009, "Roofline".
 """
 
@@ -48,15 +48,15 @@ A100 = Device()
 
 
 def operator_seconds(device: Device, flops: float, bytes: float, dtype: torch.dtype) -> float:
-    """Seconds by the roofline: arithmetic or memory traffic, whichever takes longer."""
+    """Return the seconds by the roofline: arithmetic or memory traffic, whichever takes longer."""
     peak = device.flops_per_s.get(dtype, device.flops_per_s[torch.float32])
     return max(flops / peak, bytes / device.bytes_per_s)
 
 
 class RooflineMode(TorchDispatchMode):
-    """Charges operators on "cuda" tensors to the current stream of a simulated GPU, forward and backward.
+    """Queues the seconds of operators on "cuda" tensors on the current stream of a simulated GPU, also in backward.
 
-    All tensors are on the CPU; the storages of "cuda" tensors carry a mark.
+    All tensors are on the CPU. The storages of "cuda" tensors have a mark.
     """
 
     def __init__(self, gpu: SimulatedGPU):
@@ -83,7 +83,7 @@ class RooflineMode(TorchDispatchMode):
             return
         if not func._schema.is_mutable:
             for t in outputs:
-                mark(t)
+                mark_on_gpu(t)
         if not is_free(func, inputs, outputs):
             flops, dtype = operator_flops(func, args, kwargs, result), operator_dtype(inputs + outputs)
             bytes = operator_bytes(func, inputs, outputs)
@@ -92,9 +92,9 @@ class RooflineMode(TorchDispatchMode):
             self.gpu.stream.synchronize()
 
 
-# ---- where a tensor is: the storage of a "cuda" tensor carries a mark ----
+# ---- device of a tensor: the storage of a "cuda" tensor has a mark ----
 
-placed: str | None = None  # device for the running call's result: "cuda", "cpu", or None (that of its inputs)
+placed: str | None = None  # device of the current call's result: "cuda", "cpu", or None (the device of its inputs)
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def placing(device: str | None) -> Iterator[None]:
         placed = outer
 
 
-def mark(tensor: Tensor) -> Tensor:
+def mark_on_gpu(tensor: Tensor) -> Tensor:
     """Mark this tensor, and all its views, as being on the simulated GPU."""
     if tensor.layout is torch.strided:
         tensor.untyped_storage().on_simulated_gpu = True  # type: ignore[attr-defined]
@@ -125,7 +125,7 @@ def is_on_gpu(tensor: Tensor) -> bool:
 _ALLOCATIONS = {
     aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.resize_,
 }  # fmt: skip
-_LOOKUPS = {aten.embedding, aten.index_select, aten.gather, aten.index}  # read what they return, not the table
+_LOOKUPS = {aten.embedding, aten.index_select, aten.gather, aten.index}  # read only what they return
 _FLOPS = {
     **flop_registry,
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
@@ -146,14 +146,14 @@ def is_free(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
 
 
 def needs_the_value(func: Any, args: Any) -> bool:
-    """Whether the host has to wait for the result: .item(), nonzero(), indexing by a mask."""
+    """Whether the host must wait for the result, as for .item(), nonzero(), or a mask as index."""
     if func._overloadpacket is aten.index:
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
 def operator_flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """FLOPs of an operator: 2 per multiply-add, half if causal, 0 if there is no formula."""
+    """Return the FLOPs of an operator: 2 per multiply-add, half if causal, 0 without a formula."""
     formula = _FLOPS.get(func._overloadpacket)
     if formula is None:
         return 0.0
@@ -162,7 +162,7 @@ def operator_flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 
 
 def operator_bytes(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> float:
-    """Bytes moved if each input is read once and each output written once. A lookup reads only the rows it returns."""
+    """Return bytes moved: each input read once, each output written once. A lookup reads only the rows it returns."""
     read = {id(t): t for t in inputs}
     if func._overloadpacket in _LOOKUPS and inputs:
         read.pop(id(inputs[0]))
@@ -171,11 +171,11 @@ def operator_bytes(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> fl
 
 
 def tensor_bytes(t: Tensor) -> int:
-    """Bytes of memory of a tensor; an expanded tensor has less memory than its elements suggest."""
+    """Return a tensor's bytes of memory. An expanded tensor has less memory than its elements suggest."""
     bytes = t.numel() * t.element_size()
     return min(bytes, t.untyped_storage().nbytes()) if t.layout is torch.strided else bytes
 
 
 def operator_dtype(tensors: list[Tensor]) -> torch.dtype:
-    """The first floating-point dtype among the tensors, which determines the peak rate; float32 if there is none."""
+    """Return the first floating-point dtype of the tensors, which determines the peak rate; float32 if none has one."""
     return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-PIPE = {"MUFU": "mufu", "HGMMA": "tensor", "HMMA": "tensor", "UTCHMMA": "tensor"}  # of those that are asked about
+PIPE = {"MUFU": "mufu", "HGMMA": "tensor", "HMMA": "tensor", "UTCHMMA": "tensor"}  # by instruction; others: "other"
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,18 @@ class Instruction:
 
     @property
     def allowed(self) -> int | None:
-        """How many groups of wgmma may still be in flight after this wait; None if it is no such wait."""
+        """Number of wgmma groups that may still be in flight after this wait; None for other instructions."""
         return int(self.operands.split(",")[1], 16) if self.op.startswith("WARPGROUP.DEPBAR") else None
 
 
 def disassemble(sass: str) -> dict[int, Instruction]:
-    """Instructions by address, from `cuobjdump -sass`."""
+    """Return instructions by address, from the output of `cuobjdump -sass`."""
     line = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@\S+\s+)?(\S+)\s*(.*?)\s*;\s*/\* 0x\w+ \*/\s*/\* 0x\w+ \*/")
     return {int(address, 16): Instruction(op, operands) for address, op, operands in line.findall(sass)}
 
 
 def inner_loops(code: dict[int, Instruction]) -> list[list[Instruction]]:
-    """All innermost loops with tensor-core instructions: one that never runs cannot stand for the others."""
+    """Return all innermost loops with tensor-core instructions, even those that never run. Raises ValueError."""
     found = []
     for last, instruction in code.items():
         target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None
@@ -50,9 +50,9 @@ def inner_loops(code: dict[int, Instruction]) -> list[list[Instruction]]:
 
 
 def coverage(loop: list[Instruction]) -> float:
-    """Share of the loop's exponentials (MUFU) that are issued while a wgmma of the same warp is in flight."""
+    """Return the share of a loop's exponentials (MUFU) that start while a wgmma of the same warp is in flight."""
     groups, unfinished, covered = 0, False, []
-    for iteration in range(2):  # the first one finds the groups in flight at the loop's start
+    for iteration in range(2):  # the first iteration finds the groups in flight at the loop's start
         for i in loop:
             if i.name == "HGMMA":
                 groups, unfinished = groups + i.ends_group, not i.ends_group

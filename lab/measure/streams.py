@@ -14,7 +14,7 @@ installed: SimulatedGPU | None = None
 
 
 def current() -> SimulatedGPU:
-    """The installed simulated GPU. Raises RuntimeError if there is none."""
+    """Return the installed simulated GPU. Raises RuntimeError without one."""
     if installed is None:
         raise RuntimeError('no simulated GPU is installed: run the probe with device="simulated"')
     return installed
@@ -25,7 +25,7 @@ class Stream:
 
     def __init__(self, device: Any = None, priority: int = 0, *, gpu: SimulatedGPU | None = None, **_: Any):
         self.gpu = gpu or current()
-        self.tail = 0.0  # when the last piece of work queued here ends
+        self.tail = 0.0  # time at which the last piece of work in this queue ends
         self.stream_id = self.cuda_stream = len(self.gpu.streams)
         self.device, self.priority = CUDA, priority
         self._outer: list[Stream] = []
@@ -64,14 +64,14 @@ class Stream:
 
 
 class Event:
-    """Replaces torch.cuda.Event: a mark in a stream, reached when all work queued before it is done."""
+    """Replaces torch.cuda.Event: a point in a stream, reached when all work queued before it is done."""
 
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, *, gpu: SimulatedGPU | None = None, **_: Any
     ):
         self.gpu = gpu or current()
         self.enable_timing = enable_timing
-        self.time: float | None = None  # when the stream reaches it; None: not recorded
+        self.time: float | None = None  # time at which the stream reaches the event; None: not recorded
         self.device = CUDA
 
     def record(self, stream: Stream | None = None) -> None:
@@ -90,7 +90,7 @@ class Event:
         self.gpu.wait_until(self.time or 0.0)
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds from this event to the other. Raises RuntimeError, as CUDA does, if one is not done."""
+        """Return milliseconds from this event to `end_event`. Raises RuntimeError, as CUDA does, if one is not done."""
         self.gpu.calls.append("Event.elapsed_time")
         if not (self.enable_timing and end_event.enable_timing):
             raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")

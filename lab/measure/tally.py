@@ -1,8 +1,7 @@
 """Counts a step's FLOPs, memory traffic and memory, per kernel and per storage, on real tensors or without data.
 
 Tensors on the meta device have shapes and no numbers. Most of their operators are written in Python, and take longer
-than the arithmetic of a small model. So we remember the shapes of an operator's results, and reuse them when it gets
-inputs of the same shapes.
+than the arithmetic of a small model. So we cache the shapes of an operator's results by the shapes of its inputs.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _NO_DATA = ("called on meta tensors", "Cannot copy out of meta", "meta function 
 
 
 class NeedsData(RuntimeError):
-    """A step tried to read a number of a tensor without data."""
+    """A step tried to read numbers from a tensor without data."""
 
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """A storage's size in bytes, and its kind. final: whether the kind stays."""
+    """A storage's size in bytes, and its kind. final: whether the kind can no longer change."""
 
     bytes: int = 0
     kind: str = "buffers"
@@ -48,8 +47,8 @@ class Storage:
 class Tally(TorchDispatchMode):
     """Records all torch operators inside the block. `events`, in order: kernels, and (storage, ± bytes).
 
-    phase: returns the current phase. A storage has the kind given by `name`. Otherwise its kind is "buffers" if it was
-    resized, as FSDP's storage of a layer is; "activations" if autograd saved it for backward; and else "buffers".
+    phase: returns the current phase. `set_kind` sets a storage's kind. Without it, the kind is "buffers" if the storage
+    was resized, as FSDP resizes a layer's storage; "activations" if autograd saved it for backward; else "buffers".
     """
 
     def __init__(self, phase: Callable[[], str]):
@@ -62,7 +61,7 @@ class Tally(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing here needs this check, which takes as long as all the rest
+        return False  # we do not need this check, which takes as long as everything else
 
     def __enter__(self) -> Tally:
         self._contexts = contextlib.ExitStack()
@@ -106,7 +105,7 @@ class Tally(TorchDispatchMode):
         return out
 
     def storage(self, tensor: Tensor) -> Storage:
-        """The Storage of a tensor; made now if the tensor is new."""
+        """Return the Storage of a tensor, and make it if the tensor's storage is new."""
         untyped = tensor.untyped_storage()
         key = untyped._cdata
         found = self.known.get(key)
@@ -122,15 +121,15 @@ class Tally(TorchDispatchMode):
         self._change(storage, untyped.nbytes())
         return storage
 
-    def name(self, kind: str, tensors: Iterable[Tensor]) -> None:
-        """Give these tensors' storages a kind, unless they have a final one."""
+    def set_kind(self, kind: str, tensors: Iterable[Tensor]) -> None:
+        """Set the kind of these tensors' storages, unless it is final. It is final afterwards."""
         for tensor in tensors:
             storage = self.storage(tensor)
             if not storage.final:
                 storage.kind, storage.final = kind, True
 
     def memory(self, since: int = 0) -> tuple[dict[str, int], dict[str, int]]:
-        """(bytes by kind at the peak since event number `since`, bytes by kind at the end)."""
+        """Return (bytes by kind at the peak since event number `since`, bytes by kind at the end)."""
         now, peak = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
         total = highest = 0
         for number, event in enumerate(self.events):
@@ -196,8 +195,8 @@ class Tally(TorchDispatchMode):
 class _Cached:
     """The cost of an operator on inputs of given shapes, and how to make its results without calling it."""
 
-    kernel: Compute | None  # None: it moves no bytes
-    flops: int  # of the model: attention's backward counts as 2 forwards, without the scores its kernel recomputes
+    kernel: Compute | None  # None: no kernel runs
+    flops: int  # backward of attention counts as 2 forwards, without the recomputation of scores in its kernel
     phases: dict[str, Compute]
     in_place: bool = False  # its result is its first argument
     view: bool = False  # its results share its arguments' memory
@@ -211,7 +210,7 @@ def _recomputes(func: Any) -> bool:
 
 
 def _signature(x: Any) -> Any:
-    """The properties of an argument that determine the result's shape; not a tensor's numbers."""
+    """Return the properties of an argument that determine the result's shape, without a tensor's numbers."""
     if isinstance(x, Tensor):
         return x.shape, x.stride(), x.dtype, x.is_meta
     if type(x) in (list, tuple):
@@ -220,7 +219,7 @@ def _signature(x: Any) -> Any:
 
 
 def _fresh(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether each output has its own storage, and fills it."""
+    """Whether each output fills its storage, and shares it with no input."""
     input_storages = {t.untyped_storage()._cdata for t in inputs}
     return all(_fills_storage(t) and t.untyped_storage()._cdata not in input_storages for t in outputs)
 
@@ -246,7 +245,7 @@ def _kernel(func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Tensor], o
 
 
 def _watch_resizes(on_resize: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[Any]:
-    """Call `on_resize` for each storage that is resized with resize_, which is no operator."""
+    """Return a context manager that calls `on_resize` after each resize_ of a storage, which is not an operator."""
     resize = torch.UntypedStorage.resize_
 
     def call(self: Any, size: int) -> Any:

@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from ..model.transformer import Config
 
-SIDE, REPEATS = 1024, 5  # of the matrix product that measures the machine's peak
+SIDE, REPEATS = 1024, 5  # side and runs of the matrix product that measures the machine's peak
 GPU_SIDE = 8192
 
 
 def step_flops(config: Config, sequences: int, context: int, k: int = 0) -> float:
-    """FLOPs of a step's products, forward and backward. Causal attention counts half; recomputation does not count.
+    """Return the FLOPs of a step's products, forward and backward. Causal attention counts half, recomputation nothing.
 
     6 per token and parameter of a product, and 6 · context · width per token and block. k: number of experts per token,
     each a SwiGLU; 0: a single SwiGLU. Example: the tiny model, 16 sequences of 128: 6 · 2,048 · 108,544 + 6 · 2,048 ·
@@ -28,7 +28,7 @@ def step_flops(config: Config, sequences: int, context: int, k: int = 0) -> floa
 
 
 class Meter:
-    """Times steps: put `with meter:` around each. Every rank has a Meter. The first step is a warm-up, not counted."""
+    """Times each step in a `with meter:` block. Every rank has a Meter. The first step, a warm-up, does not count."""
 
     def __init__(self, device: torch.device):
         self.device, self.seconds = device, list[float]()
@@ -43,9 +43,9 @@ class Meter:
         self.seconds.append(time.perf_counter() - self.start)
 
     def summary(self, flops: float, tokens: int, state_bytes: int) -> dict[str, float]:
-        """Results of the median step, and the largest memory of any rank. Every rank must call this.
+        """Return results of the median step, and the largest memory of any rank. Every rank must call this.
 
-        "mfu" is the model's FLOP/s, divided by the FLOP/s of a large float32 product on all the same cores or GPUs.
+        "mfu" is the model's FLOP/s divided by the FLOP/s of a large float32 product on the same cores or GPUs.
         """
         measured = self.seconds[1:] or self.seconds or [float("nan")]
         maxima = torch.tensor([float(self._peak_bytes()), float(state_bytes)], device=self.device, dtype=torch.float64)
@@ -61,7 +61,7 @@ class Meter:
             torch.cuda.synchronize()
 
     def _peak_bytes(self) -> int:
-        """On a GPU torch's peak of allocated bytes, otherwise the process's peak size."""
+        """Return torch's peak of allocated bytes on a GPU, otherwise the process's peak size."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated()
         unit = 1 if os.uname().sysname == "Darwin" else 1024
@@ -69,7 +69,7 @@ class Meter:
 
 
 def _peak_flops_s(device: torch.device) -> float:
-    """FLOP/s of a large float32 product on all cores or GPUs of the ranks. Rank 0 measures it, and shares it."""
+    """Return the FLOP/s of a large float32 product on all ranks' cores or GPUs. Rank 0 measures it for all."""
     rate = torch.zeros(1, dtype=torch.float64, device=device)
     dist.barrier()
     if dist.get_rank() == 0:

@@ -17,7 +17,7 @@ SEPARATOR = b"\0"
 
 
 def texts(paths: Iterable[Path]) -> list[bytes]:
-    """Contents of the files, in the order of their names. Raises ValueError if there is no text."""
+    """Return the contents of the files, in the order of their paths. Raises ValueError if there is no text."""
     found = [path.read_bytes() for path in sorted(paths)]
     if not any(found):
         raise ValueError("expected files with text to train on, got none")
@@ -25,14 +25,14 @@ def texts(paths: Iterable[Path]) -> list[bytes]:
 
 
 def packed(documents: Iterable[bytes]) -> Tensor:
-    """Pack documents into tokens, (tokens,) int64: b"ab" and b"c" give 97, 98, 0, 99."""
+    """Return all documents as tokens, (tokens,) int64: b"ab" and b"c" give 97, 98, 0, 99."""
     return torch.frombuffer(bytearray(SEPARATOR.join(documents)), dtype=torch.uint8).long()
 
 
 def sampler(count: int, *, rank: int, world: int, seed: int, epoch: int) -> list[int]:
-    """This rank's samples of an epoch, out of `count`: equally many per rank, none twice, a new order each epoch.
+    """Return this rank's samples of an epoch, of `count`: the same number per rank, none twice, a new order per epoch.
 
-    The order depends only on seed and epoch; its last count % world samples are left out. torch's DistributedSampler
+    The order depends only on seed and epoch. The last count % world samples are dropped. torch's DistributedSampler
     does the same with drop_last, after set_epoch(epoch).
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed((seed << 32) + epoch))
@@ -40,7 +40,7 @@ def sampler(count: int, *, rank: int, world: int, seed: int, epoch: int) -> list
 
 
 def batch(corpus: Tensor, sequences: int, context: int, *, seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Tokens and targets, both (sequences, context): pieces of the corpus, and the same pieces one byte later.
+    """Return tokens and targets, both (sequences, context): pieces of the corpus, and the same pieces one byte later.
 
     Raises ValueError if the corpus is shorter than one piece.
     """

@@ -2,16 +2,16 @@
 
 import math
 
-TOKENS_A_PARAMETER = 20
+TOKENS_PER_PARAMETER = 20
 
 
 def compute_optimal(flops: float) -> tuple[float, float]:
-    """(parameters N, tokens D) with the least loss for this many training FLOPs: 6·N·D = flops and D = 20·N.
+    """Return (parameters N, tokens D) with the least loss for these training FLOPs: 6·N·D = flops and D = 20·N.
 
-    Chinchilla's 5.76e23 FLOPs give 69 billion parameters and 1.4 trillion tokens; it had 70 and 1.4. Source:
-    Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models".
+    For the 5.76e23 FLOPs of Chinchilla: 69 billion parameters and 1.4 trillion tokens. Its authors used 70 billion and
+    1.4 trillion. Source: Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models".
     """
     if not flops > 0:
         raise ValueError(f"expected flops > 0, got {flops}")
-    parameters = math.sqrt(flops / (6 * TOKENS_A_PARAMETER))
-    return parameters, TOKENS_A_PARAMETER * parameters
+    parameters = math.sqrt(flops / (6 * TOKENS_PER_PARAMETER))
+    return parameters, TOKENS_PER_PARAMETER * parameters

@@ -1,7 +1,7 @@
 """A decoder-only transformer as of 2025: RMSNorm, RoPE, SwiGLU, grouped-query attention, no biases.
 
-Plain on purpose: every operator is one line, and nothing is fused. `attend` is an argument, so that a stage can use its
-own attention: annotated, tiled or sharded. Sources: Touvron et al. 2023 (Llama), Su et al. 2021 (RoPE),
+It is plain on purpose: every operator is one line, and nothing is fused. A stage passes its own attention as `attend`:
+annotated, tiled or sharded. Sources: Touvron et al. 2023 (Llama), Su et al. 2021 (RoPE),
 Shazeer 2020 (SwiGLU), Ainslie et al. 2023 (grouped-query attention).
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of a transformer. Raises ValueError if they do not divide."""
+    """Sizes of a transformer. Raises ValueError unless 2 · heads divides width, and kv_heads divides heads."""
 
     layers: int = 4
     width: int = 128  # of the residual stream
@@ -62,7 +62,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """softmax(q kᵀ / √dim) v with the whole matrix of scores. q (…, queries, dim), k and v (…, keys, dim)."""
+    """softmax(q kᵀ / √dim) v, with the full matrix of scores. q (…, queries, dim), k and v (…, keys, dim)."""
     scores = q @ k.mT / q.shape[-1] ** 0.5  # (…, queries, keys)
     if is_causal:
         after = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -151,7 +151,7 @@ class Transformer(nn.Module):
     sin: Tensor
 
     def __init__(self, config: Config, attend: Attend = attention):
-        """attend: attend(q, k, v, is_causal) of q, k, v (batch, heads, context, dim), as `attention` here."""
+        """attend: attend(q, k, v, is_causal), as `attention` here; q, k and v (batch, heads, context, dim)."""
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)

@@ -9,7 +9,7 @@ _DASHES = ((), (6, 3), (2, 2), (6, 2, 2, 2))
 
 
 def save(path: Path, runs: Mapping[str, Sequence[float]]) -> None:
-    """Draw each run's losses, from step 1, to a file. Each run has its own colour and dashes."""
+    """Draw each run's losses, from step 1, and write the plot to `path`. Each run has its own colour and dashes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

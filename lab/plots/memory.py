@@ -9,7 +9,7 @@ MIB = 2.0**20
 
 
 def memory_timeline(axes: Any, memory: Memory, title: str) -> None:
-    """Draw live memory after each allocation and free on matplotlib axes, stacked by the phase of the allocation."""
+    """Draw live memory after each allocation and free on matplotlib axes. Stacks show the phase of the allocation."""
     lines = memory.timeline()
     stacks = axes.stackplot(
         range(len(next(iter(lines.values()), []))),

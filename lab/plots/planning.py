@@ -7,7 +7,7 @@ from . import COLOURS, HATCHES
 
 
 def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: str) -> None:
-    """Cells of pipe (across) and tensor (upwards) with the speed of the best plan there; None: nothing fits."""
+    """Draw one cell per (pipe, tensor) with the speed of its best plan. A speed of None means that no plan fits."""
     pipes, tensors = (sorted({key[i] for key in speeds}) for i in (0, 1))
     fastest = max((v for v in speeds.values() if v), default=1.0)
     for (pipe, tensor), speed in speeds.items():

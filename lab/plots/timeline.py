@@ -14,13 +14,13 @@ from . import COLOURS, HATCHES, INK, handles
 *_, MESSAGE = KINDS
 _LOOKS = dict(zip(KINDS, zip(COLOURS.values(), HATCHES, strict=True), strict=False))
 _UNITS = {1.0: "s", 1e-3: "ms", 1e-6: "µs"}
-_PIXELS = 2  # spans with a smaller gap are drawn as one bar, with a tick where each begins
+_PIXELS = 2  # if the gap is smaller, spans share one bar, with a tick where each begins
 
 Ranks = Sequence[Sequence[Span]]
 
 
 def timelines(panels: Mapping[str, Ranks], unit_s: float = 1e-3, width: float = 9) -> Any:
-    """Draw a figure, `width` inches wide, with a panel per timeline, one below the other on the same time axis."""
+    """Return a figure `width` inches wide: one panel per timeline, one below the other on the same time axis."""
     from matplotlib import pyplot
 
     spans = [s for ranks in panels.values() for rank in ranks for s in rank]
@@ -58,7 +58,7 @@ def _timeline(axes: Any, ranks: Ranks, title: str, width_s: float, unit_s: float
 def _draw(
     axes: Any, kind: str, spans: Sequence[Span], y_range: tuple[float, float], pixel_s: float, unit_s: float
 ) -> None:
-    """Draw spans of one kind. Spans with hardly a gap form one bar, with ticks where they begin if there is room."""
+    """Draw spans of one kind. Spans that nearly touch form one bar, with ticks where they begin if there is room."""
     bars: list[list[float]] = []
     ticks = [-math.inf]
     for span in sorted(spans, key=lambda s: s.start_s):

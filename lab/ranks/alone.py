@@ -1,9 +1,9 @@
 """Isolate each rank in a sandbox, so that ranks can reach each other only through the switch.
 
 Each rank gets its own user, mount, network, IPC and PID namespaces, a /proc that shows only itself, no inherited
-descriptors, no capabilities, and a system-call filter (lab/ranks/seccomp.py). Its /tmp and /dev/shm are small: a
-tensor whose memory a test measures does not fit there. Some kernels allow unprivileged processes no namespaces; there
-ranks keep only the filter and the sandbox, and `isolation_error` gives the reason.
+descriptors, no capabilities, and a system-call filter (lab/ranks/seccomp.py). Its /tmp and /dev/shm are too small to
+hide a tensor whose memory a test measures. Some kernels do not allow namespaces to unprivileged processes. On these,
+ranks have only the filter and the sandbox, and `isolation_error` returns the reason.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _C = ctypes.CDLL(None, use_errno=True)
 
 
 def isolation_error() -> str:
-    """Return why this machine cannot isolate ranks, or "" if it can. Tries it in a child process."""
+    """Try to isolate a child process. Return why this machine cannot isolate ranks, or "" if it can."""
     if sys.platform != "linux":
         return f"ranks need Linux to be kept apart, this is {sys.platform}"
     pid = os.fork()
@@ -45,9 +45,9 @@ def isolation_error() -> str:
 def enter(size: str, shared: str, pid_socket: socket.socket | None) -> None:
     """Isolate the current process, which was just forked. Raises OSError if the kernel refuses.
 
-    size: of /tmp, and of /dev/shm. shared: folder that all ranks see as SHARED, or "". pid_socket: None for a single
-    rank. Otherwise the function forks: only the child, PID 1 of a new namespace, returns. The parent sends the child's
-    PID to `pid_socket`, waits, and ends as the child ended.
+    size: size of /tmp, and of /dev/shm. shared: folder that all ranks see as SHARED, or "". pid_socket: None for a
+    single rank; otherwise this function forks. The child, PID 1 of a new namespace, returns. The parent sends the
+    child's PID to `pid_socket`, waits for the child, and ends with its exit code or signal.
     """
     _unshare(_ALL_NAMESPACES if pid_socket else _BASIC_NAMESPACES)
     if pid_socket:
@@ -55,7 +55,7 @@ def enter(size: str, shared: str, pid_socket: socket.socket | None) -> None:
             pid_socket.send(pid.to_bytes(4, "little"))
             _exit_like(pid)
         _libc("prctl", 1, int(signal.SIGKILL), 0, 0, 0)  # the kernel kills it with its parent
-    mounts = {path: os.open(path, os.O_PATH) for path in _mounted_in("/tmp/")}  # an environment may lie there
+    mounts = {path: os.open(path, os.O_PATH) for path in _mounted_in("/tmp/")}  # Python itself may lie there
     if shared:
         mounts[SHARED] = os.open(shared, os.O_PATH)
     _libc("mount", b"none", b"/", None, _PRIVATE, None)
@@ -89,7 +89,7 @@ def _unshare(namespaces: int) -> None:
 
 
 def _mounted_in(folder: str) -> list[str]:
-    """Return the mount points in `folder`, without those inside another."""
+    """Return the outermost mount points in `folder`."""
     with open("/proc/self/mountinfo") as mounts:
         found = sorted((line.split()[4] for line in mounts), key=lambda path: path.split("/"))
     outer: list[str] = []
@@ -115,7 +115,7 @@ def _tmpfs(path: str, size: str) -> None:
 
 
 def _hide_others() -> None:
-    """Replace /proc by one that shows only this process. The sandbox does not allow a fresh procfs."""
+    """Replace /proc by a copy that shows only this process. The sandbox does not allow us to mount a new procfs."""
     stage = Path("/tmp/proc")
     stage.mkdir()
     _tmpfs(str(stage), SPACE)

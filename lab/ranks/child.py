@@ -18,20 +18,20 @@ from ..solution import framing, wire
 from ..solution import impl as implementation
 from ..solution.forbidden import ForbiddenCall
 from . import frames
-from .port import Port
+from .port import SwitchConnection
 from .watch import Watch
 
 FRAMES = 12
 BUSY_FACTOR = 10  # on a busy machine, a probe may take this many times its limit
 shared = ""  # the folder that all ranks of this probe share; "" if the probe did not ask for one
 # These modules take as long to import as all of torch, and many probes never use them. backward() with an explicit
-# gradient needs the first. An optimizer's first step and checkpoints need both.
+# gradient needs the first module. An optimizer's first step and checkpoints need both modules.
 LATE_MODULES = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 
 
 @dataclass(frozen=True)
 class Job:
-    """The runner's request, as it is sent to the zygote."""
+    """The request that the runner sends to the zygote."""
 
     probe: str  # "tests.ddp.probes:train"
     impl: str  # the implementation's folder
@@ -41,21 +41,21 @@ class Job:
     device: str = "real"  # or "simulated"
     replace: dict[str, str] = field(default_factory=dict)  # "ddp/naive.py:NaiveDDP" -> "lab.standins.ddp:naive"
     forbidden: list[str] = field(default_factory=list)  # dotted names that raise when the solution calls them
-    files: list[str] | None = None  # what the folder that all ranks share begins with; None: there is no folder
-    private: bool = False  # whether peak_bytes leaves out files that are mapped
+    files: list[str] | None = None  # files in the ranks' shared folder at the start; None: there is no shared folder
+    private: bool = False  # whether peak_bytes excludes mapped files
     network: str = "switch"  # or "gloo"
 
     @property
     def limit_s(self) -> float:
-        """Seconds after which we give up on the ranks, even if other processes kept the cores busy."""
+        """Seconds after which we end the ranks, even if other processes have kept the cores busy."""
         return BUSY_FACTOR * self.timeout_s
 
 
 def answer(job: Job, args: bytes, rank: int, reply: int, port: int, secret: str) -> None:
     """Run the probe as `rank`, and write its result and `secret` to `reply`. Never returns.
 
-    port: the descriptor of this rank's socket to the switch; -1 if there is no switch. The switch first sends the
-    arguments, so `args` is used only without a switch.
+    port: descriptor of this rank's socket to the switch, or -1 without a switch. args: packed arguments, used only
+    without a switch; otherwise the switch sends them first.
     """
     if any(name not in sys.modules for name in LATE_MODULES):
         sys.meta_path.insert(0, _LateFinder(reply, secret))
@@ -63,7 +63,7 @@ def answer(job: Job, args: bytes, rank: int, reply: int, port: int, secret: str)
         value = run(job, wire.unpack(args if port < 0 else _receive_args(port)), rank, port, Watch(job.impl))
         blob = wire.pack(value)
         header: dict[str, Any] = {"ok": True}
-    except BaseException as error:  # report SystemExit from the code under test, too
+    except BaseException as error:  # also report SystemExit from the code under test
         header, blob = {"ok": False, "error": describe(error, job.impl)}, b""
     with contextlib.suppress(framing.Closed):
         sys.stdout.flush()
@@ -75,9 +75,9 @@ def answer(job: Job, args: bytes, rank: int, reply: int, port: int, secret: str)
 
 
 class _LateFinder:
-    """An import finder that ends this rank when it imports one of LATE_MODULES.
+    """An import finder that ends this rank when it begins to import one of LATE_MODULES.
 
-    The zygote then imports the module itself, and forks all ranks again.
+    The zygote then imports the module, and forks all ranks again.
     """
 
     def __init__(self, reply: int, secret: str):
@@ -93,7 +93,7 @@ class _LateFinder:
 def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -> Any:
     """Run the probe in this process, and return its value.
 
-    watch: refuses the solution's forbidden calls. It cannot be removed, so pass None if the process lives on.
+    watch: refuses forbidden calls until the process ends. Pass None if the process does other work afterwards.
     """
     import torch
 
@@ -101,7 +101,7 @@ def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -
 
     sys.dont_write_bytecode = True
     torch.set_num_threads(1)
-    # Without CUDA, torch.manual_seed would spend time on formatting a stack trace for a later CUDA initialization.
+    # Without CUDA, torch.manual_seed would format a stack trace in case CUDA is initialized later; that takes time.
     (torch.manual_seed if torch.version.cuda else torch.default_generator.manual_seed)(job.seed)
     random.seed(job.seed)
     if job.device == "simulated":
@@ -112,7 +112,7 @@ def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -
         if job.network == "gloo":
             group.join(rank, job.world, None, gloo=f"{shared}/gloo")
         else:
-            group.join(rank, job.world, Port(port))
+            group.join(rank, job.world, SwitchConnection(port))
     replace = {target: _stand_in(source) for target, source in job.replace.items()}
     module, _, name = job.probe.partition(":")
     probe = getattr(importlib.import_module(module), name)
@@ -142,7 +142,7 @@ def _stand_in(source: str) -> Any:
 
 
 def describe(error: BaseException, impl: str) -> dict[str, Any]:
-    """Describe an exception in plain values: reason, type, text, and the innermost frames."""
+    """Return an exception as plain values: reason, type, text, and the innermost frames."""
     found = [*traceback.extract_tb(error.__traceback__)]
     if type(error).__name__ == "InterpreterError" and error.__cause__:  # Triton wraps the kernel's error
         error = error.__cause__

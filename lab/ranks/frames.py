@@ -12,7 +12,7 @@ _LENGTHS = struct.Struct("<IQ")
 HEADER_LIMIT = 1 << 20
 PAYLOAD_LIMIT = 1 << 30
 _JOIN_BYTES = 1 << 16
-_CHUNK_BYTES = 1 << 18  # bytes that we receive at once
+_CHUNK_BYTES = 1 << 18  # largest number of bytes per recvmsg call
 _SENDER = struct.Struct("iII")  # struct ucred: process, user, group
 
 Frame = tuple[dict[str, Any], bytearray]
@@ -29,7 +29,7 @@ def pack(header: dict[str, Any], payload_bytes: int) -> bytes:
 
 
 def joined(parts: list[Any]) -> list[Any]:
-    """Join small parts into one, because each send call costs time. Return large parts as they are."""
+    """Join parts into one if they are small, because each send call costs time. Return large parts as they are."""
     parts = [part for part in parts if len(part)]
     return [b"".join(parts)] if sum(map(len, parts)) <= _JOIN_BYTES else parts
 
@@ -40,7 +40,7 @@ class Reader:
     def __init__(self, sock: socket.socket):
         self._socket = sock
         self._unread = bytearray()
-        self.pid = 0  # of the sender's process, by the kernel; 0: not known
+        self.pid = 0  # process id of the sender, reported by the kernel; 0: unknown
         if sys.platform == "linux":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
@@ -57,7 +57,7 @@ class Reader:
                 pending = self._fill()
 
     def _next_frame(self) -> Frame | None:
-        """Take the first frame, if all of it has arrived."""
+        """Return the first frame and remove it from the buffer, or return None if it has not arrived completely."""
         if len(self._unread) < _LENGTHS.size:
             return None
         header_bytes, payload_bytes = _LENGTHS.unpack_from(self._unread)
@@ -71,13 +71,13 @@ class Reader:
         if payload_bytes < _CHUNK_BYTES:
             payload = self._unread[begin:end]
             del self._unread[:end]
-        else:  # no second copy of a large payload: cut the little around it
+        else:  # do not copy a large payload: remove the few bytes around it instead
             payload, self._unread = self._unread, self._unread[end:]
             del payload[end:], payload[:begin]
         return header, payload
 
     def _fill(self) -> bool:
-        """Receive what has arrived. Return whether more may have."""
+        """Receive bytes that have arrived. Return whether more bytes may be waiting. Raises EOFError."""
         try:
             data, sender = self._socket.recvmsg(_CHUNK_BYTES, 0 if self.pid else socket.CMSG_SPACE(_SENDER.size))[:2]
         except BlockingIOError:
@@ -93,22 +93,22 @@ class Reader:
 
 
 def receive(stream: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Read a frame's header from a blocking stream. Return it and the payload's size in bytes. Raises EOFError."""
+    """Read a header from a blocking stream. Return it and the size of its payload in bytes. Raises EOFError."""
     header_bytes, payload_bytes = _LENGTHS.unpack(read_into(stream, bytearray(_LENGTHS.size)))
     return parsed(read_into(stream, bytearray(header_bytes))), payload_bytes
 
 
 def read_into(stream: BinaryIO, buffer: Any) -> Any:
-    """Fill `buffer` from a blocking, buffered stream, and return it. Raises EOFError."""
+    """Fill `buffer` from a blocking, buffered stream, and return the buffer. Raises EOFError if the stream ends."""
     if stream.readinto(buffer) < len(buffer):  # type: ignore[attr-defined]
         raise EOFError
     return buffer
 
 
 def parsed(text: bytearray) -> dict[str, Any]:
-    """Parse a header. Raises Malformed."""
+    """Return the header in this JSON text. Raises Malformed if it is not a JSON object."""
     try:
-        header = json.loads(text.decode())  # of bytes, json would look for the encoding
+        header = json.loads(text.decode())  # json would first detect the encoding of bytes
     except (ValueError, RecursionError):
         raise Malformed("a header that is not JSON") from None
     if type(header) is not dict:

@@ -1,7 +1,7 @@
 """Gates: layers that multiply by numbers that only the switch knows. A rank must request them.
 
 Gates prove the order of work. To compute a layer's gradient, a rank must first request the numbers of the gate behind
-that layer, so the switch sees which messages the rank sent before and after.
+that layer. So the switch sees which messages the rank sent before and after.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ def in_backward(x: Tensor, name: str) -> Tensor:
 
 
 def mark(name: str) -> None:
-    """Record in the switch how far a rank has come. A mark alone proves nothing: judge all messages between marks."""
+    """Let the switch record how far a rank has come. A mark alone proves nothing: judge all messages between marks."""
     _numbers(name)
 
 
 @contextlib.contextmanager
 def answered(numbers: Numbers) -> Iterator[None]:
-    """Give gates these numbers inside the block, without a switch. For oracles."""
+    """Make gates use these numbers inside the block, without a switch. Oracles need it."""
     global _known
     before, _known = _known, numbers
     try:

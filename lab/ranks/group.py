@@ -23,21 +23,21 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import waits
 from .ledger import MESSAGES, Ledger, Row, _now
-from .port import Port
+from .port import SwitchConnection
 
 BACKEND = "lab"
-ledger = Ledger()  # of this process; each rank of a probe is a new process
+ledger = Ledger()  # of this process: each rank of a probe is a new process
 
-_port: Port | None = None
+_port: SwitchConnection | None = None
 _uses_gloo = False  # whether "gloo" means torch's own Gloo
-_errors: dict[int, str] = {}  # by operation's number: why it failed
-_awaited: set[int] = set()  # numbers of operations of which a wait has returned
-_polled: dict[int, float] = {}  # by operation's number: when we last reported a poll to the switch
-_POLL_INTERVAL_S = 1e-3  # least time between two such reports: a rank that polls in a loop would flood the switch
+_errors: dict[int, str] = {}  # by operation number: why it failed
+_awaited: set[int] = set()  # numbers of operations for which a wait has returned
+_polled: dict[int, float] = {}  # by operation number: time of the last poll that we reported to the switch
+_POLL_INTERVAL_S = 1e-3  # shortest time between two such reports, so that a polling rank does not flood the switch
 _original_source: Any = dist.Work._source_rank
 
 
-def join(rank: int, world: int, port: Port | None, gloo: str = "") -> None:
+def join(rank: int, world: int, port: SwitchConnection | None, gloo: str = "") -> None:
     """Make this process one of `world` ranks.
 
     port: connection to the switch. gloo: the file of a FileStore; if given, ranks use torch's own Gloo, and neither the
@@ -63,24 +63,24 @@ def install() -> None:
 
 
 def finished() -> None:
-    """Report to the switch that this rank will issue nothing more."""
+    """Report to the switch that this rank will issue no more operations."""
     if _port is not None:
         _port.tell({"do": "finish"})
 
 
 def gate(name: str) -> Tensor:
-    """Request the numbers of a gate from the switch; 1.0 without a switch."""
+    """Request the numbers of a gate from the switch. Returns 1.0 without a switch."""
     return _port.gate(name) if _port is not None else torch.ones(())
 
 
 def _use_our_backend(make: Any) -> Any:
-    """Wrap the function that torch calls on every rank for every group: use our backend, and report to the switch."""
+    """Wrap the function with which torch makes every group, to use our backend and report the group to the switch."""
 
     def call(size: int, rank: int, ranks: list, backend: Any, store: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         backend = BACKEND if "gloo" in str(backend) and not _uses_gloo else backend
         if _port is not None and BACKEND in str(backend):
             members = list(ranks or range(size))
-            # torch numbers the groups that all ranks make, and hashes the name of a group that only its members make.
+            # A group that all ranks make has a number as its name; a group that only its members make has a hash.
             _port.tell({"do": "group", "name": name, "ranks": members, "of_all": name.isdigit()})
         return make(size, rank, ranks, backend, store, name, *args, **kwargs)
 
@@ -88,17 +88,17 @@ def _use_our_backend(make: Any) -> Any:
 
 
 def _on_wait_begin(row: Row) -> None:
-    """Called when a wait begins."""
+    """Report a wait to the switch. Block for ever if it is the second wait for a message."""
     repeated = row.op in MESSAGES and row.number in _awaited
     if _port is not None and (row.waited_s < 0 or repeated):
         _port.tell({"do": "wait", "number": row.number, "again": repeated})
         if repeated:
-            threading.Event().wait()  # block for ever, as Gloo does; the switch reports the deadlock
+            threading.Event().wait()  # as Gloo does; the switch reports the deadlock
     row.waited_s = _now() if row.waited_s < 0 else row.waited_s
 
 
 def _on_poll(row: Row) -> None:
-    """Called when the code polled an operation that was not done."""
+    """Report a poll of an unfinished operation to the switch."""
     now = time.perf_counter()
     if _port is not None and now - _polled.get(row.number, 0.0) > _POLL_INTERVAL_S:
         _polled[row.number] = now
@@ -106,20 +106,20 @@ def _on_poll(row: Row) -> None:
 
 
 def _on_wait_end(row: Row) -> None:
-    """Called when a wait ends. Raise the operation's error: torch's wait of a Work made from a Future does not."""
+    """Raise the operation's error after a wait, because torch does not if the Work was made from a Future."""
     _awaited.add(row.number)
     if row.number in _errors:
         raise RuntimeError(_errors[row.number])
 
 
 def _known_source(work: dist.Work) -> int:
-    """Replaces Work._source_rank: the switch's answer holds the sender of a message received from any rank."""
+    """Replaces Work._source_rank. For a recv from any rank, the sender is in the switch's answer."""
     row = waits.row_of(work)
     return _original_source(work) if row is None else row.group.index(row.peer)
 
 
 class Group(dist.ProcessGroup):
-    """A ProcessGroup in which every operation calls `issue` once: adds a row to the ledger, and goes to the switch."""
+    """A ProcessGroup whose every operation calls `issue`, which adds a row to the ledger and sends a frame."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
@@ -151,10 +151,10 @@ class Group(dist.ProcessGroup):
         opts: Any = None,
         **details: Any,
     ) -> dist.Work:
-        """Write a row to the ledger, send `sent`, and return a Work; the answer is written to `received`.
+        """Write a row to the ledger, send `sent`, and return a Work. The switch's answer is written to `received`.
 
-        counted: tensors whose size the row counts, by default `sent`. peer: rank within the group. count: elements to
-        receive. opts: torch's, which show whether the caller waits at once. details: more header entries.
+        counted: tensors whose size the row records; by default `sent`. peer: rank within the group. count: number of
+        elements to receive. opts: torch's options; they show whether the caller waits at once. details: header entries.
         """
         counted, ranks = list(sent if counted is None else counted), self.ranks
         if peer >= len(ranks):
@@ -173,7 +173,7 @@ class Group(dist.ProcessGroup):
         if count is not None and count != sum(t.numel() for t in received):
             raise ValueError(f"{op}: expected {count} elements to receive into, got {sum(t.numel() for t in received)}")
         row = ledger.write(op, counted, ranks, ranks[peer] if peer >= 0 else -1, details.get("tag", 0))
-        if not getattr(opts, "asyncOp", True):  # report the wait in this frame: a second one costs time
+        if not getattr(opts, "asyncOp", True):  # report the wait in the same frame, to save time
             details["waits"], row.waited_s = True, row.issued_s
         work = self._carry(row, sent, received, [[_name(t), t.numel()] for t in counted], details)
         waits.remember(work, row)
@@ -197,13 +197,13 @@ class Group(dist.ProcessGroup):
                 _errors[row.number] = answer["error"]
             future.set_result((result, answer.get("error")))
 
-        _port.expect(row.number, received, on_answer)
+        _port.on_answer(row.number, received, on_answer)
         header = {"do": "issue", "number": row.number, "op": row.op, "group": self.group_name, "peer": row.peer}
         _port.tell({**header, "segments": segments, **details}, payload)
         # C++ does not see an error set by set_exception. It does see an error raised in `then`.
         return _create_work_from_future(future.then(_returned))
 
-    # ---- collectives, called by torch: each names the tensors it sends, and those that receive the answer ----
+    # ---- collectives, called by torch: each lists the tensors it sends, and the tensors that receive the answer ----
 
     def allreduce(self, tensors: list, opts: Any = None) -> dist.Work:
         return self.issue("all_reduce", tensors, tensors, opts=opts, **_reduction(opts))
@@ -286,13 +286,13 @@ class Group(dist.ProcessGroup):
         return self.issue("recv", (), tensors, counted=tensors, tag=tag)
 
     def _by_rank(self, tensors: list) -> list[Tensor]:
-        """Split every tensor into a part per rank. Return all parts of rank 0, then all of rank 1, …"""
+        """Split every tensor into one part per rank. Return all parts for rank 0, then all parts for rank 1, …"""
         with _disable_current_modes():
             parts = [t.detach().view(self.size(), -1) for t in tensors]
         return [part[r] for r in range(self.size()) for part in parts]
 
     def _splits(self, tensor: Tensor, rows: list[int]) -> list[int]:
-        """Return the number of elements for each rank, from its number of rows."""
+        """Return the number of elements per rank, from its number of rows. Raises RuntimeError if they do not fit."""
         length = tensor.shape[0] if tensor.dim() else 1
         if not rows:
             if length % self.size():
@@ -324,7 +324,7 @@ def _root(opts: Any) -> int:
 
 
 def _reduction(opts: Any) -> dict[str, Any]:
-    """The reduction, as entries of the header."""
+    """Return the reduction as entries of the header."""
     if opts is None:
         return {"reduce": "SUM"}
     op = opts.reduceOp

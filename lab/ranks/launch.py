@@ -23,9 +23,9 @@ from .child import LATE_MODULES, Job
 from .processes import dumpable, end_with_parent, processes, resident
 from .rank_process import Rank, frames_of
 
-OUTPUT_LIMIT = 16 << 10  # bytes of a rank's output that we keep; the rest is read and dropped
-SAMPLE_S = 1e-3  # time between two looks at a rank's private memory
-GRACE_S = 1.0  # time that the other ranks still have once one has failed
+OUTPUT_LIMIT = 16 << 10  # bytes of a rank's output that we keep; we drop the rest
+SAMPLE_S = 1e-3  # time between two measurements of a rank's private memory
+GRACE_S = 1.0  # time that the other ranks have after one rank has failed
 _SIGNALS = (signal.SIGTERM,)
 
 
@@ -33,12 +33,12 @@ _SIGNALS = (signal.SIGTERM,)
 class Isolation:
     """How each rank of a sandbox is isolated."""
 
-    filter: bytes  # for system calls; b"" if this machine's call numbers are unknown
+    filter: bytes  # of system calls; b"" if we do not know this machine's call numbers
     namespaces: bool  # whether each rank gets its own namespaces
 
 
 class World:
-    """The ranks of one probe, from fork to last answer."""
+    """The ranks of one probe, from the fork to the last answer."""
 
     def __init__(
         self, job: Job, blobs: list[bytes], ports: list[int], requests: int, isolation: Isolation | None = None,
@@ -47,17 +47,17 @@ class World:
         """blobs: packed arguments, then the contents of the job's files. ports: each rank's socket to the switch.
         requests: a byte from this descriptor reports a deadlock.
 
-        isolation: of the ranks of a sandbox. known: in a sandbox, the processes that ran there before the probe.
-        Any other process there is a rank, or was started by the solution.
+        isolation: None outside a sandbox. known: in a sandbox, the processes that ran there before the probe. Any other
+        process there is a rank, or was started by the solution.
         """
         self.job, self.args, self.isolation, self.known = job, blobs[0], isolation, known
         self.shared = ""  # the folder that all ranks share
         self.initial_files = dict(zip(job.files or (), blobs[1:], strict=True))
-        self.files = dict[str, bytes]()  # what is in that folder when all ranks have ended
+        self.files = dict[str, bytes]()  # contents of that folder after all ranks have ended
         self.ports, self.requests = ports, requests
         self.strays = set[str]()
-        self.late_module = ""  # the module of LATE_MODULES that a rank needs: import it, then fork all ranks again
-        self.busy_text = ""  # message about the wait for cores, if that is why ranks did not end in time
+        self.late_module = ""  # module of LATE_MODULES that a rank needs; the zygote imports it and forks again
+        self.busy_text = ""  # message, if ranks did not end in time because they waited for cores
         self.seconds = 0.0
         self.waited_s = 0.0  # the longest time that a rank waited for a core
         self.selector = selectors.DefaultSelector()
@@ -70,14 +70,14 @@ class World:
                 self.shared = tempfile.mkdtemp()
                 write(Path(self.shared), self.initial_files)
             for r in range(max(self.job.world, 1)):
-                signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a rank must be in the list before we can be ended
+                signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # so that `finally` ends this rank, too
                 ranks.append(self._fork(r))
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            for port in self.ports:  # otherwise the switch does not notice the end of a rank
+            for port in self.ports:  # otherwise the switch would not notice that a rank ends
                 os.close(port)
             self.ports = []
             self._collect(ranks, start)
-            self.strays = self._stray_processes(ranks)  # look before they end together with their rank
+            self.strays = self._stray_processes(ranks)  # before they end together with their rank
             if not self.strays:
                 self.waited_s = max(time_on_cores(rank.inner or rank.pid)[1] for rank in ranks)
         finally:
@@ -109,7 +109,7 @@ class World:
                 os.dup2(output_write, 1)
                 os.dup2(output_write, 2)
                 port = self.ports[number] if self.ports else -1
-                rank_end.recv(1)  # wait until the parent has read this process's size
+                rank_end.recv(1)  # wait until the parent has read our resident size
                 isolated = self.isolation is not None and self.isolation.namespaces
                 if isolated:
                     size = alone.MORE_SPACE if self.shared or not os.environ.get("TRITON_INTERPRET") else alone.SPACE
@@ -140,7 +140,7 @@ class World:
         return rank
 
     def _collect(self, ranks: list[Rank], start: float) -> None:
-        """Read until every rank has answered or died, time is up, or the switch has seen a deadlock."""
+        """Read from all ranks until each has answered or died, the time is up, or the switch reports a deadlock."""
         deadline, failed = start + self.job.timeout_s, False
         interval_s = SAMPLE_S if self.job.private else 0.1
         self.selector.register(self.requests, selectors.EVENT_READ, None)
@@ -165,14 +165,14 @@ class World:
                 deadline, failed = min(deadline, now + GRACE_S), True
 
     def _stray_processes(self, ranks: list[Rank]) -> set[str]:
-        """Processes that the solution has started. Outside a sandbox we cannot know them, so none are reported."""
+        """Return ids of processes that the solution started. Outside a sandbox we cannot know them: returns set()."""
         rank_pids = {str(pid) for rank in ranks for pid in rank.pids()}
         return set() if self.known is None else processes() - self.known - rank_pids
 
     def _extension_s(self, ranks: list[Rank], elapsed_s: float) -> float:
-        """Seconds until the next check, because ranks have waited for cores; negative if time is up.
+        """Return the seconds until the next check, because ranks have waited for cores; -1 if the time is up.
 
-        Ranks get no extra time if the solution started processes, which compete for the cores.
+        Ranks get no extra time if the solution has started processes, because those compete for the cores.
         """
         times = [time_on_cores(rank.inner or rank.pid) for rank in ranks if rank.pids() and not rank.outcome]
         waited_s, limit_s = sum(waited for _, waited in times), self.job.timeout_s
@@ -202,7 +202,7 @@ class World:
             self._parse(rank)
 
     def _parse(self, rank: Rank) -> None:
-        """Parse the answer once it is complete. Refuse one that `child.answer` would not have sent."""
+        """Parse the answer once it is complete. Refuse an answer that `child.answer` would not send."""
         if len(rank.inbox) < 8:
             return
         size = int.from_bytes(rank.inbox[:8], "little")
@@ -227,14 +227,14 @@ class World:
             rank.blob = bytes(rank.inbox[8 + size : 8 + size + blob_size])
 
     def _reap(self, rank: Rank) -> None:
-        """Notice the end of a rank whose pipe is still open because a grandchild holds the other end."""
+        """Record the death of a rank whose pipe is still open because a grandchild holds its other end."""
         if not rank.outcome and rank.pid and rank.wait(os.WNOHANG):
             self._read(rank, "reply")
             if not rank.outcome:
                 self._record_death(rank)
 
     def _record_death(self, rank: Rank) -> None:
-        """Record how the process ended: its reply pipe closed without an answer."""
+        """Record how the process ended without an answer."""
         deadline = time.monotonic() + 0.5
         while rank.pid and time.monotonic() < deadline:
             rank.wait(os.WNOHANG)
@@ -245,7 +245,7 @@ class World:
         rank.fail("died", "crashed", f"the process {how} without an answer")
 
     def _give_up(self, ranks: list[Rank]) -> None:
-        """Collect every rank's stack, then stop all ranks: time is up, or there is a deadlock."""
+        """Collect the stacks of all unfinished ranks, and record that they hung, by timeout or deadlock."""
         unfinished = [r for r in ranks if not r.outcome]
         for rank in unfinished:
             rank.signal(signal.SIGUSR1)
@@ -261,7 +261,7 @@ class World:
             if not rank.inner:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGKILL)
-            rank.wait()  # also for the process outside its namespaces, which ends after it
+            rank.wait()  # also waits for the process outside the namespaces, which ends last
         with contextlib.suppress(BlockingIOError, OSError):  # read the last output
             while rank.outcome and len(rank.output) < OUTPUT_LIMIT and (data := os.read(rank.output_fd, 4096)):
                 rank.output += data
@@ -272,14 +272,14 @@ class World:
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files, by their paths in the folder."""
+    """Write files into the folder. files: contents by path relative to the folder."""
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Read the plain files in a folder that a solution has written. Follows no links, and skips what is locked."""
+    """Return the regular files in a folder of a solution, by relative path. Skips links and unreadable files."""
     found = {}
     for path in sorted(folder.rglob("*")):
         with contextlib.suppress(OSError):

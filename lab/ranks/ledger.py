@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-_now = time.perf_counter  # bound early: a simulated device patches the module
+_now = time.perf_counter  # bound on import, because a simulated device patches the module later
 MESSAGES = ("send", "recv")
 
 
@@ -21,22 +21,22 @@ class Row:
 
     number: int  # in order of issue, over all groups
     op: str  # "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", …
-    bytes: int  # of the payload: the tensor that is reduced, sent, gathered from or scattered to this rank
+    bytes: int  # payload: what this rank reduces, sends, receives or adds to a gather; for a (reduce-)scatter its part
     elements: int
     dtype: str
     group: list[int]  # global ranks
-    phase: str  # "backward" while autograd runs, otherwise the name that the probe gave
+    phase: str  # "backward" while autograd runs, otherwise the name given by the probe
     rank: int  # the rank that issued it
     issued_s: float
-    waited_s: float = -1.0  # when the caller first began to wait
-    started_s: float = -1.0  # when the link began to carry it; -1 without a link, and in the rank's own ledger
-    done_s: float = -1.0  # when it was done; -1 in the rank's own ledger
-    peer: int = -1  # source or destination, a global rank; set on arrival for a recv from any rank
+    waited_s: float = -1.0  # time when the caller first began to wait
+    started_s: float = -1.0  # time when the link began to carry it; -1 without a link, and in the rank's own ledger
+    done_s: float = -1.0  # time when it was done; -1 in the rank's own ledger
+    peer: int = -1  # global rank of source or destination; a recv from any rank gets it on arrival
     tag: int = 0  # of a send or a recv
 
     @classmethod
     def of(cls, op: str, segments: Sequence[tuple[torch.dtype, int]], **details: Any) -> Self:
-        """A row issued now. segments: (dtype, elements) of each tensor of the payload."""
+        """Return a row issued now. segments: (dtype, elements) of each tensor in the payload."""
         return cls(
             op=op, bytes=sum(dtype.itemsize * n for dtype, n in segments), elements=sum(n for _, n in segments),
             dtype=str(segments[0][0]).removeprefix("torch.") if segments else "", issued_s=_now(), **details,

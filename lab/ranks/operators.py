@@ -1,8 +1,8 @@
 """Refuses library operators that would be the answer itself, in torch's dispatcher.
 
-The dispatcher lies below every name, alias, overload, mode and compiled graph, and Python code cannot undo a kernel
-that we replace there. Two things escape: native code that bypasses the dispatcher, which lab.ranks.watch refuses, and
-an operator whose name does not contain the words of a forbidden name.
+Every name, alias, overload, mode and compiled graph ends in the dispatcher, and Python code cannot undo a kernel that
+we replace there. Two kinds of calls escape: native code that bypasses the dispatcher, which lab.ranks.watch refuses,
+and operators whose names do not contain the words of a forbidden name.
 """
 
 import functools
@@ -16,8 +16,8 @@ import torch.library
 
 from ..solution.forbidden import ForbiddenCall
 
-# Dispatch keys whose kernels compute, and the key by which torch finds each kernel. Kernels of other keys, such as
-# Autograd, call these.
+# {dispatch key whose kernels compute: key by which torch looks such a kernel up}. Kernels of other keys, such as
+# Autograd, call these kernels.
 _KEYS = {
     "CPU": "CPU", "CUDA": "CUDA", "CompositeImplicitAutograd": "CPU", "CompositeExplicitAutograd": "CPU",
     "CompositeExplicitAutogradNonFunctional": "CPU", "NestedTensorCPU": "NestedTensorCPU",
@@ -37,7 +37,7 @@ def refuse(names: tuple[str, ...], refused: Callable[[], bool]) -> None:
 
 @functools.cache
 def kernels(names: tuple[str, ...]) -> list[tuple[str, str, Any]]:
-    """Find what `refuse` replaces: (operator, dispatch key, its kernel). The zygote calls this before it forks."""
+    """Return what `refuse` replaces: (operator, dispatch key, kernel). The zygote calls this before it forks."""
     return [
         (operator, key, torch.library.get_kernel(operator, lookup_key))
         for operator in matching(names)
@@ -47,11 +47,11 @@ def kernels(names: tuple[str, ...]) -> list[tuple[str, str, Any]]:
 
 
 def matching(names: Iterable[str]) -> list[str]:
-    """Find operators, such as "aten::_fused_rms_norm", whose names contain all words of one of `names`, in order."""
+    """Return operators, such as "aten::_fused_rms_norm", whose names contain all words of one of `names`, in order."""
     stems = {n: n.rpartition(".")[2].strip("_") for n in names if not n.startswith(_NO_OPERATORS)}
-    selected = sorted({stem for n, stem in stems.items() if "_" in stem or "torch.nn." in n})  # or a single word
+    selected = sorted({stem for n, stem in stems.items() if "_" in stem or "torch.nn." in n})  # no other single words
     if not selected:
-        return []  # save listing thousands of operators
+        return []  # do not list thousands of operators for nothing
     pattern = re.compile("|".join(f"(?:.*_)?{'_(?:.*_)?'.join(n.split('_'))}(?:_.*)?" for n in selected))
     known = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     return [name for name in known if pattern.fullmatch(name[6:].partition(".")[0])]
@@ -63,5 +63,5 @@ def _refusal(operator: str, kernel: Any, refused: Callable[[], bool], library: A
             raise ForbiddenCall(f"torch.ops.{operator.replace('::', '.')} is forbidden: it would be the answer itself")
         return kernel.call_boxed(keys, *args, **kwargs)
 
-    wrapper.library = library  # type: ignore[attr-defined]  # keep it alive: it removes its kernels when freed
+    wrapper.library = library  # type: ignore[attr-defined]  # keep the library alive: it removes its kernels when freed
     return wrapper

@@ -44,7 +44,7 @@ class Part:
     expected: list[int]  # for an all_to_all: elements that this rank receives from each
 
     def tensor(self) -> torch.Tensor | None:
-        """The payload as a tensor, which must not be changed; None if the payload has several dtypes."""
+        """Return the payload as a tensor, which callers must not change; None if the payload has several dtypes."""
         if len({dtype for dtype, _ in self.segments}) != 1:
             return None
         dtype = self.segments[0][0]
@@ -80,7 +80,7 @@ def count(n: object) -> int:
 
 
 def check(part: Part, world: int) -> None:
-    """Raise Refused if a payload's length does not fit its operation."""
+    """Raise Refused if the operation is unknown, or if the payload's length does not fit the operation."""
     row, sent = part.row, part.row.bytes
     if row.op not in OPERATIONS:
         raise Refused(f"operation {row.op!r}")
@@ -98,7 +98,7 @@ def check(part: Part, world: int) -> None:
 
 
 def results(parts: list[Part]) -> list[Any]:
-    """Compute each rank's result of a collective, as bytes. Raises ValueError for an unknown reduction."""
+    """Return the result of a collective for each rank, as bytes. Raises ValueError for an unknown reduction."""
     first, op, world = parts[0], parts[0].row.op, len(parts)
     root = next((p for p in parts if p.rank == p.row.peer), first)
     if op == "all_to_all":
@@ -122,7 +122,7 @@ def results(parts: list[Part]) -> list[Any]:
 
 
 def _reduced(parts: list[Part], segments: list[tuple[torch.dtype, int]]) -> bytearray:
-    """Reduce all payloads to one, in rank order and in the dtype that was sent, as in a real ring.
+    """Return all payloads reduced to one, in rank order and in the dtype that was sent, as in a real ring.
 
     segments: (dtype, elements) of the tensors in each payload, one after the other.
     """

@@ -14,15 +14,15 @@ from . import frames
 Callback = Callable[[dict[str, Any]], None]
 
 
-class Port:
-    """Sends frames to the switch, and receives its answers."""
+class SwitchConnection:
+    """A rank's socket to the switch: sends frames, and receives answers."""
 
     def __init__(self, fd: int):
         self._socket = socket.socket(fileno=fd)
         self._answers = self._socket.makefile("rb")
-        self._asked: dict[int, tuple[Sequence[torch.Tensor], Callback]] = {}  # answers that we expect
+        self._asked: dict[int, tuple[Sequence[torch.Tensor], Callback]] = {}  # pending answers, by operation number
         self._sending = threading.Lock()
-        self._gates = 0
+        self._last_gate_number = 0
         threading.Thread(target=self._listen, daemon=True, name="switch").start()
 
     def tell(self, header: dict[str, Any], payload: Sequence[torch.Tensor] = ()) -> None:
@@ -33,15 +33,15 @@ class Port:
             for part in parts:
                 self._socket.sendall(part)
 
-    def expect(self, number: int, tensors: Sequence[torch.Tensor], on_answer: Callback) -> None:
-        """Write the answer to operation `number` into these tensors, one after the other, then call `on_answer`."""
-        self._asked[number] = tensors, on_answer
+    def on_answer(self, number: int, tensors: Sequence[torch.Tensor], callback: Callback) -> None:
+        """Write the answer to operation `number` into these tensors, one after the other, then call `callback`."""
+        self._asked[number] = tensors, callback
 
     def gate(self, name: str) -> torch.Tensor:
-        """Request the numbers of a gate from the switch; 1.0 if it has none for this name."""
-        self._gates -= 1  # negative numbers, because operations count upwards from 0
+        """Return the numbers of a gate, requested from the switch; 1.0 if the switch has no gate of this name."""
+        self._last_gate_number -= 1  # negative numbers, because operations count upwards from 0
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.expect(number := self._gates, [], answers.put)
+        self.on_answer(number := self._last_gate_number, [], answers.put)
         self.tell({"do": "gate", "name": name, "number": number})
         answer = answers.get()
         if "error" in answer:
@@ -57,7 +57,7 @@ class Port:
                 self._asked.popitem()[1][1]({"error": "Connection closed by peer: the switch is gone"})
 
     def _handle(self, header: dict[str, Any], size: int) -> None:
-        """Handle one answer. A function of its own, so that its local variables do not keep the tensors alive."""
+        """Handle one answer. In `_listen` itself, local variables would keep the tensors alive."""
         tensors, on_answer = self._asked.pop(header["number"])
         for tensor in tensors if size else ():
             self._fill(tensor)
@@ -76,7 +76,7 @@ class Port:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor, by address: this calls nothing that an instrument would count."""
+    """Return the bytes of a contiguous tensor, read by address, because instruments would count torch calls."""
     with torch._C.DisableTorchFunction():
         address = tensor.data_ptr()
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(address)).cast("B")

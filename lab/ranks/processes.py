@@ -12,10 +12,10 @@ _PROC = os.path.isdir("/proc")
 
 
 def processes() -> set[str]:
-    """Ids of the processes that run as this process's user. A sandbox has a user of its own, so they belong to it.
+    """Return ids of the processes that run as our user. A sandbox has its own user, so these processes belong to it.
 
-    Without a PID namespace, /proc shows other users' processes too, so we compare the user. We read the user from the
-    status file: the files of an undumpable process belong to root.
+    Without a PID namespace, /proc also shows processes of other users, so we compare the user. We read the user from
+    the status file, because the files of an undumpable process belong to root.
     """
     user = str(os.geteuid())
     return {process for process in os.listdir("/proc") if user in _status(process, "Uid")} if _PROC else set()
@@ -24,8 +24,8 @@ def processes() -> set[str]:
 def left_behind() -> bool:
     """Delete this user's files in /tmp and /dev/shm. Return whether any files or shared memory remain.
 
-    The next probe could read what remains, and would lack its space. Files of other users stay, because they belong
-    to the sandbox itself or, with weaker isolation, to other sandboxes.
+    The next probe could read remaining files, and would have less space. Files of other users stay: they belong to
+    the sandbox itself or, with weaker isolation, to other sandboxes.
     """
     remaining = []
     for folder in ("/tmp", "/dev/shm"):
@@ -45,9 +45,9 @@ def left_behind() -> bool:
 
 
 def asleep(pid: int) -> list[str]:
-    """How long each thread of a process has run, if all of them sleep; [] if one does not, or if it is not known.
+    """Return how long each thread of a process has run, or [] if a thread does not sleep or we cannot know.
 
-    If the answers of two calls are equal, the process has done nothing in between.
+    If two calls return the same list, the process did nothing between them.
     """
     seen = []
     with contextlib.suppress(OSError):
@@ -60,16 +60,16 @@ def asleep(pid: int) -> list[str]:
 
 
 def resident(pid: int, private: bool = False) -> int:
-    """Bytes of a process that are in memory (its resident set); -1 if the system does not report it.
+    """Return a process's resident set size in bytes, or -1 if the system does not report it.
 
-    private: leave out those that belong to a file.
+    private: exclude memory that is mapped from files.
     """
     size = _status(pid, "RssAnon" if private else "VmRSS")
     return 1024 * int(size[0]) if size else -1
 
 
 def _status(pid: int | str, name: str) -> list[str]:
-    """Read one entry of a process's status file, as words. Return [] if the file or the entry does not exist."""
+    """Return the words of one entry in a process's status file, or [] if the file or the entry does not exist."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
         return next((line.split()[1:] for line in status if line.startswith(f"{name}:")), [])
     return []
@@ -88,7 +88,7 @@ def end_with_parent() -> None:
 
 
 def use_huge_pages() -> None:
-    """Move this process's memory to huge pages: a fork copies the page table, and then takes half as long.
+    """Move this process's memory to huge pages. A fork then copies a smaller page table, in half the time.
 
     Does nothing on kernels without MADV_COLLAPSE (before Linux 6.1).
     """

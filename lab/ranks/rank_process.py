@@ -12,33 +12,33 @@ from .processes import resident
 
 @dataclass
 class Rank:
-    """One child process and what it has sent so far."""
+    """One child process, and the bytes it has sent so far."""
 
     pid: int
-    go: socket.socket  # carries the signal to begin; then the id of the inner process, if there is one
+    go: socket.socket  # carries our signal to begin, then the id `inner`, if there is one
     reply: int
     output_fd: int
     stack: Any
-    secret: str  # an answer without it was forged by the code under test
-    start_bytes: int  # resident bytes after the fork, before it ran; -1: not reported by the system
-    peak_bytes: int = -1  # bytes by which it then grew, by the kernel
+    secret: str  # an answer without this secret is forged by the code under test
+    start_bytes: int  # resident bytes right after the fork; -1: the system does not report them
+    peak_bytes: int = -1  # largest growth since then; -1: unknown
     status: int = 0
     inbox: bytearray = field(default_factory=bytearray)
     output: bytearray = field(default_factory=bytearray)
     outcome: str = ""  # "", then "ok", "error", "died", "hung"
     blob: bytes = b""
     extra: dict = field(default_factory=dict)
-    inner: int = 0  # the process that the solution runs in, if that is not `pid`
+    inner: int = 0  # id of the process in which the solution runs; 0: it is `pid`, or unknown yet
 
     def fail(self, outcome: str, reason: str, text: str, frames: Sequence[list] = ()) -> None:
-        """Record a failure that the rank did not report itself, in the form of `child.describe`."""
+        """Record a failure that the rank did not report, in the format of `child.describe`."""
         self.outcome = outcome
         self.extra = {"error": {"reason": reason, "type": "", "text": text, "frames": list(frames)}}
 
     def pids(self) -> set[int]:
-        """Ids of the rank's process and of its parent outside the namespaces, as far as they are running."""
+        """Return the ids of the rank's process and of its parent outside the namespaces, if they are running."""
         if not self.inner:
-            with contextlib.suppress(OSError):  # it has not sent its id yet, or has ended
+            with contextlib.suppress(OSError):  # the rank has not sent the id yet, or has ended
                 self.inner = int.from_bytes(self.go.recv(4, socket.MSG_DONTWAIT), "little")
         return {self.pid, self.inner} - {0}
 
@@ -58,13 +58,13 @@ class Rank:
         return bool(pid)
 
     def sample(self) -> None:
-        """Look how much its private memory has grown by now: the kernel keeps no high-water mark of it."""
+        """Measure the rank's private memory now, because the kernel does not record its peak."""
         if self.pids() and self.start_bytes >= 0:
             self.peak_bytes = max(self.peak_bytes, resident(self.inner or self.pid, private=True) - self.start_bytes, 0)
 
 
 def frames_of(stack: str, impl: str) -> list[list]:
-    """Parse faulthandler's text to [file, line, function, ""], innermost frame last, as in a traceback."""
+    """Return faulthandler's text as [file, line, function, ""] per frame, innermost last, as in a traceback."""
     frames: list[list] = []
     for line in stack.splitlines():
         if line.startswith('  File "') and '", line ' in line:

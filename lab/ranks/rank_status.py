@@ -14,15 +14,15 @@ from . import frames, processes
 from .ledger import Row
 from .parts import Refused, count
 
-SLEEP_S = 0.005  # a process that sleeps so long does not compute
+SLEEP_S = 0.005  # a process that sleeps this long does not compute
 
 
 @dataclass(frozen=True)
 class Gate:
     """A rank's request for the numbers of a gate.
 
-    issued: how many operations the rank had issued before. ran_s: seconds that its process has run, by the kernel; 0 if
-    not known.
+    issued: number of operations that the rank had issued before. at_s: time of the request. ran_s: seconds that the
+    rank's process has run, reported by the kernel; 0 if unknown.
     """
 
     name: str
@@ -33,52 +33,52 @@ class Gate:
 
 @dataclass
 class Rank:
-    """One rank's connection, and what the rank has done."""
+    """One rank's connection, and the operations of the rank."""
 
     number: int
     socket: socket.socket
     reader: frames.Reader
-    state: str = "running"  # "finished": it will issue nothing more; "gone": it closed its connection
-    waits: set[int] = field(default_factory=set)  # numbers of unanswered operations that it waits for
-    polls: dict[int, int] = field(default_factory=dict)  # by operation: polls since the rank last did anything else
-    waits_again: bool = False  # it waits for a message a second time, which on Gloo never returns
+    state: str = "running"  # or "finished": will issue no more operations; or "gone": closed its connection
+    waits: set[int] = field(default_factory=set)  # numbers of unanswered operations for which the rank waits
+    polls: dict[int, int] = field(default_factory=dict)  # by operation: polls since the rank last did something else
+    waits_again: bool = False  # whether it waits for a message a second time, which never returns on Gloo
     rows: list[Row] = field(default_factory=list)
-    payloads: list[torch.Tensor | None] = field(default_factory=list)  # by row; None: too large to be kept
+    payloads: list[torch.Tensor | None] = field(default_factory=list)  # by row; None: too large to keep
     gates: list[Gate] = field(default_factory=list)
-    common_groups: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # that all ranks make, in order
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # groups that it is in: name -> global ranks
+    common_groups: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # made by all ranks, in order
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # its groups: {name: global ranks}
     answered: set[int] = field(default_factory=set)
     outbox: deque[memoryview] = field(default_factory=deque)
-    delayed: dict[int, tuple[str, Callable]] = field(default_factory=dict)  # by operation: the answer, until a gate
-    sleep_state: list[str] = field(default_factory=list)  # processes.asleep, when we last looked
+    delayed: dict[int, tuple[str, Callable]] = field(default_factory=dict)  # by operation: (gate, sends the answer)
+    sleep_state: list[str] = field(default_factory=list)  # result of the last processes.asleep
     checked_s: float = 0.0
 
     def spinning(self) -> bool:
-        """Whether it polled an operation twice, with nothing done in between."""
+        """Whether the rank polled one operation twice and did nothing between."""
         return any(count > 1 for count in self.polls.values())
 
     def stalled(self) -> bool:
-        """Whether it does nothing until it has an answer that we delay."""
+        """Whether the rank does nothing until it gets an answer that we delay."""
         if not self.delayed or self.spinning():
             return bool(self.delayed)
         if self.waits - self.delayed.keys():
             return False
         if self.reader.pid in (0, os.getpid()):
-            return bool(self.waits)  # we cannot see whether it sleeps
+            return bool(self.waits)  # we cannot see whether the process sleeps
         if time.monotonic() < self.checked_s + SLEEP_S:
             return False
         before, self.sleep_state, self.checked_s = self.sleep_state, processes.asleep(self.reader.pid), time.monotonic()
-        return bool(before) and before == self.sleep_state  # it slept, and sent nothing
+        return bool(before) and before == self.sleep_state  # the process slept, and sent nothing
 
     def operation_number(self, header: dict[str, Any]) -> int:
-        """Read an operation's number from a frame's header. Raises Refused if the rank has not issued it."""
+        """Return the operation number in a frame's header. Raises Refused if the rank has not issued the operation."""
         number = count(header["number"])
         if number >= len(self.rows):
             raise Refused(f"to wait for operation {number} of {len(self.rows)}")
         return number
 
     def flush(self) -> None:
-        """Send as much of the outbox as the socket takes now."""
+        """Send as much of the outbox as the socket accepts now."""
         try:
             while self.outbox:
                 sent = self.socket.send(self.outbox[0])
@@ -91,7 +91,7 @@ class Rank:
             self.outbox.clear()
 
     def required_gate(self, row: Row, hold: Sequence[tuple[str, ...]]) -> str:
-        """The gate that the rank must request before we answer this operation, "*" if any; "" if we may answer now."""
+        """Return the gate that the rank must request before we answer this operation; "*": any gate; "": answer now."""
         requested = {gate.name: gate.issued for gate in self.gates}
         for first, last, *ops in hold:
             if ops and row.op not in ops:
@@ -105,7 +105,7 @@ class Rank:
 
 
 def connect(number: int) -> tuple[Rank, socket.socket]:
-    """Make a Rank, and return it with the rank process's end of the connection."""
+    """Return a new Rank, and the end of its connection for the rank's process."""
     local, remote = socket.socketpair()
     for end in (local, remote):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from .rank_status import Rank
     from .switch import Switch
 
-_SHOWN = 4  # how many of the ranks in a deadlock a message names
+_SHOWN = 4  # number of ranks that a message about a deadlock names
 
 
 def deadlock(switch: Switch) -> str:
-    """Explain a deadlock: which rank waits for which, and the rule that was broken."""
+    """Explain a deadlock: which rank waits for which other rank, and which rule they broke."""
     ranks = switch.ranks
     waits_for = {rank.number: _blocker(ranks, rank) for rank in ranks if rank.waits}
     chain = [min((r for r, blocker in waits_for.items() if blocker != r), default=min(waits_for))]
@@ -27,13 +27,13 @@ def deadlock(switch: Switch) -> str:
 
 
 def rank_states(switch: Switch) -> str:
-    """`rank 1 waits in all_reduce #3 (4 KiB); rank 0 issued broadcast #3 (4 KiB)`: waiting ranks come first."""
+    """Return `rank 1 waits in all_reduce #3 (4 KiB); rank 0 issued broadcast #3 (4 KiB)`, waiting ranks first."""
     order = sorted(switch.ranks, key=lambda rank: not rank.waits)
     return "; ".join(_activity(switch.ranks, rank.number) for rank in order)
 
 
 def parts_that_differ(parts: Sequence[Part], members: Sequence[int]) -> str:
-    """Describe in one line where the ranks of a group issued different collectives; "" if they issued the same."""
+    """Describe in one line where the ranks of a group issued different collectives, or return ""."""
     one = parts[0]
     for two in parts[1:]:
         if _same_operation(one, two):
@@ -55,15 +55,15 @@ def parts_that_differ(parts: Sequence[Part], members: Sequence[int]) -> str:
 
 
 def message_that_differs(send: Part, recv: Part) -> str:
-    """Describe in one line a send and a recv of different sizes."""
+    """Describe a send and a recv of different sizes in one line."""
     one, two = sorted((send.row, recv.row), key=lambda row: row.rank)
     return f"first mismatch: {_issue_text(one)}; {_issue_text(two)}"
 
 
 def groups_that_differ(ranks: Iterable[Rank], start: int = 0) -> str:
-    """Describe where two ranks made different groups, among groups that all ranks must make; "" if they agree.
+    """Describe where two ranks made different groups, among groups that all ranks must make, or return "".
 
-    start: from which group on to compare.
+    start: number of the first group to compare.
     """
     first: dict[int, tuple[int, tuple[str, tuple[int, ...]]]] = {}
     for rank in ranks:
@@ -84,7 +84,7 @@ def _same_operation(a: Part, b: Part) -> bool:
 
 
 def _blocker(ranks: Sequence[Rank], rank: Rank) -> int:
-    """A rank that has not issued the operation that `rank` waits for; `rank` itself if no other rank blocks it."""
+    """Return a rank that has not issued the operation for which `rank` waits; `rank` if no other rank blocks it."""
     row = rank.rows[min(rank.waits)]
     if rank.waits_again:
         return rank.number
@@ -105,7 +105,7 @@ def _index(rank: Rank, row: Row) -> int:
 
 
 def _rule(ranks: Sequence[Rank], chain: list[int]) -> str:
-    """The rule that the ranks of a deadlock broke, as advice at the end of the message."""
+    """Return the rule that the ranks in a deadlock broke, as the end of the message."""
     rows = [ranks[r].rows[min(ranks[r].waits)] if ranks[r].waits else None for r in chain]
     first, last = rows[0], ranks[chain[-1]]
     if last.waits_again:
@@ -125,7 +125,7 @@ def _rule(ranks: Sequence[Rank], chain: list[int]) -> str:
 
 
 def _has_subgroups(ranks: Sequence[Rank]) -> bool:
-    """Whether there are groups of some ranks, besides the group of all."""
+    """Whether a group of more than one rank does not contain all ranks."""
     return any(1 < len(members) < len(ranks) for rank in ranks for members in rank.groups.values())
 
 

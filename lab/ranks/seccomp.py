@@ -1,11 +1,11 @@
 """System-call filters as classic BPF programs: one for the grader's sandbox (`bwrap --seccomp`), one for each rank.
 
-Both refuse calls that no exercise needs and that would weaken the sandbox: sockets other than IP, Unix and netlink (a
-virtual machine's vsock reaches the host past the network namespace), kernel keys, tracing, BPF, io_uring. The filter of
-a rank also refuses new namespaces (a new tmpfs has no size limit), locks and watches on shared read-only files (they
-carry messages), memory that no process is charged for (memfd, System V segments, buffers of Unix and netlink sockets),
-and unless its kernels are compiled, pipes, and processes of its own, whose memory nobody counts. See seccomp(2),
-linux/filter.h.
+Both refuse calls that no exercise needs and that would weaken the sandbox: kernel keys, tracing, BPF, io_uring, and
+sockets other than IP, Unix and netlink. (The vsock of a virtual machine would reach the host past the network
+namespace.) The filter of a rank also refuses new namespaces, because a new tmpfs has no size limit; locks and watches
+on shared read-only files, because they carry messages; and memory that no process is charged for (memfd, System V
+segments, buffers of Unix and netlink sockets). Unless kernels are compiled, it also refuses pipes and child processes,
+because nobody counts their memory. See seccomp(2), linux/filter.h.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _REFUSED_TO_RANKS = {
     "msgget": (68, 186), "mq_open": (240, 180), "inotify_init": (253, 26), "inotify_init1": (294, 26),
     "fanotify_init": (300, 262), "socketpair": (53, 199),
 }  # fmt: skip
-_FORK, _VFORK = 57, 58  # x86_64 alone
+_FORK, _VFORK = 57, 58  # only x86_64 has them
 _FLOCK, _FCNTL = (73, 32), (72, 25)
 _LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1026, 1031)  # F_GETLK, F_SETLK, F_SETLKW, …; leases; F_NOTIFY; F_SETPIPE_SZ
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
@@ -62,14 +62,14 @@ def program(rank: bool = False, forks: bool = True) -> bytes:
         code += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _REFUSE | _ENOSYS)]
     for numbers in (_REFUSED | _REFUSED_TO_RANKS if rank else _REFUSED).values():
         code += [(_EQUAL, 0, 1, numbers[i]), (_RETURN, 0, 0, _REFUSE | _EPERM)]
-    # clone3 hides its flags behind a pointer; on ENOSYS libc falls back to clone
+    # a filter cannot read the flags of clone3, behind a pointer; on ENOSYS libc falls back to clone
     code += [(_EQUAL, 0, 1, _CLONE3[i]), (_RETURN, 0, 0, _REFUSE | _ENOSYS)]
-    if rank:  # report success: an honest program locks files that nobody else can reach
+    if rank:  # report success: honest programs lock only files that nobody else can reach
         code += [(_EQUAL, 0, 1, _FLOCK[i]), (_RETURN, 0, 0, _REFUSE)]
         code += _check_argument(_FCNTL[i], _ARGUMENT_1, [(_EQUAL, command) for command in _LOCKS], _REFUSE, _ALLOW)
         if forks:
             code += _check_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _NEW_NAMESPACES)], _REFUSE | _EPERM, _ALLOW)
-        else:  # a thread gets no new namespaces: a rank has no capability left
+        else:  # threads cannot get new namespaces, because a rank has no capabilities
             code += _check_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _THREAD)], _ALLOW, _REFUSE | _EPERM)
             for number in (*_PIPES[i], *((_FORK, _VFORK) if i == 0 else ())):
                 code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE | _EPERM)]
@@ -80,7 +80,7 @@ def program(rank: bool = False, forks: bool = True) -> bytes:
 
 
 def _check_argument(call: int, offset: int, tests: list[tuple[int, int]], if_any: int, if_none: int) -> list[tuple]:
-    """Decide about a call by one argument: `if_any` if any of the tests holds, else `if_none`."""
+    """Return code that decides a call by one argument: `if_any` if any test holds, otherwise `if_none`."""
     count = len(tests)
     code = [(_EQUAL, 0, count + 3, call), (_LOAD, 0, 0, offset)]
     code += [(kind, count - k, 0, value) for k, (kind, value) in enumerate(tests)]

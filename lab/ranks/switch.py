@@ -1,13 +1,13 @@
 """The switch carries all messages between ranks, and runs in the process that judges them.
 
-A rank sends a frame for every operation it issues, every wait it begins and every poll of an unfinished operation, and
-when it has finished. The switch matches operations, reduces in rank order (the same bits each time), and answers when
-the link would have carried the data. It alone writes the ledger. Its queues show deadlocks and mismatches exactly.
+A rank sends a frame per operation that it issues, per wait, per poll of an unfinished operation, and when it finishes.
+The switch matches operations, reduces in rank order (so all runs give the same bits), and answers when the link would
+have carried the data. It alone writes the ledger that tests read. Its queues show deadlocks and mismatches exactly.
 
 Gates prove the order of work: a layer of a probe's model multiplies by numbers that only the switch knows, so a rank
-must request them to compute past that layer. `hold` delays the answers to operations issued between two gates until the
-rank requests the second. If the rank waits, polls or sleeps before that, it stalls, and `stalls` records it.
-`by_rounds` delays all answers until every rank waits, and counts how often: the longest chain of messages.
+must request them to compute past that layer. `hold` delays answers to operations that a rank issues between two gates,
+until the rank requests the second gate. A rank that waits, polls or sleeps before that stalls, and `stalls` records it.
+`by_rounds` delays all answers until every rank waits. The number of rounds is the longest chain of messages.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .parts import Part, Refused, part_from_frame, results
 from .rank_status import SLEEP_S, Gate, Rank, connect
 
 _CHECK_INTERVAL_S = 0.05  # longest time between two checks for deadlocks
-_DELAY_S = 0.01  # delay of held answers after their gate: a rank that skips the wait must not have its data by luck
-_FRAME_LIMIT = 32  # frames that we read from one rank before it is another's turn
+_DELAY_S = 0.01  # delay of held answers after their gate, so that a rank that skips the wait has no data yet
+_FRAME_LIMIT = 32  # frames that we read from one rank before we read from the next
 KEPT_BYTES = 64 << 20  # bytes of a probe's payloads that we keep for tests to read
 
 
@@ -45,13 +45,13 @@ class Switch:
         args: Sequence[bytes] = (),
         by_rounds: bool = False,
     ):
-        """gates: numbers of each gate, by name. hold: pairs of gates between which answers are delayed. The pair
-        ("x", "*") stands for each gate whose name begins with x, and the next one; a third string is the only operation
-        that is delayed. args: packed arguments of each rank's probe; no other process of the sandbox has them."""
+        """gates: numbers of each gate, by name. hold: pairs of gates between which we delay answers. ("x", "*") stands
+        for each gate whose name begins with x, and the next gate. If a third string follows, we delay only this
+        operation. args: packed arguments of each rank's probe; no other process of the sandbox has them."""
         self.link = None if link is None or link.free else link
         self.factors, self.hold, self.args = dict(gates or {}), list(hold), args
         self.hang, self.mismatch = "", ""  # explains a deadlock; where ranks first issued different operations
-        self.refused = ""  # the first frame that our process group never sends
+        self.refused = ""  # describes the first frame that our process group never sends
         self.by_rounds, self.rounds = by_rounds, 0
         self._next_round: list[Callable[[], None]] = []  # deliveries of the next round
         self.stalls: list[tuple[int, Row]] = []  # (rank, row) of each wait for a delayed answer
@@ -74,7 +74,7 @@ class Switch:
             end.close()
 
     def serve(self, done: int, deadline: float, stop: Callable[[], None]) -> None:
-        """Carry messages until `done` is readable or time.monotonic() is `deadline`. stop: called at a deadlock."""
+        """Carry messages until `done` is readable or time.monotonic() is `deadline`. Calls `stop` at a deadlock."""
         for end in self.ends:  # the ranks have their own copies now
             end.close()
         for rank, packed in zip(self.ranks, self.args, strict=False):
@@ -82,7 +82,7 @@ class Switch:
         while time.monotonic() < deadline:
             unread, self._unread = self._unread, []
             blocked = [fd for fd, rank in self._connected.items() if rank.outbox]
-            timeout_s = 0 if unread else self._timeout_s()  # of which select keeps the microseconds, unlike epoll
+            timeout_s = 0 if unread else self._timeout_s()  # select keeps its microseconds, epoll does not
             readable, writable, _ = select.select([done, *self._connected], blocked, [], timeout_s)
             for fd in writable:
                 self._connected[fd].flush()
@@ -98,7 +98,7 @@ class Switch:
     # ---- receiving ----
 
     def _read(self, rank: Rank) -> None:
-        """Handle this rank's frames. After a malformed or unexpected frame, drop the rank."""
+        """Handle the frames of this rank. Drop the rank after a malformed or unexpected frame."""
         try:
             for count, (header, payload) in enumerate(rank.reader.frames(_FRAME_LIMIT), 1):
                 self._handle(rank, header, payload)
@@ -190,13 +190,13 @@ class Switch:
             return
         try:
             answers = [(p, a, -1) for p, a in zip(parts, results(parts), strict=True)]
-        except (RuntimeError, ValueError) as error:  # torch cannot add, say, 8-bit floats, or AND floats
+        except (RuntimeError, ValueError) as error:  # such as the sum of 8-bit floats, or AND of floats
             self._fail(parts, f"{parts[0].row.op} of {parts[0].row.dtype} is not possible: {error}")
             return
         self._schedule(self._transfer([p.row for p in parts]) if len(parts) > 1 else 0.0, answers)
 
     def _message(self, name: str, part: Part) -> None:
-        """Match a send and a recv. Of several, take the oldest; a recv from this rank before one from any rank."""
+        """Match a send and a recv, oldest first. A recv from this rank goes before a recv from any rank."""
         is_send = part.row.op == "send"
         waiting = self._unmatched[name, part.row.tag, part.row.peer if is_send else part.rank]  # for one receiver
         if is_send:
@@ -221,7 +221,7 @@ class Switch:
         self._schedule(send.row.done_s, [(send, b"", -1), (recv, send.payload, send.rank)])
 
     def _transfer(self, rows: Sequence[Row]) -> float:
-        """Keep the links of these rows' ranks busy from when all are free. Return when the operation is done."""
+        """Occupy the links of these rows' ranks as soon as all are free. Return the time when the operation is done."""
         if not self.link:
             return 0.0
         start = max(time.perf_counter(), *(self._link_free[row.rank] for row in rows))
@@ -276,7 +276,7 @@ class Switch:
     # ---- gates ----
 
     def _open_gate(self, rank: Rank, name: str, number: int) -> None:
-        if self.hold and any(gate.name == name for gate in rank.gates):  # a forged one would let held answers go
+        if self.hold and any(gate.name == name for gate in rank.gates):  # a forged request would release held answers
             raise Refused(f"a second request for the gate {name!r}")
         ran_s, _ = time_on_cores(rank.reader.pid)
         rank.gates.append(Gate(name, len(rank.rows), time.perf_counter(), ran_s))
@@ -287,7 +287,7 @@ class Switch:
             heapq.heappush(self._deliveries, (due_s, next(self._order), rank.delayed.pop(operation)[1]))
 
     def _is_stuck(self) -> bool:
-        """Whether there is a deadlock. First, a rank that stalls for delayed answers is recorded, and has them."""
+        """Whether there is a deadlock. First records each rank that stalls for delayed answers, and sends them."""
         live = [rank for rank in self.ranks if rank.state == "running"]
         if not live or self._deliveries or self._unread or any(rank.outbox for rank in live):
             return False
@@ -309,7 +309,7 @@ class Switch:
         return all(rank.waits - rank.delayed.keys() for rank in live)  # a rank that polls may still go on
 
     def _record_stall(self, rank: Rank, number: int) -> None:
-        """Record that a rank waits for, or polls, an operation whose answer is delayed."""
+        """Record that a rank waits for, or polls, an operation whose answer we delay."""
         row = rank.rows[number]
         if row.waited_s < 0:
             row.waited_s = time.perf_counter()

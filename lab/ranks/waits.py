@@ -1,7 +1,7 @@
 # mypy: disable-error-code="method-assign,assignment,attr-defined"
 """Notices when a rank waits for, or polls, an operation that it has issued.
 
-It patches the methods of torch's Work and Future classes. The objects themselves stay torch's own.
+It patches methods of torch's Work and Future classes, so the objects are still torch's own.
 """
 
 import weakref
@@ -28,8 +28,8 @@ def row_of(work: dist.Work) -> Row | None:
 def install(on_begin: Callable[[Row], None], on_poll: Callable[[Row], None], on_end: Callable[[Row], None]) -> None:
     """Patch torch's methods that wait for an operation, and those that poll it.
 
-    on_begin: called with each row when a wait begins. on_poll: called with each row that was polled and was not done.
-    on_end: called with each row when the wait has ended; may raise the operation's error.
+    Each function is called with the row of the operation. on_begin: a wait begins. on_poll: a poll found the operation
+    unfinished. on_end: a wait has ended; this function may raise the operation's error.
     """
 
     def polled(poll: Callable) -> Callable:
@@ -64,7 +64,7 @@ def install(on_begin: Callable[[Row], None], on_poll: Callable[[Row], None], on_
 
 
 def _inherit_rows(make: Callable) -> Callable:
-    """Give a Future that is made from a Work or Future the same rows."""
+    """Wrap a function that makes a Future from a Work or Future, so that the new Future belongs to the same rows."""
 
     def call(source: Any, *args: Any, **kwargs: Any) -> Any:
         future = make(source, *args, **kwargs)

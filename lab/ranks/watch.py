@@ -1,9 +1,10 @@
 """Refuses forbidden calls when the solution makes them, under any name.
 
-Most such calls stand in the source under their own name; lab/solution/forbidden.py reports them before anything runs.
-This module refuses the rest while the solution runs, such as a name built at run time. It wraps functions, refuses to
-make objects of classes, and replaces operators in torch's dispatcher. Torch itself may still call them, and so may the
-stand-ins that this run has in place of exercises. A refusal is reported even if the solution catches the exception.
+Most forbidden calls appear in the source by name; lab/solution/forbidden.py reports them before anything runs. This
+module refuses the other calls while the solution runs, such as a call by a name built at run time. It wraps functions,
+refuses to instantiate classes, and replaces operators in torch's dispatcher. Torch may still instantiate these classes
+and call functions of forbidden modules, and so may the stand-ins of this run. The run reports a refusal even if the
+solution catches the exception.
 """
 
 import functools
@@ -24,19 +25,19 @@ _STAND_INS = _LAB + "standins" + os.sep
 
 
 class Watch:
-    """Guards against the solution in folder `impl`, from the call of `guard` until this process ends."""
+    """Refuses forbidden calls of the solution in folder `impl`, from `guard` until this process ends."""
 
     def __init__(self, impl: str):
         self.impl = impl + os.sep
         self.trusted = (_STANDARD, str(ROOT) + os.sep, *(p.rstrip(os.sep) + os.sep for p in sys.path if p), "<frozen")
         self.forbidden: tuple[str, ...] = ()
         self.stand_ins = False
-        self.last_module = next(reversed(sys.modules))  # the module imported last, before any of the solution's
+        self.last_module = next(reversed(sys.modules))  # last module imported before the solution's modules
 
     def guard(self, names: Iterable[str], stand_ins: bool = False) -> None:
         """Refuse the operators, functions, classes and modules with these names to the solution.
 
-        stand_ins: whether some are in this run; they may call what is forbidden.
+        stand_ins: whether this run has stand-ins, which may call what is forbidden.
         """
         global _watch
         _watch, self.forbidden, self.stand_ins = self, tuple(names), stand_ins
@@ -46,12 +47,12 @@ class Watch:
             setattr(owner, attribute, refusing)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Refuse to import a forbidden module, if the solution asks for it."""
+        """Refuse to import a forbidden module if the solution requests it."""
         if any(f"{name}.".startswith(f"{other}.") for other in self.forbidden) and self._untrusted(skip=self._is_relay):
             raise _refusal(name)
 
     def check(self) -> None:
-        """After a probe, raise ForbiddenCall if a call was refused, or if the solution holds a forbidden object."""
+        """Raise ForbiddenCall if a forbidden call was refused, or if a solution's module holds a forbidden object."""
         if ForbiddenCall.first is not None:
             raise ForbiddenCall.first
         _, forbidden = refusals(self.forbidden)
@@ -62,14 +63,14 @@ class Watch:
                         raise ForbiddenCall(f"{name}.{key} is the forbidden {forbidden[id(value)]}")
 
     def _untrusted(self, skip: Any) -> bool:
-        """Whether the solution made this call. skip(file): whether to skip callers in this file."""
+        """Whether the solution made this call. skip(file): whether to look past callers in this file."""
         frame = sys._getframe(2)
         while frame.f_back and skip(frame.f_code.co_filename):
             frame = frame.f_back
         return not self._is_trusted(frame.f_code.co_filename)
 
     def _is_relay(self, file: str) -> bool:
-        """Whether this file only passes on what its caller asks for."""
+        """Whether code in this file only calls what its caller requests."""
         return _is_standard(file) or (file.startswith(_LAB) and not (self.stand_ins and file.startswith(_STAND_INS)))
 
     def _is_trusted(self, file: str) -> bool:
@@ -81,7 +82,7 @@ _watch: Watch  # of this process
 
 @functools.cache
 def refusals(names: tuple[str, ...]) -> tuple[list[tuple[Any, str, Any]], dict[int, str]]:
-    """Make what refuses these names: (owner, attribute, its new value), and the forbidden objects' names by their id.
+    """Return [(owner, attribute, new value that refuses calls)] for these names, and {id of object: forbidden name}.
 
     The zygote calls this before it forks. In each fork it would take tens of milliseconds, because reading all modules
     copies their memory pages.
@@ -113,7 +114,7 @@ def refusals(names: tuple[str, ...]) -> tuple[list[tuple[Any, str, Any]], dict[i
 
 
 def _refusing(function: Any, name: str, is_named: bool) -> Any:
-    """Wrap a function. is_named: refuse it also if torch calls it for the solution."""
+    """Return a function that refuses the solution. is_named: also refuse if torch calls it for the solution."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

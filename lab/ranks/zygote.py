@@ -24,9 +24,9 @@ from .child import Job
 from .launch import Isolation, World
 
 MAX_RANKS = 250  # one message can carry this many descriptors
-_HUGE_PAGES_AFTER = 64  # after so many forks we use huge pages: that takes 0.4 s, and saves a few milliseconds per fork
-# Modules that probes import: import them once here instead of in each child. The first launch with a tensor descriptor
-# imports the last one.
+_HUGE_PAGES_AFTER = 64  # forks until we use huge pages, which takes 0.4 s and saves a few milliseconds per fork
+# Modules that probes import. We import them once here instead of in each child. The last module is imported by the
+# first launch with a tensor descriptor.
 _PROBES = (
     "lab.measure.clock", "lab.harness.compare", "lab.measure.device", "lab.measure.kernels", "lab.measure.memory",
     "lab.measure.process", "lab.measure.reads", "lab.model.transformer", "lab.cluster.costs",
@@ -42,7 +42,7 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)
-    gc.disable()  # it would scan all imported objects repeatedly, a quarter of the start-up time
+    gc.disable()  # garbage collection would take a quarter of the start-up time
     # In a sandbox with a user of its own, all visible processes are ours to kill. That never holds for root.
     sandbox = os.environ.get("SHARDLINGS_BOX", "")
     sandboxed = sandbox in ("bubblewrap", "uid") and os.geteuid() != 0
@@ -51,20 +51,20 @@ def main() -> None:
     gc.enable()
     if sandboxed:
         processes.dumpable(False)  # otherwise a child could open this process's pipes through /proc
-        processes.use_huge_pages()  # now: later it would disturb a probe's memory measurement
+        processes.use_huge_pages()  # do it now, because later it would disturb memory measurements
     forks = _HUGE_PAGES_AFTER if sandboxed else 0
     lacking = alone.isolation_error() if sandbox == "bubblewrap" else ""
-    compiles = not os.environ.get("TRITON_INTERPRET")  # ptxas is a process
+    compiles = not os.environ.get("TRITON_INTERPRET")  # then ranks start ptxas, a process
     isolation = Isolation(seccomp.program(rank=True, forks=compiles), not lacking) if sandbox == "bubblewrap" else None
     known = processes.processes()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # an exception, so that `finally` ends the ranks
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # raises, so that `finally` ends the ranks
     framing.send(answers, {"ready": True, "lacking": lacking})
     while True:
         try:
             byte, ports, *_ = socket.recv_fds(request_socket, 1, MAX_RANKS)
             if not byte:
                 return
-            if byte == GIVE_UP:  # too late: the probe was answered already
+            if byte == GIVE_UP:  # too late: we have already answered the probe
                 continue
             header, blobs = framing.receive(requests)
         except framing.Closed:
@@ -79,7 +79,7 @@ def main() -> None:
                 for rank in ranks:
                     rank.fail("error", "forbidden", f"a solution must not start processes: {len(strays)} still ran")
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(-1, signal.SIGKILL)  # everything that a probe left running, daemons too
+                os.kill(-1, signal.SIGKILL)  # all processes that a probe left running, including daemons
             leftover = processes.left_behind()
         if world.late_module:
             _import_late(world.late_module)
@@ -123,12 +123,12 @@ def _warm() -> None:
 def _in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Format a warning as one line, so that lab/harness/summary.py can tell it from printed output."""
+    """Return a warning as one line, so that lab/harness/summary.py can distinguish it from printed output."""
     return f"{filename}:{lineno}: {category.__name__}: {' '.join(str(message).split())}\n"
 
 
 def _import_late(name: str) -> None:
-    """Import a module of LATE_MODULES in the zygote, so that no child must."""
+    """Import a module of LATE_MODULES in the zygote, so that children inherit it."""
     gc.disable()
     module = importlib.import_module(name)
     if name == "torch._dynamo":
@@ -139,7 +139,7 @@ def _import_late(name: str) -> None:
 
 
 def _prepare(job: Job) -> None:
-    """Import the modules of the probe and its stand-ins, and look up what is forbidden, once for all later ranks."""
+    """Import the modules of probe and stand-ins, and look up forbidden objects, once for all later ranks."""
     before = len(sys.modules)
     for source in (job.probe, *job.replace.values()):
         with contextlib.suppress(Exception):  # the child will report the error
@@ -153,6 +153,6 @@ def _prepare(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(framing.Closed, SystemExit):  # the client has gone, or asked us to end
+    with contextlib.suppress(framing.Closed, SystemExit):  # the client is gone, or has requested our end
         main()
     os._exit(0)  # skip torch's teardown, which takes half a second

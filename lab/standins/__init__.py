@@ -1,8 +1,8 @@
 """Stand-ins replace prerequisites that do not pass, so that a student does not lose points twice.
 
-`lab/standins/<stage>.py` has a function for each exercise that others build on, with the exercise's name. The function
-takes the student's executed module, and returns the object that replaces the student's. That is torch's own if torch
-has one, otherwise a correct solution that lacks the exercise's property.
+`lab/standins/<stage>.py` has a function per exercise that other exercises need, with the exercise's name. Its argument
+`module` is the student's module, after it ran. It returns the object that replaces the student's: torch's own if torch
+has one, otherwise a correct solution without the property that the exercise asks for.
 """
 
 import importlib
@@ -17,7 +17,7 @@ def exists(id: str) -> bool:
 
 
 def source(id: str) -> str:
-    """Where an exercise's stand-in is: "lab.standins.ddp:naive". Raises LookupError if there is none."""
+    """Return the location of an exercise's stand-in: "lab.standins.ddp:naive". Raises LookupError if there is none."""
     stage, _, name = id.partition(".")
     if not exists(id):
         raise LookupError(f"no stand-in for {id}: expected a function {name} in lab/standins/{stage}.py")

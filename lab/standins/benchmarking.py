@@ -11,7 +11,7 @@ import torch
 
 
 def benchmark(module: ModuleType) -> Callable[..., Any]:
-    """Times each step between two synchronizations. Returns the student's `Timing`, which is provided."""
+    """Times each step between two synchronizations. Returns the `Timing` that students are given."""
 
     def benchmark(step: Callable[[], object], *, warmup: int = 5, steps: int = 20) -> Any:
         if warmup < 0 or steps < 1:
@@ -24,7 +24,7 @@ def benchmark(module: ModuleType) -> Callable[..., Any]:
 
 
 def flops(module: ModuleType) -> Callable[..., Any]:
-    """Counts FLOPs in a run on the meta device, which computes nothing: right, but slow for large sizes."""
+    """Counts FLOPs while the model runs on the meta device, without arithmetic: correct, but slow for large sizes."""
     from ..model.transformer import Transformer
 
     def flops(config: Any, *, batch: int, context: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Stand-ins for `lab train` of exercises that no other builds on: torch's own, or plain. Named <stage>_<exercise>."""
+"""Stand-ins, for `lab train`, of exercises that no other needs: torch's own, or plain. Named <stage>_<exercise>."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import nn
 
 
 def ddp_bucketed(module: ModuleType) -> type[nn.Module]:
-    """torch's DistributedDataParallel, which has already synchronized when backward returns."""
+    """torch's DistributedDataParallel. Its gradients are synchronized when backward returns."""
 
     class Replica(nn.parallel.DistributedDataParallel):
         def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: Any = None):
@@ -24,7 +24,7 @@ def ddp_bucketed(module: ModuleType) -> type[nn.Module]:
 
 
 def ddp_clip_and_count(module: ModuleType) -> Any:
-    """torch's own."""
+    """Returns torch's own function."""
     return lambda parameters, max_norm: nn.utils.clip_grad_norm_(list(parameters), max_norm)
 
 
@@ -37,7 +37,7 @@ mesh_mesh_checkpoint = zero_state_dict
 
 
 def mesh_global_norm(module: ModuleType) -> Any:
-    """Gathers all parts of the gradient on every rank: many more bytes than one number."""
+    """Gathers all gradients on every rank: correct, but sends far more than one number per rank."""
 
     def clip_global_norm(parallel: Any, max_norm: float) -> torch.Tensor:
         coordinate, copies = parallel.mesh.coordinate(), parallel.placements()
@@ -53,7 +53,7 @@ def mesh_global_norm(module: ModuleType) -> Any:
 
 
 class _ByRank:
-    """A checkpoint with a file per rank, rewritten at each save, and an index, written when all files are there."""
+    """A checkpoint with one file per rank, rewritten at each save. Rank 0 writes the index once all files exist."""
 
     def __init__(self, folder: Any, group: Any = None):
         self.folder = Path(folder)

@@ -9,7 +9,7 @@ from torch import nn
 
 
 def naive(module: ModuleType) -> type[nn.Module]:
-    """Gathers all ranks' tensors on every rank, and averages them there: right, but sends far too much."""
+    """Gathers all ranks' tensors on every rank, and averages them there: correct, but sends far too much."""
 
     class NaiveDDP(nn.Module):
         def __init__(self, module: nn.Module, group: Any = None):
@@ -30,7 +30,7 @@ def naive(module: ModuleType) -> type[nn.Module]:
 
 
 def gather_all(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    """Gather a tensor from all ranks; shape (ranks, ...)."""
+    """Gather a tensor from all ranks. Returns shape (ranks, ...)."""
     gathered = [
         torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))
     ]

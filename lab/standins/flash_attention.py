@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 def causal(module: ModuleType) -> Any:
-    """Loops over whole tiles, and masks one tile that needs no mask: right, with some wasted work."""
+    """Loops over whole tiles, and masks one tile that needs no mask: correct, but with some wasted work."""
 
     @triton.jit
     def key_range(i, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_CAUSAL: tl.constexpr):  # type: ignore[no-untyped-def]

@@ -7,7 +7,7 @@ import torch
 
 
 def loss_scaler(module: ModuleType) -> type:
-    """torch's own rules for the scale, with the exercise's interface."""
+    """Changes the scale by torch's own functions, behind the exercise's interface."""
 
     class LossScaler:
         def __init__(

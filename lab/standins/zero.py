@@ -18,7 +18,7 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 def zero1(module: ModuleType) -> type[torch.optim.Optimizer]:
-    """Assigns tensors to ranks in turn, and broadcasts one after the other: right, but unbalanced and slow."""
+    """Gives tensors to ranks in turn, and broadcasts them one by one: correct, but unbalanced and slow."""
 
     class ShardedOptimizer(torch.optim.Optimizer):
         def __init__(self, params: Any, optimizer_cls: type[torch.optim.Optimizer], group: Any = None, **kwargs: Any):
@@ -70,7 +70,7 @@ def zero1(module: ModuleType) -> type[torch.optim.Optimizer]:
 
 
 def fsdp_gather(module: ModuleType) -> type[nn.Module]:
-    """Gathers into new memory each time, which autograd keeps until backward: right, but needs much memory."""
+    """Gathers into new memory each time, and autograd keeps it until backward: correct, but needs much memory."""
 
     class FSDP(nn.Module):
         def __init__(self, model: nn.Module, group: Any = None, *, layers: Any = None, small: int = 1024):

@@ -39,7 +39,7 @@ BATCH_OPTIONS = ("seed", "sequences", "context")  # they determine the batches: 
 
 
 def learning_rate(step: int, steps: int, warm_up: int, peak: float) -> float:
-    """Rise linearly to `peak` in `warm_up` steps, then fall along half a cosine to a tenth of the peak.
+    """Return the learning rate: a linear rise to `peak` in `warm_up` steps, then half a cosine down to a tenth of it.
 
     The first step has peak / warm_up, not 0. With warm_up 10 and 100 steps, step 9 has the peak, step 99 a tenth of it.
     Sources: Goyal et al. 2017 (warm-up); Loshchilov and Hutter 2016, "SGDR" (cosine).
@@ -51,7 +51,7 @@ def learning_rate(step: int, steps: int, warm_up: int, peak: float) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train, save, draw."""
+    """Parse the command line, join the process group and train. Report an error on one rank, in one line."""
     options = parse(arguments)
     with process_group() as store:
         try:
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def complain(message: str) -> None:
-    """Print an error in one line."""
+    """Print an error in one line to stderr."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"lab.train: {' '.join(message.split())}", style="red", markup=False)
 
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(name: str = "lab.train", description: str = "") -> Parser:
-    """Make the parser of all options."""
+    """Return the parser of all options."""
     parser = Parser(name, description=description or __doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
@@ -124,7 +124,7 @@ def make_parser(name: str = "lab.train", description: str = "") -> Parser:
 
 
 def parse(arguments: list[str] | None = None, parser: Parser | None = None) -> argparse.Namespace:
-    """Parse and check the command line. parser: that of `lab train`, which has more options and starts the ranks."""
+    """Return the checked options. parser: the parser of `lab train`, which has more options and starts the ranks."""
     standalone, parser = parser is None, parser or make_parser()
     options = parser.parse_args(arguments)
     for name, value in vars(options).items():
@@ -149,7 +149,7 @@ def parse(arguments: list[str] | None = None, parser: Parser | None = None) -> a
     if options.stack == "data" and (axes or flags or options.micro_batches > 1):
         rejected = ", ".join([*(f"--mesh {a}=" for a in axes), *(f"--{n}" for n in flags)]) or "--micro-batches"
         parser.error(f"expected --mesh data=… alone with --stack data, got {rejected}; --stack mesh has the rest")
-    shares = max(ranks, world)  # without --mesh, torchrun's ranks are those of the data axis
+    shares = max(ranks, world)  # without --mesh, all ranks of torchrun form the data axis
     if options.stack == "data" and options.sequences % shares:
         parser.error(f"expected a multiple of {shares} --sequences, one share a rank, got {options.sequences}")
     if standalone and ranks > world == 1:
@@ -182,7 +182,7 @@ def exercises(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def process_group() -> Iterator[dist.Store]:
-    """Join torchrun's process group, or a group of one rank without torchrun. Yields the store that all ranks share."""
+    """Join torchrun's process group; without torchrun, make a group of one rank. Yields the store of all ranks."""
     single_rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     if "RANK" not in os.environ:
         os.environ |= single_rank
@@ -190,8 +190,8 @@ def process_group() -> Iterator[dist.Store]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store, rank, world = next(dist.rendezvous("env://"))
     # The store of torchrun's agent outlives its workers. Without a prefix, workers of a second attempt would find the
-    # addresses of the first, and wait for dead processes. A restarted machine counts attempts from 0 again, so it must
-    # not use the agent's store.
+    # addresses of the first attempt, and wait for dead processes. A restarted machine counts attempts from 0 again, so
+    # it must not use the agent's store.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     backend = "nccl" if device() == "cuda" else "gloo"
@@ -208,7 +208,7 @@ def device() -> str:
 
 
 def train(options: argparse.Namespace) -> list[float]:
-    """Train, and return the loss of each step."""
+    """Train, and return the loss of each step, including steps before a resumed checkpoint."""
     run = Run(load(folder_of(options.impl), options.replace), options)
     corpus = packed(texts((ROOT / "handout").glob("*.md")))
     losses, start = run.resume(), time.perf_counter()
@@ -245,7 +245,7 @@ class Run:
         self.flops = step_flops(config, options.sequences, options.context, options.experts and options.k)
 
     def resume(self) -> list[float]:
-        """Load the checkpoint, and return the losses of its steps; [] without a checkpoint."""
+        """Load the checkpoint, and return the losses of its steps, or [] without a checkpoint."""
         options = self.options
         if self.lead:
             try:
@@ -272,14 +272,14 @@ class Run:
         return losses
 
     def _same_data(self, extra: dict[str, Any]) -> None:
-        """Raise ValueError if the options differ that determine the batches: training would silently change."""
+        """Raise ValueError if an option that determines the batches has changed: training would silently change."""
         current = {name: getattr(self.options, name) for name in BATCH_OPTIONS}
         for name, recorded in extra.get("data", current).items():
             if current[name] != recorded:
                 raise ValueError(f"it was trained with --{name} {recorded}, not {current[name]}")
 
     def step(self, step: int, tokens: torch.Tensor, targets: torch.Tensor) -> float:
-        """Train one step on a whole batch. Return its loss."""
+        """Train one step. tokens, targets: the global batch. Return its mean loss."""
         options = self.options
         for group in self.stack.optimizer.param_groups:
             group["lr"] = learning_rate(step, options.steps, options.warm_up, options.lr)
@@ -313,7 +313,7 @@ class Run:
             yield report
 
     def finish(self, losses: list[float]) -> None:
-        """Write the losses as JSON and as a plot to the folder, and the run's throughput and memory."""
+        """Write losses (JSON and a plot), throughput and memory to the folder. Every rank must call this."""
         state = [*self.stack.model.parameters(), *(v for s in self.stack.optimizer.state.values() for v in s.values())]
         state_bytes = sum(t.numel() * t.element_size() for t in state if isinstance(t, torch.Tensor))
         summary = self.meter.summary(self.flops, self.options.sequences * self.options.context, state_bytes)

@@ -1,8 +1,8 @@
 """Builds the training stack from an implementation's own pieces, in two ways.
 
-`MeshStack` is that of the last chapter: one transformer over all axes. `DataStack` is that of the chapters before:
+`MeshStack` comes from the last chapter: one transformer over all axes. `DataStack` comes from earlier chapters:
 bucketed data parallelism, a sharded optimizer, clipping and checkpoints. Both use plain attention, or the
-implementation's own. A stand-in can replace each piece, by its exercise's id.
+implementation's own. A stand-in can replace each piece, chosen by the id of its exercise.
 """
 
 import argparse
@@ -29,7 +29,7 @@ DATA = ("ddp.bucketed", "zero.zero1", "ddp.clip_and_count", "zero.state_dict")
 
 
 def pieces(stack: str, device: torch.device) -> list[str]:
-    """The exercises of a stack, "data" or "mesh", including those of attention on this device."""
+    """Return the exercises of a stack ("data" or "mesh"), including attention on this device."""
     last = default().exercise("mesh.compose")
     mesh = (last.id, *last.needs, "mesh.global_norm", "mesh.mesh_checkpoint")
     return [*kernel(device), *(DATA if stack == "data" else mesh)]
@@ -48,7 +48,7 @@ def _stand_in(id: str) -> Callable[[ModuleType], Any]:
 
 
 def attend(impl: ModuleType, replace: Iterable[str], device: torch.device) -> Attend:
-    """The implementation's attention: Triton on a GPU, PyTorch on a CPU; plain attention if one of them is replaced."""
+    """Return the implementation's attention, Triton on a GPU, PyTorch on a CPU; plain attention if it is replaced."""
     if set(kernel(device)) & set(replace):
         return attention
     if device.type == "cuda":
@@ -64,7 +64,7 @@ def attend(impl: ModuleType, replace: Iterable[str], device: torch.device) -> At
 
 
 def kernel(device: torch.device) -> tuple[str, ...]:
-    """The exercises of attention on a device."""
+    """Return the ids of the exercises of attention on a device."""
     return FLASH if device.type == "cuda" else TILED
 
 
@@ -86,7 +86,7 @@ class MeshStack:
         self.checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(options.folder / "checkpoint")
 
     def share(self, batch: Tensor) -> Tensor:
-        """This rank's sequences of a batch."""
+        """Return this rank's sequences of a batch."""
         return self.impl.mesh.parallel.share(batch, self.mesh)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
@@ -110,7 +110,7 @@ class DataStack:
         self.checkpoint = impl.zero.state_dict.Checkpoint(options.folder / "checkpoint")
 
     def share(self, batch: Tensor) -> Tensor:
-        """This rank's sequences of a batch, which all ranks divide evenly (lab.train.loop.parse)."""
+        """Return this rank's sequences of a batch. `lab.train.loop.parse` checks that the ranks divide it evenly."""
         return batch.chunk(torch.distributed.get_world_size())[torch.distributed.get_rank()]
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:

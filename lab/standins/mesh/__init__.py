@@ -1,4 +1,4 @@
-"""Stand-ins of stage `mesh`: right, but they keep, compute or send more than necessary."""
+"""Stand-ins of stage `mesh`: correct, but they keep, compute or send more than necessary."""
 
 from .data import fsdp_axis, reduce_gradients
 from .experts import attach, capacity, combine, dispatch, exchange, route

@@ -11,7 +11,7 @@ from ..ddp import gather_all
 
 
 def fsdp_axis(module: ModuleType) -> type[nn.Module]:
-    """Keeps all parameters on every rank, and reduces gradients one by one: right, but nothing is sharded."""
+    """Keeps all parameters on every rank, and reduces gradients one by one: correct, but nothing is sharded."""
 
     class FSDPAxis(nn.Module):
         units = ()
@@ -39,7 +39,7 @@ def fsdp_axis(module: ModuleType) -> type[nn.Module]:
 
 
 def reduce_gradients(module: ModuleType) -> Callable[..., None]:
-    """Gathers all gradients on every rank of the group, and averages them there."""
+    """Gathers all gradients on every rank of the group, and averages them there: correct, but sends too much."""
 
     def reduce_gradients(dense: Any, experts: Any, *, replicas: Any, data: Any) -> None:
         for parameters, group in ((dense, replicas), (experts, data)):

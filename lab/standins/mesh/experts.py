@@ -11,7 +11,7 @@ from torch.distributed.nn import functional as differentiable
 
 
 def route(module: ModuleType) -> Callable[..., Any]:
-    """Gathers all logits on every rank, and routes the whole batch: right, but sends far too much."""
+    """Gathers all logits on every rank, and routes the whole batch: correct, but sends far too much."""
 
     def route(logits: Tensor, k: int, *, group: Any = None, averaged_over: int | None = None) -> Any:
         n = logits.shape[1]
@@ -36,12 +36,12 @@ def route(module: ModuleType) -> Callable[..., Any]:
 
 
 def exchange(module: ModuleType) -> Callable[..., Tensor]:
-    """torch's own."""
+    """Returns torch's own all-to-all, with autograd."""
     return _exchange
 
 
 def dispatch(module: ModuleType) -> Callable[..., Any]:
-    """Sends rows as float64: right, but more bytes than necessary."""
+    """Sends rows as float64: correct, but more bytes than necessary."""
 
     def dispatch(x: Tensor, experts: Tensor, n: int, *, group: Any = None) -> Any:
         world = 1 if group is None else dist.get_world_size(group)
@@ -61,7 +61,7 @@ def dispatch(module: ModuleType) -> Callable[..., Any]:
 
 
 def combine(module: ModuleType) -> Callable[..., Tensor]:
-    """Sends results as float64: right, but more bytes than necessary."""
+    """Sends results as float64: correct, but more bytes than necessary."""
 
     def combine(y: Tensor, gates: Tensor, dispatched: Any, *, group: Any = None) -> Tensor:
         leaving = torch.empty_like(y).index_copy(0, dispatched.regroup, y).double()
@@ -73,7 +73,7 @@ def combine(module: ModuleType) -> Callable[..., Tensor]:
 
 
 def capacity(module: ModuleType) -> Callable[..., Any]:
-    """Handles one choice after the other, in a Python loop."""
+    """Handles the choices one by one in a Python loop: correct, but slow."""
 
     def capacity(experts: Tensor, n: int, factor: float) -> Any:
         if not factor > 0:
@@ -92,7 +92,7 @@ def capacity(module: ModuleType) -> Callable[..., Any]:
 
 
 def attach(module: ModuleType) -> Callable[..., Tensor]:
-    """Needlessly keeps x for backward."""
+    """Keeps x for backward: correct, but with more memory than necessary."""
 
     class Attach(torch.autograd.Function):
         @staticmethod

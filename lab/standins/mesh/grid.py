@@ -12,7 +12,7 @@ _AXES = ("data", "pipe", "expert", "tensor")
 
 
 def mesh(module: ModuleType) -> type:
-    """Holds an array of all ranks, and makes a group for every product of axes, needed or not."""
+    """Holds an array of all ranks, and makes a group for every set of axes, needed or not."""
 
     class Mesh:
         def __init__(self, data: int = 1, pipe: int = 1, expert: int = 1, tensor: int = 1, *, rank: int | None = None):

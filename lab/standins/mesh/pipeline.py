@@ -1,4 +1,4 @@
-"""Stand-ins for the pipeline: schedules and their execution."""
+"""Stand-ins for the pipeline: schedules and their execution. Each is correct, but slower or with more memory."""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -12,17 +12,17 @@ from ...cluster.schedule import KINDS, Action
 
 
 def schedule_gpipe(module: ModuleType) -> Callable[..., list[Action]]:
-    """Forward and backward of one micro-batch, then of the next: complete, but all other ranks wait."""
+    """Finishes one micro-batch before the next begins: correct, but all ranks except one wait."""
     return _schedule(lambda count, chunks: [Action(kind, i) for i in range(count) for kind in KINDS])
 
 
 def schedule_1f1b(module: ModuleType) -> Callable[..., list[Action]]:
-    """All forwards, then all backwards: equally fast, but keeps all activations."""
+    """Schedules all forwards, then all backwards, as GPipe: as fast as 1F1B, but keeps all activations."""
     return schedule_interleaved(module)
 
 
 def schedule_interleaved(module: ModuleType) -> Callable[..., list[Action]]:
-    """All forwards of the first chunk, then of the next, then all backwards: keeps all activations."""
+    """Schedules all forwards, chunk by chunk, then all backwards: correct, but keeps all activations."""
     return _schedule(
         lambda count, chunks: [
             *(Action("forward", i, chunk) for chunk in range(chunks) for i in range(count)),
@@ -41,7 +41,7 @@ def _schedule(order: Callable[[int, int], list[Action]]) -> Callable[..., list[A
 
 
 def execute(module: ModuleType) -> Callable[..., Tensor | None]:
-    """Runs one micro-batch after the other, whatever the schedule: right, but all ranks except one wait."""
+    """Runs one micro-batch at a time, whatever the schedule: correct, but all ranks except one wait."""
 
     def execute(
         actions: Sequence[Action],
@@ -55,27 +55,27 @@ def execute(module: ModuleType) -> Callable[..., Tensor | None]:
     ) -> Tensor | None:
         rank, world = dist.get_rank(group), dist.get_world_size(group)
         count, last = 1 + max(a.micro_batch for a in actions), world * len(chunks) - 1
-        stages = list(zip(range(rank, last + 1, world), chunks, strict=True))
+        local_chunks = list(zip(range(rank, last + 1, world), chunks, strict=True))
         total = None
         for i in range(count):
             saved: dict[int, tuple[Tensor, Tensor]] = {}
             local: Tensor | None = None
-            for stage, chunk in stages:
-                x = inputs[i] if stage == 0 else _receive(message_spec, local, stage - 1, world, group).requires_grad_()
+            for index, chunk in local_chunks:
+                x = inputs[i] if index == 0 else _receive(message_spec, local, index - 1, world, group).requires_grad_()
                 output = chunk(x)
-                if stage == last:
+                if index == last:
                     output = loss_fn(output, targets[i]) / count
                     total = output.detach() if total is None else total + output.detach()
                 else:
-                    local = _send(output.detach(), stage + 1, world, group)
-                saved[stage] = x, output
-            for stage, _ in reversed(stages):
-                x, output = saved.pop(stage)
+                    local = _send(output.detach(), index + 1, world, group)
+                saved[index] = x, output
+            for index, _ in reversed(local_chunks):
+                x, output = saved.pop(index)
                 torch.autograd.backward(
-                    output, None if stage == last else _receive(message_spec, local, stage + 1, world, group)
+                    output, None if index == last else _receive(message_spec, local, index + 1, world, group)
                 )
-                if stage:
-                    local = _send(x.grad, stage - 1, world, group)  # type: ignore[arg-type]
+                if index:
+                    local = _send(x.grad, index - 1, world, group)  # type: ignore[arg-type]
         if tied is not None and world > 1 and tied.grad is not None:
             peer, remote = world - 1 - rank, torch.empty_like(tied.grad)
             sent = dist.isend(tied.grad, group=group, group_dst=peer)

@@ -14,7 +14,7 @@ from ..ddp import gather_all
 
 
 def conjugates(module: ModuleType) -> Any:
-    """Both functions; they needlessly keep their inputs for backward."""
+    """Replaces copy_to and reduce_from. Both needlessly keep their inputs for backward."""
 
     def total(x: torch.Tensor, group: Any) -> torch.Tensor:
         x = x.clone(memory_format=torch.contiguous_format)
@@ -27,7 +27,7 @@ def conjugates(module: ModuleType) -> Any:
 
 
 def _hoarding(forward_fn: Any, backward_fn: Any) -> Any:
-    """A function of (x, group) with these forward and backward, which keeps x for backward."""
+    """Return a function of (x, group) with this forward and backward. It keeps x for backward."""
 
     class Hoarding(torch.autograd.Function):
         @staticmethod
@@ -44,7 +44,7 @@ def _hoarding(forward_fn: Any, backward_fn: Any) -> Any:
 
 
 def parallel_linear(module: ModuleType) -> type[nn.Module]:
-    """Sharded layers; the MLP also keeps the whole original."""
+    """Replaces all three layers. The MLP also keeps the unsharded original."""
     conjugates = _sibling(module, "conjugates")
 
     class ColumnParallelLinear(nn.Module):
@@ -85,7 +85,7 @@ def parallel_linear(module: ModuleType) -> type[nn.Module]:
 
 
 def parallel_attention(module: ModuleType) -> type[nn.Module]:
-    """The model's own attention on fewer heads; it also keeps the whole original."""
+    """Runs the model's own attention on this rank's heads, and also keeps the unsharded original."""
     conjugates, linear = _sibling(module, "conjugates"), _sibling(module, "parallel_linear")
 
     class ParallelAttention(Attention):
@@ -107,7 +107,7 @@ def parallel_attention(module: ModuleType) -> type[nn.Module]:
 
 
 def vocab_parallel(module: ModuleType) -> type[nn.Module]:
-    """A sharded embedding that also keeps the whole table, and a loss that sends three separate messages."""
+    """Replaces embedding and loss. The embedding also keeps the unsharded table; the loss sends three messages."""
     conjugates = _sibling(module, "conjugates")
 
     class VocabParallelEmbedding(nn.Module):
@@ -139,7 +139,7 @@ def vocab_parallel(module: ModuleType) -> type[nn.Module]:
 
 
 def sequence_parallel(module: ModuleType) -> Any:
-    """Both functions; they needlessly keep their inputs for backward, and reduce each gradient separately."""
+    """Replaces all three functions. Two needlessly keep their inputs; the third reduces gradients one by one."""
 
     def gather(x: torch.Tensor, group: Any) -> torch.Tensor:
         return torch.cat(gather_all(x, group).unbind(), 1)
@@ -162,12 +162,12 @@ def sequence_parallel(module: ModuleType) -> Any:
 
 
 def _sibling(module: ModuleType, name: str) -> Any:
-    """Another module of the same implementation's stage."""
+    """Import another module of the stage from the same implementation."""
     return importlib.import_module(f"{module.__package__}.{name}")
 
 
 def _part(tensor: torch.Tensor, dim: int, group: Any) -> nn.Parameter:
-    """This rank's shard along dim. Raises ValueError if the ranks do not divide it."""
+    """Return this rank's shard along dim. Raises ValueError if the number of ranks does not divide it."""
     world = dist.get_world_size(group)
     if tensor.shape[dim] % world:
         raise ValueError(f"expected dim {dim} of {tuple(tensor.shape)} to be a multiple of {world}")
