@@ -81,23 +81,23 @@ def ratios(p: Picture) -> None:
     draw, bar = random.Random(0), 1.1
     drawn = [math.log(1.2) + draw.gauss(0, 0.15) for _ in range(128)]
 
-    def across(log: float) -> float:
+    def x_of(log: float) -> float:
         return 20 + 390 * (math.exp(log) - 0.7) / 1.2
 
     for y, sample in spaced((drawn[:8], drawn[:32], drawn), 52, 62):
         low, high = interval(numpy.array(sample), 0.01)
         p.words(424, y, f"{len(sample)} pairs: {math.exp(low):.2f} to {math.exp(high):.2f}", "ink bold", "end")
-        p.box(across(low), y + 12, across(high) - across(low), 20, BLUE)
-        for x in map(across, sample):
+        p.box(x_of(low), y + 12, x_of(high) - x_of(low), 20, BLUE)
+        for x in map(x_of, sample):
             p.line(x, y + 34, x, y + 41)
-        middle = across(statistics.median(sample))
+        middle = x_of(statistics.median(sample))
         p.line(middle, y + 8, middle, y + 36)
-    bar_x = across(math.log(bar))
+    bar_x = x_of(math.log(bar))
     p.line(bar_x, 30, bar_x, 222, dashed=True)
     p.words(bar_x, 22, f"asked for: {bar}", "ink", "middle")
     p.line(16, 224, 424, 224)
     for ratio in (0.8, 1.0, 1.2, 1.4, 1.6, 1.8):
-        p.words(across(math.log(ratio)), 242, f"{ratio:.1f}", "soft small", "middle")
+        p.words(x_of(math.log(ratio)), 242, f"{ratio:.1f}", "soft small", "middle")
     p.words(228, 262, "how many times as fast", "soft", "middle")
 
 

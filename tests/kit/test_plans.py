@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.planner import published
+from benchmarks.planner import published_runs
 from lab.cluster import steps
 from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MEGATRON_2021, Job, Plan, gpt, unfit
@@ -34,7 +34,7 @@ def test_table_1_predictions_match_saved_benchmark_errors():
     rows = [row for row in saved if row["source"].endswith("table 1")]
     errors = [float(row["error"].split()[0]) for row in rows]
     assert len(rows) == 10
-    for run, row, error in [*zip(published(), rows, errors, strict=True)][::4]:
+    for run, row, error in [*zip(published_runs(), rows, errors, strict=True)][::4]:
         plan = replace(run.plan, micro_batch=row["micro-batch"], chunks=row["chunks"])
         assert unfit(run.job, plan) == "", row
         got = 100 * (replace(run, plan=plan).predicted() / run.published - 1)

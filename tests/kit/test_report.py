@@ -22,7 +22,7 @@ from .classroom import A_RUN, passed, result
 A = default()
 IDS = list(A.profiles["tour"])
 LATE = read("due = 2026-02-14T23:59:00Z\nfree_days = 1\npercent_a_day = 10", A)
-ROW = "flash_attention.tiled_forward"
+GPU_ID = "flash_attention.tiled_forward"
 
 
 HOSTILE = [
@@ -126,8 +126,8 @@ def test_student_report_shows_failures_and_hints_but_no_secrets() -> None:
         result("ddp.naive", "failed", test="means", **fields),
         result("ddp.naive", "failed", test="means", message="worst at (4,)", public="passed", output="rank 0 here"),
         result("ddp.naive", kind="property", test="one_all_reduce", instrumented=True),
-        result(ROW, test="o"),
-        result(ROW, "not_run", "timing", "speed", reason="needs a GPU"),
+        result(GPU_ID, test="o"),
+        result(GPU_ID, "not_run", "timing", "speed", reason="needs a GPU"),
     ]
     flags = [Flag("forged", "caught red-handed")]
     g = Graded("ada", seconds=12.0, notes=["left out: .git/"], results=results, flags=flags)

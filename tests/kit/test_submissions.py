@@ -169,7 +169,7 @@ def test_limits_refuse_and_name_the_member(tmp_path: Path, kind: str) -> None:
 
 
 def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
-    info = tarfile.TarInfo("ddp/pax.py")  # the module itself would hold all of its header
+    info = tarfile.TarInfo("ddp/pax.py")  # tarfile would read the whole header into memory
     info.pax_headers = {"comment": "x" * (40 << 20)}
     refused(a_tar(tmp_path / "p.tgz", {}, extra=(info,)), tmp_path, "p.tgz", "unpacks to over")
     refused(a_tar(tmp_path / "c.tgz", CODE | {"ddp/naive.py/x.py": b""}), tmp_path, "ddp/naive.py", "as a file")
