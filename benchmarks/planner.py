@@ -172,11 +172,9 @@ def nemo() -> list[Run]:
     """NVIDIA's runs with ZeRO 1. Only the GPT models use dropout and tie the head to the embedding."""
     runs, page = [], PUBLISHED["nemo"]
     for name, gpus, sequences, seconds in page["runs"]:
-        depth, width, heads, kv, vocab, context, pipe, tensor, micro_batch, chunks, recompute, dtype = page["model"][
-            name
-        ]
+        depth, dim, heads, kv, vocab, context, pipe, tensor, micro_batch, chunks, recompute, dtype = page["model"][name]
         is_gpt = name.startswith("GPT")
-        model = Model(depth, width, heads, kv, 4 * width, vocab, gated=False, tied=is_gpt)
+        model = Model(depth, dim, heads, kv, 4 * dim, vocab, gated=False, tied=is_gpt)
         model = replace(model, positions=context if is_gpt else 0)
         recipe = replace(TODAY, gradient=dtype, dropout=is_gpt)
         job = Job(model, sequences, context, cluster("dgx-h100", gpus), recipe)
