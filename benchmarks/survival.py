@@ -1,7 +1,8 @@
-"""A class is graded while its grader is killed: `python -m benchmarks.survival --submissions 200 --kills 20`.
+"""Kills a grader while it grades a class: `python -m benchmarks.survival --submissions 200 --kills 20`.
 
-The assignment is of a second, the grader the real one. kill -9 at random moments, --resume after each; then the same to
-a regrade. Nothing that was written down may be lost or graded again, and nothing may be left behind.
+The grader is the real one; each submission of the toy assignment takes about a second. kill -9 at random moments,
+--resume after each kill, then the same for a regrade. No recorded grade may be lost or graded again, and no process,
+folder or control group may be left.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def survive(kit: Path, what: str, command: list[str], options: argparse.Namespace) -> dict:
-    """Run it to the end through so many kills; returns what came of it as a row."""
+    """Run the command to its end through options.kills kills. Return a row of counts."""
     start, kills, lost, twice, stray = time.monotonic(), 0, 0, 0, 0
     jobs, first = ["--jobs", str(options.jobs)], True
     before: dict[str, tuple[int, int, float]] = {}
@@ -56,7 +57,9 @@ def survive(kit: Path, what: str, command: list[str], options: argparse.Namespac
         _, stderr = process.communicate()
         stray += len(toy.outlived(list(family.values())))
         after = toy.rows(kit)
-        if {run for run, *_ in after.values()} >= {run for run, *_ in before.values()}:  # a regrade begins a run
+        if {run for run, *_ in after.values()} >= {
+            run for run, *_ in before.values()
+        }:  # not when a regrade began a run
             lost += len(set(before) - set(after))
             twice += sum(after[name] != row for name, row in before.items() if name in after)
         before = after
