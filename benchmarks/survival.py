@@ -1,8 +1,7 @@
 """Kills a grader while it grades a class: `python -m benchmarks.survival --submissions 200 --kills 20`.
 
-The grader is the real one; each submission of the toy assignment takes about a second. kill -9 at random moments,
---resume after each kill, then the same for a regrade. No recorded grade may be lost or graded again, and no process,
-folder or control group may be left.
+The grader is the real one; a submission takes about a second. kill -9 at random moments, --resume after each kill, then
+the same for a regrade. No recorded grade may be lost or graded again; no process or folder may be left behind.
 """
 
 import argparse
@@ -57,9 +56,7 @@ def survive(kit: Path, what: str, command: list[str], options: argparse.Namespac
         _, stderr = process.communicate()
         stray += len(toy.outlived(list(family.values())))
         after = toy.rows(kit)
-        if {run for run, *_ in after.values()} >= {
-            run for run, *_ in before.values()
-        }:  # not when a regrade began a run
+        if {run for run, *_ in after.values()} >= {run for run, *_ in before.values()}:  # a regrade starts a run
             lost += len(set(before) - set(after))
             twice += sum(after[name] != row for name, row in before.items() if name in after)
         before = after

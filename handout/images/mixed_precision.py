@@ -291,10 +291,9 @@ def rounded(p: Picture) -> None:
 
 
 def fitted(weights: torch.dtype, gradients: torch.dtype, steps: int = 450) -> list[tuple[float, float]]:
-    """Train 64 weights towards their goals. Return points (step, loss).
+    """Train 64 weights, which forward rounds to bfloat16. Return points (step, loss).
 
-    Forward uses the weights rounded to bfloat16. Gradients are divided by N = 2²⁰ before they are rounded, and
-    multiplied by N in the update.
+    Gradients are divided by N = 2²⁰ before they are rounded, and multiplied by N in the update.
     """
     goals, w, points = torch.tensor([(i - 31.5) / 16 for i in range(64)]), torch.zeros(64), []
     for step in range(steps + 1):
