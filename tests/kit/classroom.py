@@ -54,7 +54,7 @@ def invoke(out: Path, *arguments: object) -> str:
 
 
 @contextmanager
-def refused(kind: type[Exception], *words: str) -> Iterator[None]:
+def raises_one_line(kind: type[Exception], *words: str) -> Iterator[None]:
     """What runs inside raises it, in one line with these words."""
     with pytest.raises(kind) as caught:
         yield

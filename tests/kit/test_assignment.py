@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lab.course.assignment import KINDS, ROOT, AssignmentError, default, load
 from lab.course.scoring import OUTCOMES, Result, score, totals
 
-from .classroom import refused
+from .classroom import raises_one_line
 
 REAL = (ROOT / "assignment.toml").read_text(encoding="utf-8")
 
@@ -31,7 +31,7 @@ REAL = (ROOT / "assignment.toml").read_text(encoding="utf-8")
 def test_invalid_assignment_value_is_refused_with_cause(tmp_path, old, new, words):
     path = tmp_path / "assignment.toml"
     path.write_text(REAL.replace(old, new, 1), encoding="utf-8")
-    with refused(AssignmentError, words):
+    with raises_one_line(AssignmentError, words):
         load(path)
 
 

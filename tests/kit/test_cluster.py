@@ -25,7 +25,7 @@ from lab.course.scoring import Result
 from lab.harness.files import sweep_temporary, write_atomically
 
 from . import toy_class as toy
-from .classroom import reading, refused, result
+from .classroom import raises_one_line, reading, result
 from .toy import hand_in
 
 IDS = ("ddp.naive", "flash_attention.speed")  # one of each track
@@ -287,7 +287,7 @@ def test_invalid_cluster_options_are_refused_before_any_output(tmp_path, monkeyp
     monkeypatch.setattr(schedulers.shutil, "which", lambda name: None)
     (tmp_path / "class" / "ada" / "ddp").mkdir(parents=True)
     command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--isolation", "process", *options]
-    with refused(cli.InputError, says):
+    with raises_one_line(cli.InputError, says):
         CliRunner().invoke(cli.app, command, catch_exceptions=False)
     assert not (tmp_path / "out").exists()
 

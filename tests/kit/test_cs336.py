@@ -22,7 +22,7 @@ from lab.solution.framing import FORGED
 
 from .boxes import runner_in
 from .chosen import FirstCases
-from .classroom import A_RUN, refused
+from .classroom import A_RUN, raises_one_line
 
 FORKS = {fork["name"]: fork for fork in forks()}
 FILES = {
@@ -80,9 +80,9 @@ def test_fork_is_detected_by_adapters_and_layout_can_be_forced(tmp_path):
     assert unpacked(native, tmp_path / "1").edition == ""
     assert not (unpacked(fork, tmp_path / "2", "stages").root / "tests").exists()
     a_fork(tmp_path / "class" / "cyd")
-    with refused(SubmissionError, "a folder of 2 (ada, cyd); run grader grade ", "/class"):
+    with raises_one_line(SubmissionError, "a folder of 2 (ada, cyd); run grader grade ", "/class"):
         unpacked(tmp_path / "class", tmp_path / "4")
-    with refused(SubmissionError, "bob: expected a CS336 fork, it has no tests/adapters.py"):
+    with raises_one_line(SubmissionError, "bob: expected a CS336 fork, it has no tests/adapters.py"):
         unpacked(native, tmp_path / "3", "cs336")
     assert not (tmp_path / "3").exists()
 
@@ -122,7 +122,7 @@ def test_only_submission_unlike_the_class_is_refused(tmp_path):
     ):
         submissions = [Submission(n, tmp_path / n) for n in (other, other, "eve")]
         assert layouts.of_class(submissions, "auto", "full")[1] == layout
-        with refused(SubmissionError, words):
+        with raises_one_line(SubmissionError, words):
             unpacked(tmp_path / "eve", tmp_path / "out", layout)
         assert not unpacked(tmp_path / other, tmp_path / layout, layout).notes
 

@@ -28,7 +28,7 @@ from lab.harness.runner import Executor, ProbeFailed, Runner
 from lab.model.transformer import Config
 from reference.mesh.accounting import Degrees, Workload, accounting
 
-from .classroom import refused
+from .classroom import raises_one_line
 
 IMPL = ROOT / "reference"
 CONFIG = Config(layers=4, width=32, heads=4, kv_heads=2, hidden=48, vocabulary=40, context=16)
@@ -238,7 +238,7 @@ def test_invalid_mesh_or_option_is_refused_with_valid_values(mesh, options, told
     ],
 )
 def test_dryrun_command_refuses_impossible_requests(asked, told, tmp_path):
-    with refused(AssignmentError, told):
+    with raises_one_line(AssignmentError, told):
         CliRunner().invoke(app, ["dryrun", "--picture", str(tmp_path / "step.png"), *asked], catch_exceptions=False)
 
 

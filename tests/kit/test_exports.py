@@ -15,7 +15,7 @@ from grader.report.html import class_page, submission_page
 from lab.course.questions import default as questions
 from lab.course.scoring import totals
 
-from .classroom import A_RUN, passed, refused, result
+from .classroom import A_RUN, passed, raises_one_line, result
 from .test_report import GPU_ID, HOSTILE, IDS, A, decided, hostile, small_class, table, visible
 
 
@@ -174,7 +174,7 @@ def test_canvas_export_matches_students_to_final_points() -> None:
     ],
 )
 def test_invalid_canvas_roster_or_column_is_refused(roster: str, column: str, says: str) -> None:
-    with refused(ValueError, says):
+    with raises_one_line(ValueError, says):
         canvas({}, roster, column)
 
 
@@ -232,6 +232,6 @@ def test_leaderboard_page_shows_only_volunteers_by_chosen_name(tmp_path):
 )
 def test_invalid_leaderboard_names_file_is_refused(tmp_path, text, words):
     (tmp_path / "names.csv").write_text(text)
-    with refused(leaderboard.InputError, words):
+    with raises_one_line(leaderboard.InputError, words):
         names = leaderboard.read_names(tmp_path / "names.csv")
         leaderboard.write(tmp_path / "page.html", CLASS, names, A, A_RUN, TIMED)

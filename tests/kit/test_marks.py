@@ -16,7 +16,7 @@ from lab.commands.cli import main as lab_main
 from lab.course.assignment import default
 from lab.harness.runner import ExecutorLost
 
-from .classroom import A_RUN, latest, reading, recorded, refused, result
+from .classroom import A_RUN, latest, raises_one_line, reading, recorded, result
 from .test_written import KNOWN, handed_in
 
 
@@ -160,7 +160,7 @@ def test_sheet_with_one_bad_row_imports_nothing(out, row, words):
     for other in rows[1:]:
         other["points"] = "1"
     rows[0] |= row
-    with refused(rubric.InputError, words):
+    with raises_one_line(rubric.InputError, words):
         take(out, rows)
     assert not any(g.marks for g in latest(out).values())
 
@@ -176,7 +176,7 @@ def test_sheet_with_one_bad_row_imports_nothing(out, row, words):
 def test_invalid_sheet_file_gets_one_line_error(out, content, words):
     if content is not None:
         (out / "bad.csv").write_bytes(content)
-    with refused(rubric.InputError, words):
+    with raises_one_line(rubric.InputError, words):
         rubric.read(out / "bad.csv", latest(out), "eve")
 
 

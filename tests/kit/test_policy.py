@@ -16,7 +16,7 @@ from grader.gradebook import Gradebook, GradebookError, Graded
 from grader.policy import Decision
 from lab.course.assignment import AssignmentError, default
 
-from .classroom import invoke, latest, passed, reading, recorded, refused
+from .classroom import invoke, latest, passed, raises_one_line, reading, recorded
 
 A = default()
 IDS = A.profiles["tour"]  # 10, 15 and 10 points
@@ -135,7 +135,7 @@ TIMES = "submission,submitted\n"
     ],
 )
 def test_invalid_policy_or_time_gives_one_line_error(text: str, says: str) -> None:
-    with refused((InputError, AssignmentError), says):
+    with raises_one_line((InputError, AssignmentError), says):
         if "," in text:
             policy.read_times(text, A, RULES)
         else:
@@ -268,7 +268,7 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
 )
 def test_invalid_input_gives_one_line_error_and_no_decision(out: Path, command: str, says: str) -> None:
     (out / "grades.csv").mkdir()
-    with refused((InputError, AssignmentError), says.format(out=out)):
+    with raises_one_line((InputError, AssignmentError), says.format(out=out)):
         invoke(out, *command.split(" "))
     with reading(out) as book:
         assert (book.decisions(), len(book.runs())) == ([], 1)

@@ -21,7 +21,7 @@ from grader.report import page_name
 from grader.serve import shelf as shelves
 from lab.course import questions
 
-from .classroom import invoke, latest, reading, recorded, refused, result
+from .classroom import invoke, latest, raises_one_line, reading, recorded, result
 
 EVIL = "<script>alert(1)</script>"
 QUESTION = "ddp.timeline"
@@ -346,12 +346,12 @@ def test_accounts_are_added_by_the_command(out):
     assert "1 students added, 1 moved to another submission" in done.stderr
     assert Client(serve.create_app(out), "al", account["password"]).get("/").location == "/student/ada"
     (out / "words.csv").write_text("words")
-    with refused(InputError, "--add-users: expected columns login, submission; "):
+    with raises_one_line(InputError, "--add-users: expected columns login, submission; "):
         invoke(out, "serve", "--add-users", "{out}/words.csv")
     for arguments, typed, words in (
         ("dan --submission dan", WORD, "expected one that is graded"),
         ("dan --role boss", WORD, "expected staff or student"),
         ("dan --role staff", "short", "at least 8 characters"),
     ):
-        with refused(InputError, words):
+        with raises_one_line(InputError, words):
             CliRunner().invoke(commands, [*base, *arguments.split()], input=f"{typed}\n", catch_exceptions=False)

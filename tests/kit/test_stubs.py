@@ -18,7 +18,7 @@ from grader.errors import InputError
 from lab.course.assignment import ROOT, default
 from lab.solution.unwritten import untouched
 
-from .classroom import refused
+from .classroom import raises_one_line
 
 REFERENCE = ROOT / "reference"
 FILE = "ddp/naive.py"
@@ -139,7 +139,7 @@ REFUSED = {  # source, and the line that the message names
 @pytest.mark.parametrize("says", REFUSED)
 def test_unsupported_solution_code_is_refused_with_its_location(tmp_path, says):
     source, line = REFUSED[says]
-    with refused(InputError, f"ddp/naive.py:{line or ''}", says):
+    with raises_one_line(InputError, f"ddp/naive.py:{line or ''}", says):
         stub(tmp_path, source)
 
 
@@ -163,7 +163,7 @@ def test_stub_generation_handles_edge_cases(tmp_path, case):
 
 
 def test_code_of_no_exercise_must_be_provided(tmp_path):
-    with refused(InputError, "zero/common.py: no exercise has this file; mark f @provided"):
+    with raises_one_line(InputError, "zero/common.py: no exercise has this file; mark f @provided"):
         stub(tmp_path, "def f(): pass\n", "zero/common.py")
 
 

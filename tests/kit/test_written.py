@@ -19,7 +19,7 @@ from lab.course.assignment import ROOT, AssignmentError, default
 from lab.course.units import UnitError, in_base
 from lab.model.transformer import SIZES, Transformer
 
-from .classroom import refused
+from .classroom import raises_one_line
 
 REAL = (ROOT / "questions.toml").read_text(encoding="utf-8")
 KNOWN = questions.default().questions
@@ -73,7 +73,7 @@ def test_question_counts_and_profiles_fit_their_stages():
 def test_a_bad_question_is_refused_with_its_key_and_what_came(tmp_path, old, new, words):
     assert old in REAL
     (tmp_path / "questions.toml").write_text(REAL.replace(old, new, 1), encoding="utf-8")
-    with refused(AssignmentError, words):
+    with raises_one_line(AssignmentError, words):
         questions.load(tmp_path / "questions.toml")
 
 
