@@ -18,7 +18,7 @@ from lab.course.assignment import ROOT
 from lab.dryrun.accounts import Step
 from lab.harness.runner import Executor, Runner
 from lab.model.transformer import MODELS, Config
-from tests.kit.test_dryrun import agree
+from tests.kit.test_dryrun import check_agreement
 
 from .probes_dryrun import cost
 from .results import write
@@ -43,7 +43,7 @@ def main() -> None:
         if options.meshes:
             steps = random.Random(0).sample(steps, options.meshes)
         for step in steps:
-            agree(runner, step, range(step.world))
+            check_agreement(runner, step, range(step.world))
         ranks = sum(step.world for step in steps)
         print(f"{len(steps)} steps: rows, FLOPs and bytes of all {ranks} ranks are those of their dry runs")
         rows = [measured(runner, what, step) for what, step in sizes()]

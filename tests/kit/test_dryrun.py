@@ -54,7 +54,7 @@ MESHES = {
 }
 
 
-def agree(runner: Runner, step: Step, ranks: Collection[int]) -> None:
+def check_agreement(runner: Runner, step: Step, ranks: Collection[int]) -> None:
     """Assert that dry runs of these ranks send, compute and hold what real ranks do; also for `benchmarks.dryrun`."""
     dry_runs = {rank: account(runner, step, rank) for rank in ranks}
     alone = step.mesh.get("pipe", 1) == 1  # else a real rank keeps what it sends until somebody has taken it
@@ -79,7 +79,7 @@ def agree(runner: Runner, step: Step, ranks: Collection[int]) -> None:
 def test_a_dry_run_sends_computes_and_holds_what_real_ranks_do(runner, name):
     mesh, options = MESHES[name]
     step = Step(CONFIG, mesh, **options)
-    agree(runner, step, ranks={0, step.world - 1})
+    check_agreement(runner, step, ranks={0, step.world - 1})
     resting = account(runner, step, 0).resting
     assert resting["buffers"] < 0.1 * resting["parameters"], "layers of other ranks are kept"
 

@@ -75,10 +75,10 @@ def test_link_delivers_right_data_no_sooner_than_its_cost(runner, name):
     for rank, got in enumerate(traces):
         want = wire_value(CASES[name][1](inputs("float32"), rank))
         assert equal(got.values[f"{name}, float32"], want), f"{name}, rank {rank}"
-    nothing_is_sooner(traces, SLOW)
+    check_nothing_is_sooner(traces, SLOW)
 
 
-def nothing_is_sooner(traces: list[Trace], link: Link) -> None:
+def check_nothing_is_sooner(traces: list[Trace], link: Link) -> None:
     """Assert that operations begin on all of their ranks at the same time, none before its rank has issued it, and take
     at least their cost, one after the other."""
     starts = [[row.started_s for row in trace.messages if row.op != "recv"] for trace in traces]
@@ -100,7 +100,7 @@ def cost_s(row: Row, link: Link) -> float:
 
 
 def test_link_serializes_sends_and_starts_collectives_together(runner):
-    nothing_is_sooner(runner.trace(probes_link.burst, 6, 250, world=4, link=SLOW), SLOW)
+    check_nothing_is_sooner(runner.trace(probes_link.burst, 6, 250, world=4, link=SLOW), SLOW)
 
 
 def test_operations_in_crossed_order_complete_on_a_link(runner):
