@@ -1,4 +1,4 @@
-"""The assignment as data, and points as a function of it."""
+"""The assignment's data, and the points that follow from it."""
 
 import dataclasses
 
@@ -57,7 +57,7 @@ def test_kinds_share_the_points_60_30_10_rescaled():
     everything = [result(k, "passed", k) for k in KINDS]
     assert points(*everything) == (10, 10, 0)
     assert points(*everything[:2], result("timing", "failed", "timing")) == (9, 10, 0)
-    overlap = "flash_attention.overlap"  # splits its points otherwise
+    overlap = "flash_attention.overlap"  # splits its points differently
     results = result("numerics", "passed", exercise=overlap), result("property", "failed", "p", exercise=overlap)
     assert points(*results, exercise=overlap) == (0.4, 4, 0)
 

@@ -1,4 +1,4 @@
-"""Results as Gradescope, CSV, JSON, Canvas and the leaderboard have them."""
+"""Results exported to Gradescope, CSV, JSON, Canvas and the leaderboard."""
 
 import csv
 import json
@@ -145,7 +145,7 @@ def test_canvas_export_matches_students_to_final_points() -> None:
         ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "Shardlings (12)"],
         ["Points Possible", "", "", "", "", "70"],
         ["Lovelace, Ada", "101", "u1", "ada", "01", str(round(70 * (29 + worth) / (35 + worth), 4))],
-        ["Byron, Bob", "102", "u2", "bob@uni.edu", "01", "70.0"],  # 25 of the 25 that count: 10 are excluded
+        ["Byron, Bob", "102", "u2", "bob@uni.edu", "01", "70.0"],  # 25 of the 25 points that count; 10 are excluded
         ["'=HYPERLINK(1)", "103", "u3", "cyd", "'+01", "70.0"],
         ["Student, Test", "104", "", "f00", "01", ""],
     ]

@@ -1,4 +1,4 @@
-"""The gradebook loses nothing, mixes nothing up, and says in one line why it cannot be used."""
+"""The gradebook loses and confuses no results. If it cannot be used, it raises an error in one line."""
 
 import contextlib
 import json
