@@ -200,9 +200,7 @@ def best(
     recompute: Sequence[str] = (),
 ) -> Plan:
     """Return the fastest variant of `plan` that fits in memory; if none fits, the variant that needs the least memory.
-
-    Variants differ in micro-batch, chunks and, if `recompute` is given, recomputation.
-    """
+    Variants differ in micro-batch, chunks and, if `recompute` is given, recomputation."""
     found, best_s = plan, float("inf")
     choices = itertools.product(micro_batches, chunks, recompute or (plan.recompute,))
     options = [replace(plan, micro_batch=m, chunks=c, recompute=r) for m, c, r in choices]

@@ -105,10 +105,9 @@ def three_lanes(p: Picture) -> None:
 
 
 def steps_to(batch: int) -> int:
-    """Return the SGD steps, at the best of 32 rates, until the mean loss of 64 runs is 5 % of the first loss.
+    """SGD steps of a linear model, at the best of 32 rates, until the mean loss of 64 runs is 5 % of the first loss.
 
-    The model is linear, with eight weights, inputs of eight scales, and labels with noise of variance 1. The loss is
-    the expected squared error minus 1.
+    It has eight weights, inputs of eight scales, and labels with noise of variance 1. Loss: expected loss minus 1.
     """
     draw, kind = torch.Generator().manual_seed(0), torch.float64
     rates = torch.tensor([0.005 * 2 ** (i / 4) for i in range(32)], dtype=kind).view(1, -1, 1)
@@ -159,9 +158,8 @@ def critical(p: Picture) -> None:
 def end_s(world: float, tree: bool, alpha_s: float = FLAT_S, messages: float | None = None) -> float:
     """Seconds from the start of backward to the end of the last all-reduce, by equation (5).
 
-    messages: the number of equal buckets; None uses the best number. A tree goes up and down through 7 ranks of a
-    machine and log₂ (W / 8) levels of machines: 4 and 14 µs per hop by NCCL. Either the last bucket waits for backward,
-    or each bucket waits for the one before.
+    messages: the number of equal buckets, by default the best. A tree goes up and down through 7 ranks of a machine and
+    log₂ (W / 8) levels of machines, with 4 and 14 µs per hop by NCCL. Backward or the link sets the end.
     """
     if messages is None:
         return min(end_s(world, tree, alpha_s, n) for n in range(1, 1500))

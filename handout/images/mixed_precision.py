@@ -28,9 +28,9 @@ GRADIENTS = dict(enumerate((
 
 # Measured on a CPU: SIZES["tiny"] on three chapters of the handout, at 16 sequences of 128 tokens, AdamW (learning rate
 # 2e-3, seed 2), weights in float32. Both factors of each product of the blocks' linear layers, forward and backward,
-# are rounded to E4M3 or bfloat16; a scale maps a tensor's largest magnitude to 448. Each number is the mean loss of 8
-# steps. In the first step without scales, 99 % of the gradients of these layers' outputs become zero. With one scale
-# per 16 numbers the last loss is 2.32.
+# are rounded to E4M3 or bfloat16; a scale maps a tensor's largest magnitude to 448. Numbers are mean losses of 8 steps.
+# In the first step without scales 99 % of the gradients of these layers' outputs become zero. With one scale per 16
+# numbers the last loss is 2.32.
 ROUNDED = {
     "no scale": (5.07, 4.09, 3.59, 3.47, 3.36, 3.37, 3.31, 3.31, 3.26, 3.2,
                  3.16, 3.1, 3.06, 3.04, 3.05, 3.0, 3.02, 2.96, 2.97, 2.93),
@@ -291,10 +291,8 @@ def rounded(p: Picture) -> None:
 
 
 def fitted(weights: torch.dtype, gradients: torch.dtype, steps: int = 450) -> list[tuple[float, float]]:
-    """Train 64 weights, which forward rounds to bfloat16. Return points (step, loss).
-
-    Gradients are divided by N = 2²⁰ before they are rounded, and multiplied by N in the update.
-    """
+    """Points (step, loss) of a training of 64 weights, which forward rounds to bfloat16.
+    Gradients are divided by N = 2²⁰ before they are rounded, and multiplied by N in the update."""
     goals, w, points = torch.tensor([(i - 31.5) / 16 for i in range(64)]), torch.zeros(64), []
     for step in range(steps + 1):
         error = w.bfloat16().float() - goals

@@ -254,7 +254,7 @@ def test_requested_regrade_keeps_the_original_layout(tmp_path, light):
 
 
 def test_fingerprint_lists_files_each_exercise_depends_on():
-    """Change a file of one exercise's tests, a file of lab that few import, and a file that all import."""
+    """Checks a file of one exercise's tests, a file of lab that few import, and a file that all import."""
     exercises = fingerprint.manifest()["exercises"]
 
     def dependents(file):

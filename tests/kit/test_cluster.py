@@ -41,7 +41,7 @@ def write_answer(path: Path, answer: dict) -> None:
 
 
 class Fake:
-    """A scheduler without jobs. `plan` lists how a submission's tries end; the last entry repeats; "" means a result."""
+    """A scheduler without jobs. `plan` lists how a submission's tries end; the last entry repeats; "" is a result."""
 
     pause_s, grace_s = 0.0, 0.0
 

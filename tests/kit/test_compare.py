@@ -130,7 +130,7 @@ def test_a_world_is_as_slow_as_its_slowest_rank():
 
 
 def test_comparison_allows_for_time_without_a_core():
-    """With its cores, the first would be 2.4 times as fast (180 / 75). The second takes turns, and is slower even so."""
+    """With its cores, the first would be 2.4 times as fast (180 / 75). The second takes turns and is slower even so."""
     overlapped = compare(lambda: (180.0, 190.0, 115.0), 1.15)
     assert (overlapped.verdict, overlapped.starved) == ("inconclusive", True)
     assert overlapped.low < overlapped.bar < overlapped.high, "an interval below the bar is a fail, or is not shown"

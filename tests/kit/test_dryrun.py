@@ -54,7 +54,7 @@ MESHES = {
 
 
 def check_agreement(runner: Runner, step: Step, ranks: Collection[int]) -> None:
-    """Assert that dry runs of these ranks send, compute and hold the same as real ranks. `benchmarks.dryrun` uses it."""
+    """Assert that dry runs of these ranks send, compute and hold the same as real ranks (for benchmarks.dryrun too)."""
     dry_runs = {rank: account(runner, step, rank) for rank in ranks}
     alone = step.mesh.get("pipe", 1) == 1  # otherwise a real rank keeps sent tensors until they are received
     peaks = {rank: [] for rank in ranks}

@@ -1,4 +1,4 @@
-"""Forbidden names are found in a solution's source. Only one process at a time measures times."""
+"""Forbidden names are found in a solution's source. Only one process at a time measures."""
 
 import fcntl
 

@@ -1,4 +1,4 @@
-"""On plain Gloo, each stage's reference trains as it does on the switch."""
+"""On plain Gloo, the references of ddp, zero and mesh train as they do on the switch."""
 
 import math
 

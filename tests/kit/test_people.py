@@ -1,4 +1,4 @@
-"""What learning platforms hand out is taken as it comes, and what goes back to students holds what it may."""
+"""Class lists are read as learning platforms export them. Feedback contains only what students may see."""
 
 import csv
 import html
@@ -78,7 +78,7 @@ def test_class_archives_open_and_skip_unsafe_paths(tmp_path: Path) -> None:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """A graded class of one group and one student by herself, and Gradescope's list of them."""
+    """A graded class of one group and one single student, and Gradescope's list of them."""
     failed = [*passed(IDS[:2]), result(IDS[2], "failed", message="~~~\n| wrong |")]
     bare = [*passed(IDS[:2]), result(IDS[2], "failed", reason="unwritten")]
     recorded(

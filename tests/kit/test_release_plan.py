@@ -1,4 +1,4 @@
-"""An archive of a profile, or of what is out on a day, has these exercises alone and works by itself."""
+"""An archive of a profile, or of the exercises released by a day, has only these exercises and works by itself."""
 
 import datetime
 import functools
@@ -25,7 +25,7 @@ profile = "core"
 
 
 @pytest.fixture(scope="module")
-def files():  # what `unpacked` takes, and so the tests of the whole archive
+def files():  # `unpacked` uses it, and so do the imported tests
     return release.files("core", first_stages())
 
 

@@ -1,4 +1,4 @@
-"""Unpacking takes the code of the six stages from whatever students send, and nothing else."""
+"""From all formats that students send, unpacking takes only the code of the six stages."""
 
 import io
 import os
@@ -55,7 +55,7 @@ def packed(kind: str, folder: Path, members: dict[str, bytes], prefix: str = "")
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """Everything below `root` that is no folder; links and pipes by name only."""
+    """The content of all files below `root`; of links and pipes, only the names."""
     return {
         p.relative_to(root).as_posix(): p.read_bytes() if p.is_file() and not p.is_symlink() else b"special"
         for p in root.rglob("*")
@@ -64,7 +64,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def unpacked(path: Path, tmp_path: Path, **limits: int) -> tuple[dict[str, bytes], str]:
-    """(what is there afterwards, all notes)."""
+    """Unpack. Return (the files afterwards, all notes)."""
     before = files(tmp_path)
     done = unpack(Submission("s", path), tmp_path / "out", UnpackLimits(**limits))
     assert {k: v for k, v in files(tmp_path).items() if not k.startswith("out/")} == before, "wrote elsewhere"
@@ -121,7 +121,7 @@ ODD = ["/etc/ddp/evil.py", "../ddp/evil.py", "ddp/../../evil.py", "C:/ddp/evil.p
 @pytest.mark.parametrize("name", ODD)
 def test_an_unsafe_name_is_left_out_and_named(tmp_path: Path, kind: str, name: str) -> None:
     if kind == "tar" and "\x00" in name:
-        name = "ddp/e\x01.py"  # a tar name ends at its NUL
+        name = "ddp/e\x01.py"  # in tar, a NUL ends the name
     got, notes = unpacked(packed(kind, tmp_path, CODE | {name: b"evil"}), tmp_path)
     assert got == CODE
     assert "left out" in notes, notes
@@ -286,7 +286,7 @@ def test_unpack_writes_only_stage_code_for_any_member_names(tmp_path_factory, me
     try:
         sent = packed(kind, tmp_path, members)
     except (UnicodeEncodeError, ValueError, IndexError):
-        return  # the archive cannot even be written
+        return  # such an archive cannot be written
     got = attempted(sent, tmp_path)
     for path, content in got.items():
         assert path in ("answers.toml", "writeup.md") or (path.split("/")[0] in STAGES and path.endswith(".py")), path
@@ -294,7 +294,7 @@ def test_unpack_writes_only_stage_code_for_any_member_names(tmp_path_factory, me
 
 
 def attempted(path: Path, tmp_path: Path) -> dict[str, bytes]:
-    """What arrived, nothing if it was refused; any other exception is a bug."""
+    """Return the unpacked files; none if the submission was refused. Any other exception is a bug."""
     try:
         return unpacked(path, tmp_path)[0]
     except SubmissionError as error:
