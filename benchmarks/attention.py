@@ -30,7 +30,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     lengths = {"nargs": "+", "type": int, "default": [512, 1024, 2048, 4096, 8192, 16384]}
     options = parse_args(__doc__, lengths=lengths, rounds={"type": int, "default": 20, "help": "at least 2"}, peer=PEER)
     if options.device == "cpu":

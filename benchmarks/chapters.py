@@ -27,7 +27,7 @@ gpu, impl = True, load(ROOT / "reference")
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     global gpu
     gpu = parse_args(__doc__).device == "cuda"
     rows: list[Row] = []

@@ -106,7 +106,7 @@ def chapter_module(name: str) -> Any:
 
 
 def main() -> None:
-    """Time, count, keep."""
+    """Time and profile each case, and write the results."""
     if not torch.cuda.is_available():
         raise SystemExit("not run: no CUDA device")
     torch.set_default_device("cuda")

@@ -33,7 +33,7 @@ NOTE = (
 
 
 def main() -> None:
-    """Compare, measure, print, keep."""
+    """Compare, measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--meshes", type=int, default=0, help="so many of them only, drawn; 0: all")
     parser.add_argument("--print", action="store_true", help="keep nothing")

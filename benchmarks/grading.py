@@ -35,7 +35,7 @@ POLICY = "due = 2026-02-14T23:59:00Z\nfree_days = 2\npercent_a_day = 10\n"
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", default="full", help="what is graded")
     parser.add_argument("--rounds", type=int, default=3, help="how often one and two jobs are compared")

@@ -100,7 +100,7 @@ class Buckets:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     gpu = parse_args(__doc__).device == "cuda"
     size, context = ("xl", 2048) if gpu else ("tiny", 64)
     with torch.device("cuda" if gpu else "cpu"):

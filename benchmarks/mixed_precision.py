@@ -19,7 +19,7 @@ GOAL = 2.0  # speed of bfloat16 over TF32, for sizes whose matrix products are c
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     device, impl = parse_args(__doc__).device, load(ROOT / "reference")
     sizes, batch, steps = (("small", "medium"), 8, 20) if device == "cuda" else (("tiny",), 1, 2)
     with torch.device(device):

@@ -26,7 +26,7 @@ REPEATS = 40
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="how often the sandbox and the plain room are compared")
     rounds = parser.parse_args().rounds

@@ -52,8 +52,8 @@ class Run:
     name: str
     job: Job
     plan: Plan
-    published: float  # TFLOP/s per GPU
-    recomputed: bool = False  # whether `published` counts the FLOPs of recomputation
+    tflops: float  # published TFLOP/s per GPU
+    recomputed: bool = False  # whether `tflops` counts the FLOPs of recomputation
 
     def predicted(self, share: float | None = None) -> float:
         """Predict TFLOP/s per GPU. share: the layer_share to use instead of the cluster's."""
@@ -62,7 +62,7 @@ class Run:
 
     def error(self) -> float:
         """Return predicted / published - 1."""
-        return self.predicted() / self.published - 1
+        return self.predicted() / self.tflops - 1
 
     def speed(self, step_s: float) -> float:
         return steps.model_flops(self.job, self.recomputed) / step_s / self.job.cluster.gpus / 1e12
@@ -187,7 +187,7 @@ def hidden_and_waited(run: Run) -> dict[str, str]:
     """Columns of a run with ZeRO: its speed as published, predicted with overlap, and predicted without overlap."""
     waited = replace(run, job=replace(run.job, recipe=replace(run.job.recipe, overlap_data=False)))
     return {
-        "published": f"{run.published:.0f}", "hidden": f"{run.predicted():.0f}", "error": f"{100 * run.error():+.1f} %",
+        "published": f"{run.tflops:.0f}", "hidden": f"{run.predicted():.0f}", "error": f"{100 * run.error():+.1f} %",
         "waited for": f"{waited.predicted():.0f}", "its error": f"{100 * waited.error():+.1f} %",
     }  # fmt: skip
 
@@ -229,7 +229,7 @@ def row(run: Run) -> dict[str, Any]:
         "source": run.source, "run": run.name, "GPUs": run.job.cluster.gpus,
         "data, pipe, tensor": f"{plan.data}, {plan.pipe}, {plan.tensor}",
         "micro-batch": plan.micro_batch, "chunks": plan.chunks,
-        "published": f"{run.published:.0f}", "predicted": f"{run.predicted():.0f}",
+        "published": f"{run.tflops:.0f}", "predicted": f"{run.predicted():.0f}",
         "error": f"{100 * run.error():+.1f} %" + ("" if steps.fits(run.job, plan) else " *"),
     }  # fmt: skip
 
@@ -267,7 +267,7 @@ def calibration() -> None:
 
 def constant(runs: list[Run], ours: str) -> None:
     """Print the errors of the best constant speed next to ours."""
-    speeds = [r.published for r in runs]
+    speeds = [r.tflops for r in runs]
     value = best_constant(speeds)
     print(f"\nThe constant {value}, best in hindsight: {summary(value / t - 1 for t in speeds)}. Ours: {ours}.")
 
@@ -289,7 +289,7 @@ def leave_one_out(runs: list[Run]) -> None:
     for run in runs:  # a step takes a + b / share
         slow, fast = (1 / run.predicted(share) for share in shares)
         b = (slow - fast) / (1 / shares[0] - 1 / shares[1])
-        lines.append((slow - b / shares[0], b, run.published))
+        lines.append((slow - b / shares[0], b, run.tflops))
 
     def errors(share: float, samples: list[tuple[float, float, float]]) -> list[float]:
         return [abs(1 / (a + b / share) / published - 1) for a, b, published in samples]

@@ -103,7 +103,7 @@ def compare(
     name: str, doc: str | None, note: str, measure: Callable[..., list[dict]],
     what: str = "", kinds: Sequence[str] = ("",), ranks: Sequence[int] = (2, 4),
 ) -> None:  # fmt: skip
-    """A benchmark's command line: measure each kind with each number of ranks, on Gloo and on each link; print, keep.
+    """A benchmark's command line: measure each kind with each number of ranks, on Gloo and on each link; write results.
 
     measure(runner, kind, ranks, rounds, memory, network) returns a row per variant. network: options of `Runner.run`.
     memory: bytes of each variant, which do not depend on the network; measure fills it if it is empty. what: the name

@@ -63,7 +63,7 @@ RUNS = (
 
 
 def main() -> None:
-    """Predict, measure, print, keep."""
+    """Predict, measure, print, and write the results."""
     gpu = parse_args(__doc__).device == "cuda"
     runs = RUNS if gpu else (Run("tiny", MODELS["tiny"], 64, 2, 1, "full"),)
     expected = {run: run.predicted() for run in runs}

@@ -31,7 +31,7 @@ PRODUCTS = {"forward": 2, "overlapped": 2, "dq": 3, "dkdv": 4}
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     if parse_args(__doc__).device == "cpu":
         return rehearse()
     compile_all()

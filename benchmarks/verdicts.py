@@ -36,7 +36,7 @@ def busy() -> None:
 
 
 def main() -> None:
-    """Run, print, keep; exit 1 on a wrong verdict."""
+    """Judge, print, and write the results. Exit with 1 after a wrong verdict or too many inconclusive tests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--stage", action="append", help="only this stage; may be given again")
