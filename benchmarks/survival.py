@@ -18,7 +18,7 @@ from .results import write
 
 
 def main() -> None:
-    """Kill, resume, count, and write the results. Exit with 1 after a loss."""
+    """Kill, resume, count, and write the results. Exit with 1 if grades were lost or repeated, or anything was left."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--submissions", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
