@@ -14,8 +14,8 @@ from .boxes import runner_in
 from .probes import litter
 
 IMPL = ROOT / "reference"
-# These fail for root, or in some kernels and containers. Each has found the word on some machine. Without a sandbox, the
-# working folder is pytest's.
+# These fail for root, or in some kernels and containers. Each has found the word on some machine. Without a sandbox,
+# the working folder is pytest's.
 MAY_FAIL = {"a file in any folder that can be written", "a terminal", "a file in the working folder"}
 
 
