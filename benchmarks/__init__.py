@@ -1,1 +1,1 @@
-"""Measured side by side: medians and ratios, kept in results/ with device, versions and commit."""
+"""Benchmarks. results/ keeps medians and ratios, with device, versions and commit."""

@@ -1,9 +1,9 @@
-"""Attention side by side: `PYTHONPATH=. python -m benchmarks.attention`, on a GPU.
+"""Compares the speed of attention functions on a GPU: `PYTHONPATH=. python -m benchmarks.attention`.
 
-Ours, PyTorch's FlashAttention-2, the package flash_attn where it is installed, cuDNN, FlexAttention, compiled naive
-attention, and any forward of `--peer path:function`. Rounds of one run are interleaved, so that clocks and heat are
-shared; medians and quartiles; the matrix ceiling measured beside them; results compared on fresh inputs after timing.
-bfloat16, batch · N = 16,384, heads · dim = 2,048. A run that was stopped goes on where it was.
+Peers are PyTorch's FlashAttention-2, the package flash_attn if it is installed, cuDNN, FlexAttention, compiled naive
+attention, and each `--peer path:function`. Rounds are interleaved, so that all share clocks and heat. It also measures
+the peak rate of matrix products, and compares results on fresh inputs after timing. All tensors are bfloat16, with
+batch · N = 16,384 and heads · dim = 2,048. A stopped run continues where it was.
 """
 
 import functools
@@ -30,7 +30,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     lengths = {"nargs": "+", "type": int, "default": [512, 1024, 2048, 4096, 8192, 16384]}
     options = parse_args(__doc__, lengths=lengths, rounds={"type": int, "default": 20, "help": "at least 2"}, peer=PEER)
     if options.device == "cpu":
@@ -54,7 +54,7 @@ def main() -> None:
 def candidates(
     names: Collection[str], is_causal: bool, n: int, dim: int, peers: dict[str, Callable]
 ) -> dict[str, Attend]:
-    """By name, those that are installed and that this size allows; then the user's."""
+    """Return the attention functions that are installed and possible at this size, then the user's, by name."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -75,7 +75,7 @@ def candidates(
         return lambda q, k, v: compiled(q, k, v, block_mask=mask)
 
     def flash_attn() -> Attend:
-        from flash_attn import flash_attn_func  # its tensors are (batch, N, heads, dim)
+        from flash_attn import flash_attn_func  # takes tensors (batch, N, heads, dim)
 
         return lambda *qkv: flash_attn_func(*(x.transpose(1, 2) for x in qkv), causal=is_causal).transpose(1, 2)
 
@@ -96,7 +96,7 @@ def candidates(
         "compiled": lambda: functools.partial(torch.compile(naive, dynamic=False), is_causal=is_causal),
     }
     if n > 4096:
-        makers.pop("compiled")  # the matrix would fill the memory
+        makers.pop("compiled")  # the score matrix would fill the memory
     if not find_spec("flash_attn"):
         makers.pop("flash_attn")
     adapted = {name: adapt(forward) for name, forward in peers.items()}
@@ -104,7 +104,7 @@ def candidates(
 
 
 def fastest(dim: int) -> Callable[..., Tensor]:
-    """Our attention; on Hopper at dim 65 to 128 with the forward kernel of `overlap`."""
+    """Return our fastest attention. On Hopper at dim 65 to 128 it uses the forward kernel of `overlap`."""
     flash = load(ROOT / "reference").flash_attention
     if not 64 < dim <= 128 or not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         return flash.speed.flash_attention
@@ -121,7 +121,7 @@ def fastest(dim: int) -> Callable[..., Tensor]:
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """Attention with the whole matrix."""
+    """Attention that stores the whole score matrix."""
     s = q @ k.mT * q.shape[-1] ** -0.5
     if is_causal:
         s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1), -math.inf)
@@ -129,10 +129,10 @@ def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 
 
 def measure(dim: int, n: int, is_causal: bool, options: Any, ceiling: float) -> list[dict]:
-    """One size: a row for forward, backward and both."""
+    """Measure one size. Return a row each for forward, backward and both."""
     q, k, v = inputs(n, dim)
     do = torch.randn_like(q)
-    torch.compiler.reset()  # or a size after the eighth would not be compiled
+    torch.compiler.reset()  # otherwise torch stops compiling after eight sizes
     calls = candidates(PEERS, is_causal, n, dim, dict(options.peer))
     columns = [
         "dim", "causal", "N", "what", *PEERS, *dict(options.peer), "of the ceiling", "over flash2", "over cudnn",
@@ -176,7 +176,7 @@ def inputs(n: int, dim: int) -> list[Tensor]:
 
 
 def seconds(attend: Attend, direction: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> float:
-    """One call."""
+    """Seconds of one call in this direction."""
     if direction == "forward":
         with torch.no_grad():
             return timed(lambda: attend(q, k, v))
@@ -187,10 +187,10 @@ def seconds(attend: Attend, direction: str, q: Tensor, k: Tensor, v: Tensor, do:
 
 
 def timed(call: Callable[[], Any]) -> float:
-    """Seconds of the device's time, by events around the call, after it has finished everything else."""
+    """Seconds of the call on the device, between two events. The device finishes all earlier work first."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
-    torch.cuda._sleep(4_000_000)  # two milliseconds, in which the host prepares the launches
+    torch.cuda._sleep(4_000_000)  # gives the host two milliseconds to issue the launches
     begin.record()
     call()
     end.record()
@@ -199,9 +199,9 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def error_ratio(calls: dict[str, Attend], dim: int, n: int, is_causal: bool) -> str:
-    """Largest error of o, dq, dk and dv over the peer's, on fresh inputs; of one head, so that float32 fits.
+    """Return the largest ratio of our error to flash2's over o, dq, dk and dv.
 
-    Raises SystemExit where ours is more than twice as far off: what is wrong need not be timed.
+    Inputs are fresh, and of one head, so that the float32 reference fits. Raises SystemExit if the ratio exceeds 2.
     """
     if not {"ours", "flash2"} <= calls.keys():
         return "not checked: no flash2"
@@ -224,14 +224,14 @@ def error_ratio(calls: dict[str, Attend], dim: int, n: int, is_causal: bool) -> 
 
 
 def matrix_ceiling() -> float:
-    """FLOP/s of large products in bfloat16."""
+    """FLOP/s of large matrix products in bfloat16."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     times = [timed(lambda: a @ b) for _ in range(25)]
     return 2 * 8192**3 / statistics.median(times[5:])
 
 
 def smoke(peers: dict[str, Callable]) -> None:
-    """Ours, and the user's if they can, in the interpreter: that they run, and are right."""
+    """Run our attention and the user's in Triton's interpreter, and print their largest differences to naive()."""
     os.environ["TRITON_INTERPRET"] = "1"
     q, k, v = (torch.randn(1, 2, 64, 32, requires_grad=True) for _ in range(3))
     for name, attend in candidates(["ours"], True, 64, 32, peers).items():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def missing_package() -> str:
-    """Name the package that must be installed before a page can be opened; "" if none."""
+    """Return the package that must be installed before a page can be opened, or ""."""
     if chromium() is None:
         return "no Chromium on this machine: apt-get install chromium"
     return "" if find_spec("playwright") else "Playwright is not installed: pip install -e .[browser]"
@@ -22,7 +22,7 @@ def missing_package() -> str:
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
-    """A running browser, without pages."""
+    """Yield a running browser without pages."""
     from playwright.sync_api import sync_playwright
 
     path, options = chromium(), ["--no-sandbox"]

@@ -1,6 +1,6 @@
 """Measures on a GPU the figures that the chapters print: `python -m benchmarks.chapters`; `--device cpu` rehearses it.
 
-Times are medians of the device's own clock unless a line says otherwise; memory is the allocator's highest mark.
+Times are medians by the device's clock unless a line says otherwise. Memory is the allocator's peak.
 """
 
 import gc
@@ -27,7 +27,7 @@ gpu, impl = True, load(ROOT / "reference")
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     global gpu
     gpu = parse_args(__doc__).device == "cuda"
     rows: list[Row] = []
@@ -38,7 +38,7 @@ def main() -> None:
                 for row in part():
                     print(*row, sep=" | ", flush=True)
                     rows.append(row)
-            except Exception as error:  # the others go on
+            except Exception as error:  # the other parts still run
                 print(part.__name__, reason(error), flush=True)
                 rows.append((part.__name__, "failed", reason(error)))
     if gpu:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def warming() -> Iterator[Row]:
-    """The first steps of a program, each by the host's clock."""
+    """The time of each of a program's first steps, by the host's clock."""
     size = "small" if gpu else "tiny"
     step = plain_step(SIZES[size], *batch_of(size, 8), torch.bfloat16)
     times = impl.benchmarking.benchmark.benchmark(step, warmup=0, steps=8 if gpu else 2).samples
@@ -54,7 +54,7 @@ def warming() -> Iterator[Row]:
 
 
 def asking() -> Iterator[Row]:
-    """How long the host takes to ask for a product and for a small kernel, and the device to compute it."""
+    """How long the host takes to launch a large and a small matrix product, and the device to finish it."""
     for n in (64, 8192) if gpu else (64,):
         a = torch.randn(n, n, dtype=torch.bfloat16)
         for _ in range(3):
@@ -72,7 +72,7 @@ def asking() -> Iterator[Row]:
 
 
 def clocks() -> Iterator[Row]:
-    """Calls between two events: after a flush of the cache, after one of a byte, and with nothing before them."""
+    """Time calls between two events: after a flush of the cache, after a flush of one byte, and without a flush."""
     x = torch.randn(2**22 if gpu else 64, dtype=torch.bfloat16)
     a = torch.randn(1024 if gpu else 8, 1024 if gpu else 8, dtype=torch.bfloat16)
     calls: dict[str, Callable[[], Any]] = {"nothing": lambda: None, "x + 1 of 2^22 bfloat16": lambda: x + 1}
@@ -97,7 +97,7 @@ def clocks() -> Iterator[Row]:
 
 
 def fusing() -> Iterator[Row]:
-    """Multiply-adds of each number of one tensor, as one kernel each and compiled to one."""
+    """Chains of multiply-adds on one tensor: one kernel per operation, and compiled into one kernel."""
     x = torch.randn(2**26 if gpu else 64, dtype=torch.float32)
     for count in (1, 4, 16, 64, 256, 1024) if gpu else (1,):
 
@@ -145,7 +145,7 @@ def models() -> Iterator[Row]:
 
 
 def profiled() -> Iterator[Row]:
-    """The kernels of one forward pass that take longest, by torch's profiler."""
+    """The slowest kernels of two forward passes, by torch's profiler."""
     model, (tokens, _) = Transformer(SIZES["small" if gpu else "tiny"]).to(torch.bfloat16), batch_of("small", 8)
     with torch.no_grad(), torch.profiler.profile() as profile:
         for _ in range(2):
@@ -172,7 +172,7 @@ def layers() -> Iterator[Row]:
 
 
 def checkpoints() -> Iterator[Row]:
-    """Memory and time of forward and backward with every block checkpointed, and without."""
+    """Memory and time of forward and backward, with every block checkpointed and with none."""
     for size, context in (("small", 512), ("small", 1024), ("medium", 1024)) if gpu else (("tiny", 64),):
         tokens, targets = batch_of(size, 8, context)
         for variant in ("plain", "checkpointed"):
@@ -181,7 +181,7 @@ def checkpoints() -> Iterator[Row]:
                 checkpoint_blocks(model)
             call = lambda m=model, b=(tokens, targets): m.loss(*b).backward()  # noqa: E731
             call()
-            loss = None  # of the model before
+            loss = None  # frees the previous model's loss
             gc.collect()
             before = allocated()
             loss = model.loss(tokens, targets)
@@ -198,7 +198,7 @@ def checkpoint_blocks(model: Transformer) -> None:
 
 
 def contexts() -> Iterator[Row]:
-    """Attention with the whole matrix, torch's and ours: forward and backward, by length; causal, 16 heads of 64."""
+    """Forward and backward of causal attention (whole matrix, torch's, ours) by length, with 16 heads of 64."""
     flash = impl.flash_attention.speed.flash_attention
     variants: dict[str, Callable[..., Tensor]] = {"whole matrix": attention, "ours": flash}
     variants["torch's choice"] = lambda q, k, v, c: F.scaled_dot_product_attention(q, k, v, is_causal=c)
@@ -216,7 +216,7 @@ def contexts() -> Iterator[Row]:
 
 
 def graphs() -> Iterator[Row]:
-    """A small model's forward pass, asked kernel by kernel and replayed as a graph, by the host's clock."""
+    """A small model's forward pass, launched kernel by kernel and replayed as a graph, by the host's clock."""
     for size, batch, context in (("tiny", 1, 64), ("small", 1, 128), ("small", 8, 1024)) if gpu else ():
         model = Transformer(SIZES[size]).to(torch.bfloat16).requires_grad_(False)
         tokens, _ = batch_of(size, batch, context)
@@ -252,7 +252,7 @@ def peak(call: Callable[[], Any]) -> int:
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """Median of ten calls after three, by the device's clock; on a CPU of two calls after one."""
+    """Median seconds of ten calls after three warm-up calls, by the device's clock. On a CPU: two calls after one."""
     if not gpu:
         return impl.benchmarking.benchmark.benchmark(call, warmup=1, steps=2).median
     return statistics.median([timed(call) for _ in range(13)][3:])

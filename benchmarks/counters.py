@@ -1,7 +1,7 @@
-"""Counts with Nsight Compute what a GPU does while single kernels run: `python -m benchmarks.counters`.
+"""Measures single kernels with Nsight Compute: `python -m benchmarks.counters`.
 
-Attention's kernels with few and with many programs a multiprocessor, a product whose programs run column by column and
-patch by patch, and the chapter's row softmax with few and many warps. Each is timed without the profiler, too.
+Kernels: attention with few and with many programs per multiprocessor, a matrix product whose programs run column by
+column or patch by patch, and the chapter's row softmax with few and many warps. Each is also timed without profiler.
 """
 
 import csv
@@ -55,7 +55,7 @@ Case = tuple[str, Callable[[], Any]]
 
 
 def cases() -> Iterator[Case]:
-    """Each launches one kernel."""
+    """Yield (name, call); each call launches one kernel."""
     modules = _modules()
     q, k, v = (t.detach() for t in inputs(N, 128))
     calls = _calls(modules, 128, False, q, k, v)
@@ -97,7 +97,7 @@ def cases() -> Iterator[Case]:
 
 
 def chapter_module(name: str) -> Any:
-    """A program of the chapter, as a module."""
+    """Import a program that the chapter prints."""
     text = CHAPTER.read_text(encoding="utf-8")
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / f"{name}.py").write_text(re.search(rf"```python {name}\.py\n(.*?)```", text, re.DOTALL)[1])  # type: ignore[index]
@@ -106,7 +106,7 @@ def chapter_module(name: str) -> Any:
 
 
 def main() -> None:
-    """Time, count, keep."""
+    """Time and profile each case, and write the results."""
     if not torch.cuda.is_available():
         raise SystemExit("not run: no CUDA device")
     torch.set_default_device("cuda")
@@ -135,15 +135,15 @@ def main() -> None:
 
 
 def counters(log: Path) -> list[dict[str, str]]:
-    """Return COLUMNS, bytes and the most frequent wait of each launch in the profiler's file."""
+    """Return COLUMNS, DRAM bytes and the most frequent stall of each launch in the profiler's file."""
     lines = csv.DictReader(line for line in log.read_text().splitlines() if line.startswith('"'))
-    return [_summary(row) for row in lines if row["ID"]]  # the first row has units
+    return [_summary(row) for row in lines if row["ID"]]  # the first row contains units
 
 
 def _summary(row: dict[str, str]) -> dict[str, str]:
     metrics = {n: float(text.replace(",", "")) for n, text in row.items() if re.fullmatch(r"[\d,]+(\.\d+)?", text)}
     stalls = {name[len(STALL) :].partition("_per_")[0]: metrics[name] for name in metrics if name.startswith(STALL)}
-    stalls.pop("selected")  # it issues
+    stalls.pop("selected")  # the warp issues, so it does not wait
     top_stall = max(stalls, key=lambda name: stalls[name])
     bytes = metrics["dram__bytes.sum.per_second"] * metrics["gpu__time_duration.sum"] / 1e9
     return {name: f"{metrics[column]:.0f}" for name, column in COLUMNS.items()} | {
@@ -153,7 +153,7 @@ def _summary(row: dict[str, str]) -> dict[str, str]:
 
 
 def run_profiled() -> None:
-    """Run each case once for the profiler, after it was compiled."""
+    """Run each case twice: once to compile it, then once for the profiler."""
     done = []
     for name, call in cases():
         try:

@@ -1,8 +1,8 @@
-"""Data parallelism side by side: `python -m benchmarks.ddp`.
+"""Compares the reference's wrappers for data parallelism with torch's DDP: `python -m benchmarks.ddp`.
 
-The wrappers of the reference and torch's DDP, one step each in turn, in the same ranks of one run: medians, the ratio
-to torch's best, and the lower bound of a step beside them. On plain Gloo ranks share the cores that carry the messages,
-so overlap hides little there; on a *link* a message costs latency and bandwidth and no core.
+The ranks of one run take one step of each wrapper in turn. The table has medians, ratios to torch's best, and a lower
+bound of a step. On plain Gloo, ranks share their cores with the messages, so overlap hides little. On a *link*, a
+message costs latency and bandwidth, but no core.
 """
 
 import statistics
@@ -23,7 +23,7 @@ BEST = "over torch's best"
 
 
 def measure(runner: Runner, _: str, ranks: int, rounds: int, memory: dict, network: dict) -> list[dict]:
-    """A row for the bound, and one a variant."""
+    """Return a row for the bound, and one per variant."""
     reports = runner.run(steps, rounds, world=ranks, timeout=1800.0, **network)
     times = slowest([s["times"] for s in reports])
     bound = max(s["bound"] for s in reports)

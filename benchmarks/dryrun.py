@@ -1,9 +1,9 @@
-"""Dry runs against real ranks, and what they cost: `python -m benchmarks.dryrun`.
+"""Compares dry runs with real ranks, and measures their cost: `python -m benchmarks.dryrun`.
 
-First meshes of 2 to 16 ranks, those of data=1, 2, 3, 4, 8 or 16, pipe=1 to 4, expert and tensor=1, 2 or 4, dense and
-with experts, plain and sharded: each rank's rows of the ledger, FLOPs and bytes at rest on Gloo must be those of its
-dry run, exactly, and without a pipeline those at most too; the router is forced to be even. Then seconds and memory of
-one rank's step of a 70 B model on one core, over ranks, layers and micro-batches.
+First, meshes of 2 to 16 ranks: data=1, 2, 3, 4, 8 or 16, pipe=1 to 4, expert and tensor=1, 2 or 4, dense and with
+experts, plain and sharded. Each rank's ledger, FLOPs and bytes after the step on Gloo must equal those of its dry run;
+without a pipeline, the memory peak too. The router is forced to balance experts. Then the seconds and memory of one
+rank's step of a 70 B model on one core, over ranks, layers and micro-batches.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from lab.course.assignment import ROOT
 from lab.dryrun.accounts import Step
 from lab.harness.runner import Executor, Runner
 from lab.model.transformer import MODELS, Config
-from tests.kit.test_dryrun import agree
+from tests.kit.test_dryrun import check_agreement
 
 from .probes_dryrun import cost
 from .results import write
@@ -33,7 +33,7 @@ NOTE = (
 
 
 def main() -> None:
-    """Compare, measure, print, keep."""
+    """Compare, measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--meshes", type=int, default=0, help="so many of them only, drawn; 0: all")
     parser.add_argument("--print", action="store_true", help="keep nothing")
@@ -43,7 +43,7 @@ def main() -> None:
         if options.meshes:
             steps = random.Random(0).sample(steps, options.meshes)
         for step in steps:
-            agree(runner, step, range(step.world))
+            check_agreement(runner, step, range(step.world))
         ranks = sum(step.world for step in steps)
         print(f"{len(steps)} steps: rows, FLOPs and bytes of all {ranks} ranks are those of their dry runs")
         rows = [measured(runner, what, step) for what, step in sizes()]
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def cases() -> Iterator[Step]:
-    """Meshes of 2 to 16 ranks, each with every way of running a step that it can have."""
+    """Yield a Step for each mesh of 2 to 16 ranks and each way in which it can run a step."""
     for degrees in itertools.product((1, 2, 3, 4, 8, 16), (1, 2, 3, 4), (1, 2, 4), (1, 2, 4)):
         mesh = dict(zip(("data", "pipe", "expert", "tensor"), degrees, strict=True))
         if not 2 <= math.prod(degrees) <= 16:
@@ -71,7 +71,7 @@ def cases() -> Iterator[Step]:
 
 
 def sizes() -> Iterator[tuple[str, Step]]:
-    """What grows, one thing at a time."""
+    """Yield (name of the quantity, Step): only one quantity grows at a time."""
     for data in (1, 4, 16, 64, 256):
         yield "ranks", replace(BIG, mesh={**BIG.mesh, "data": data}, sequences=0)
     for layers in (40, 160):
@@ -81,7 +81,7 @@ def sizes() -> Iterator[tuple[str, Step]]:
 
 
 def measured(runner: Runner, what: str, step: Step) -> dict[str, object]:
-    """A row of the table."""
+    """Dry-run one rank of the second stage; print and return its row of the table."""
     got = runner.run(cost, step.plain(), step.stages()[1], timeout=600.0)
     row = {
         "grows": what, "ranks": step.world, "layers": step.config.layers, "micro-batches": step.micro_batches,

@@ -1,8 +1,8 @@
-"""Everything that needs a GPU, in one command: `make gpu`, at most 25 minutes. Run it again to go on where it stopped.
+"""Runs everything that needs a GPU: `make gpu`, at most 25 minutes. Run it again to continue where it stopped.
 
-Each part is a process of its own with a time limit, so a part that fails does not end the others. A part that passed on
-this commit and device, with the same uncommitted changes, is not run again. Without a GPU, the parts that need none run
-as a rehearsal. Results go to benchmarks/results/; the README's line on attention is copied from there by hand.
+Each part is a process with a time limit, so a part that fails does not end the others. A part that passed on this
+commit and device, with the same uncommitted changes, is not run again. Without a GPU, parts that can rehearse
+do so. Results go to benchmarks/results/; the README's line on attention is copied by hand.
 """
 
 import argparse
@@ -28,18 +28,18 @@ STATE = ROOT / ".cache" / "gpu.json"
 
 @dataclass(frozen=True)
 class Part:
-    """One command, for as many GPUs as it needs, and the command that rehearses it with fewer."""
+    """One command, the number of GPUs that it needs, and the command that rehearses it with fewer."""
 
     name: str
     arguments: tuple[str, ...]  # after `python`
     gpus: int = 1
     limit_s: float = 80.0
     rehearsal: tuple[str, ...] = ()
-    peers: bool = False  # takes --peer
+    peers: bool = False  # whether it takes --peer
 
 
 def _benchmark(name: str, *words: str, limit_s: float = 80.0, peers: bool = False) -> Part:
-    """One of the programs beside this; on a CPU it rehearses."""
+    """Return the Part of a module of benchmarks/, which can rehearse on a CPU."""
     module = ("-m", f"benchmarks.{name}")
     return Part(name, (*module, *words), 1, limit_s, (*module, "--device", "cpu"), peers)
 
@@ -65,7 +65,7 @@ PARTS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what has not passed yet; return how many parts failed."""
+    """Run the parts that have not passed yet. Return how many failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", action="store_true", help="forget what passed and was measured before")
     parser.add_argument("--peer", action="append", default=[], metavar="path:function", help="see benchmarks.attention")
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(parts: Sequence[Part], state: Path) -> dict[str, dict]:
-    """Run the parts that have not passed before; return the outcome of each."""
+    """Run the parts that have not passed before. Return the row of each, by name."""
     identity = f"{COMMIT} {UNCOMMITTED} {device()}"
     known = json.loads(state.read_text()) if state.is_file() else {}
     before: dict[str, dict] = known["parts"] if known.get("here") == identity else {}
@@ -101,7 +101,7 @@ def run(parts: Sequence[Part], state: Path) -> dict[str, dict]:
 
 
 def _run(part: Part) -> dict:
-    """The result and seconds of one part."""
+    """Run one part. Return its result and seconds."""
     arguments, passed = part.arguments, "passed"
     start, environment = time.monotonic(), {**os.environ, "PYTHONPATH": str(ROOT)}
     if torch.cuda.device_count() < part.gpus:
@@ -127,7 +127,7 @@ def _run(part: Part) -> dict:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End it by SIGTERM, so that torchrun ends its ranks, too."""
+    """Send SIGTERM, so that torchrun ends its ranks too. Kill the process after 10 seconds."""
     process.terminate()
     try:
         process.wait(10)

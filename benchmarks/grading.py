@@ -1,6 +1,6 @@
-"""What grading a class costs: `python -m benchmarks.grading`. Goals stand beside each figure.
+"""Measures the cost of grading a class, next to a goal per figure: `python -m benchmarks.grading`.
 
-`--profile tour --rounds 1` is a trial of minutes. The sandbox's overhead is in `benchmarks.overhead`.
+`--profile tour --rounds 1` takes minutes. `benchmarks.overhead` measures the sandbox's overhead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POLICY = "due = 2026-02-14T23:59:00Z\nfree_days = 2\npercent_a_day = 10\n"
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", default="full", help="what is graded")
     parser.add_argument("--rounds", type=int, default=3, help="how often one and two jobs are compared")
@@ -50,7 +50,7 @@ def row(what: str, value: str, goal: str, reached: bool | None, spread: str = ""
 
 
 def pages() -> list[dict]:
-    """The class page in a browser, its size, the largest submission's page."""
+    """Rows for the class page (size, seconds in a browser) and the largest submission page."""
     assignment, run = default(), Run(1, "", "full", "bubblewrap", "", "2026-02-20 12:00:00", {}, "")
     ids = list(assignment.profiles["full"])
     graded = classroom(ids)
@@ -69,14 +69,14 @@ def pages() -> list[dict]:
         if why := browser.missing_package():
             return [*rows, row("class page opens", f"not run: {why}", goal, None)]
         with browser.running_browser() as chromium:
-            page_load_s(chromium, index)  # the browser's own start
+            page_load_s(chromium, index)  # includes the browser's start
             times = [page_load_s(chromium, index) for _ in range(7)]
         median, spread = statistics.median(times), f"{min(times):.2f}–{max(times):.2f} s of {len(times)}"
         return [*rows, row("class page opens in headless Chromium", f"{median:.2f} s", goal, median <= 1, spread)]
 
 
 def page_load_s(chromium: Browser, index: Path) -> float:
-    """Seconds from asking for a page to its first frame after it was loaded."""
+    """Seconds from the request for a page until the second frame after it has loaded."""
     with chromium.new_page(viewport={"width": 1400, "height": 1000}) as page:
         start = time.perf_counter()
         page.goto(index.resolve().as_uri())
@@ -85,7 +85,7 @@ def page_load_s(chromium: Browser, index: Path) -> float:
 
 
 def classroom(ids: list[str]) -> dict[str, Graded]:
-    """Made-up submissions: most exercises pass, some fail at length, a few are late, flagged or refused."""
+    """Made-up submissions: most exercises pass, some fail with long messages; a few are late, flagged or refused."""
     draw, policy, graded = random.Random(8), read(POLICY, default()), {}
     for number in range(CLASS):
         name, skill = f"student-{number:03}", draw.betavariate(5, 2)
@@ -114,7 +114,7 @@ def classroom(ids: list[str]) -> dict[str, Graded]:
 
 
 def batches(profile: str, rounds: int) -> list[dict]:
-    """One honest submission alone; then classes of two, one and two at a time, in turn."""
+    """Rows for one honest submission, and for a class of two with --jobs 1 and --jobs 2 in turn."""
     if why := available()["bubblewrap"]:
         return [row("a whole submission", f"not run: {why}", "≤ 6 min", None)]
     with tempfile.TemporaryDirectory() as folder:
@@ -133,7 +133,7 @@ def batches(profile: str, rounds: int) -> list[dict]:
 
 
 def grade(folder: str, profile: str, jobs: int, what: str) -> float:
-    """Seconds that `grader grade` takes, from the shell's point of view. Raises if the reference loses a point."""
+    """Seconds of the command `grader grade`. Raises AssertionError if the reference loses a point."""
     command = [sys.executable, "-m", "grader", "grade", f"{folder}/{what}", "--out", f"{folder}/out", "--seed", "1",
                "--profile", profile, "--jobs", str(jobs), "--json"]  # fmt: skip
     start = time.perf_counter()

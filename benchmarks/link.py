@@ -1,8 +1,8 @@
-"""Data parallelism's schedules over a real link: `python -m benchmarks.link`, on one GPU.
+"""Measures schedules of data parallelism over a real link: `python -m benchmarks.link`, on one GPU.
 
-The link is the bus to the host: each message goes to pinned memory and comes back, on two streams of their own, so it
-takes α + bytes / β as an all-reduce does. Nothing is added up, and no kernel of a collective competes with backward.
-Writes benchmarks/results/link.json, and what the device ran to benchmarks/data/link.json. `--device cpu` rehearses it.
+The link is the bus to the host. Each message goes to pinned memory and back, on two separate streams, so it takes
+α + bytes / β as an all-reduce does. No gradients are added, and no collective's kernel competes with backward. Writes
+benchmarks/results/link.json, and timelines to benchmarks/data/link.json. `--device cpu` rehearses it.
 """
 
 import statistics
@@ -28,7 +28,7 @@ ROUNDS = 9
 
 
 class Link:
-    """Streams to the host and back, and one slab of pinned memory for all messages."""
+    """One stream to the host, one stream back, and a pinned buffer for all messages."""
 
     def __init__(self, bytes: int, gpu: bool):
         self.gpu = gpu
@@ -36,7 +36,7 @@ class Link:
         self.out, self.back = (torch.cuda.Stream() for _ in range(2)) if gpu else (None, None)
 
     def send(self, flat: Tensor, start: int) -> None:
-        """Begin a message of `flat`, which the host keeps at byte `start`."""
+        """Start to copy `flat` to the pinned buffer, from byte `start` on, and back."""
         slot = self.host[start : start + flat.nbytes].view(flat.dtype)
         if not self.gpu:
             flat.copy_(slot.copy_(flat))
@@ -54,10 +54,10 @@ class Link:
 
 
 class Buckets:
-    """Gradients as views of flat tensors of at least `bytes`, in the order of backward.
+    """Gradients as views of flat tensors (buckets) of at least `bytes`, in the order of backward.
 
-    when: "hook" sends a bucket as soon as it is ready, "after" all after backward, "one by one" and waits for each,
-    "never" none.
+    when: "hook" sends each bucket as soon as it is ready; "after" sends all buckets after backward; "one by one" does
+    the same and waits for each; "never" sends none.
     """
 
     def __init__(self, model: nn.Module, link: Link, bytes: int, when: str = "hook"):
@@ -86,7 +86,7 @@ class Buckets:
         self.missing = [len(g) for g in self.groups]
 
     def end(self) -> None:
-        """Every gradient has come back."""
+        """Send the buckets that are left, and wait until all gradients are back."""
         if self.when in ("after", "one by one"):
             for flat, start in zip(self.flats, self.starts, strict=True):
                 self.link.send(flat, start)
@@ -100,7 +100,7 @@ class Buckets:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     gpu = parse_args(__doc__).device == "cuda"
     size, context = ("xl", 2048) if gpu else ("tiny", 64)
     with torch.device("cuda" if gpu else "cpu"):
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def messages(link: Link) -> list[tuple[int, float]]:
-    """Seconds of one message there and back, by size."""
+    """Return (bytes, median seconds of one message there and back) per size."""
     found = []
     for bytes in (2**12, 2**16, 2**20, 2**22, 2**24, 2**26, 2**28) if link.gpu else (2**12,):
         flat = torch.zeros(bytes, dtype=torch.uint8)
@@ -138,7 +138,7 @@ def messages(link: Link) -> list[tuple[int, float]]:
 
 
 def schedules(model: nn.Module, link: Link, all_sizes: bool) -> dict[str, Callable[[], Buckets]]:
-    """Return for each schedule a function that makes its buckets. all_sizes: all BUCKETS, not 64 MB alone."""
+    """Return a function that makes the Buckets of each schedule. all_sizes: with all BUCKETS, not only 64 MB."""
     makers = {
         "nothing sent": partial(Buckets, model, link, 0, "never"),
         "naive": partial(Buckets, model, link, 0, "one by one"),
@@ -160,7 +160,7 @@ def step(model: Transformer, batch: tuple[Tensor, ...], buckets: Buckets) -> Non
 
 
 def compare(model: Transformer, batch: tuple[Tensor, ...], makers: dict, gpu: bool) -> dict[str, tuple[int, float]]:
-    """Messages and median seconds of each schedule. Rounds in turn: first one schedule, then the next."""
+    """Return (messages, median seconds) of each schedule. Schedules run in turn in each round."""
     times: dict[str, list[float]] = {name: [] for name in makers}
     sent = {}
     for turn in range(3 if gpu else 1):
@@ -177,7 +177,7 @@ def compare(model: Transformer, batch: tuple[Tensor, ...], makers: dict, gpu: bo
 
 
 def traced(model: Transformer, batch: tuple[Tensor, ...], make: Callable[[], Buckets], gpu: bool) -> dict[str, list]:
-    """µs of a step: [name, start, end] on the host, and [start, end] of kernels and of copies out and back."""
+    """Trace a step, in µs: [name, start, end] on the host; [start, end] of kernels, copies out and copies back."""
     buckets = make()
     for _ in range(2):
         step(model, batch, buckets)

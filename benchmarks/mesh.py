@@ -1,9 +1,9 @@
-"""A mesh's axes side by side with PyTorch's own: `python -m benchmarks.mesh`.
+"""Compares training steps along one mesh axis with PyTorch's: `python -m benchmarks.mesh`.
 
-Training steps of the same transformer along one axis: the reference's `train_step`, and fully_shard (data),
-torch.distributed.pipelining (pipe), parallelize_module (tensor), a step each in turn. Seconds as medians in the same
-ranks of one run; bytes held at most and between steps, of every storage that torch operations have met; bytes sent,
-from the ledger. Ranks are no more than cores. PyTorch has no expert axis of its own: there is no row for it.
+The ranks of one run take a step each in turn of the reference's `train_step` and of PyTorch's fully_shard (data),
+torch.distributed.pipelining (pipe) or parallelize_module (tensor), on the same transformer. The table has median
+seconds, the bytes of all storages that torch operations used (peak, and after the step), and bytes sent, from the
+ledger. There are no more ranks than cores. PyTorch has no expert axis, so there is no row for it.
 """
 
 import os
@@ -24,7 +24,7 @@ AXES = ("data", "pipe", "tensor")
 
 
 def measure(runner: Runner, axis: str, ranks: int, rounds: int, memory: dict[str, dict], network: dict) -> list[dict]:
-    """A row a variant."""
+    """Return a row per variant. Raises AssertionError if the losses of ours and PyTorch's differ."""
     if not memory:
         losses = runner.run(losses_of, axis, ranks, 3, world=ranks, timeout=600.0)[0]
         for a, b in zip(*losses.values(), strict=True):

@@ -1,4 +1,4 @@
-"""A float32 step against a bfloat16 one, side by side: `python -m benchmarks.mixed_precision`.
+"""Compares a step in float32 with one in bfloat16: `python -m benchmarks.mixed_precision`.
 
 `--device cpu` rehearses it on the smallest size.
 """
@@ -15,11 +15,11 @@ from lab.solution.impl import load
 
 from .results import parse_args, write
 
-GOAL = 2.0  # bfloat16 over TF32, on the sizes whose products are bound by compute
+GOAL = 2.0  # speed of bfloat16 over TF32, for sizes whose matrix products are compute-bound
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     device, impl = parse_args(__doc__).device, load(ROOT / "reference")
     sizes, batch, steps = (("small", "medium"), 8, 20) if device == "cuda" else (("tiny",), 1, 2)
     with torch.device(device):
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def row(impl: Any, size: str, batch: int, steps: int) -> dict:
-    """One size: milliseconds a step in each precision, and the ratios."""
+    """Measure one size. Return milliseconds per step in each precision, and the ratios."""
     config, benchmark = SIZES[size], impl.benchmarking.benchmark.benchmark
     tokens, targets = torch.randint(config.vocabulary, (2, batch, config.context)).unbind()
     seconds = {}
@@ -45,7 +45,7 @@ def row(impl: Any, size: str, batch: int, steps: int) -> dict:
 
 
 def plain_step(config: Any, tokens: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Callable[[], None]:
-    """A step on the default device."""
+    """Return a function that runs a training step on the default device."""
     model = Transformer(config).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters())
 

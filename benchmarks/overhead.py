@@ -1,6 +1,6 @@
-"""What the machinery costs: `python -m benchmarks.overhead`. Goals stand beside each figure.
+"""Measures the overhead of probes, pytest and the sandbox, next to a goal per figure: `python -m benchmarks.overhead`.
 
-`--rounds 1` is the shortest: the sandbox and the plain room judge all exercises once each, after a first time that
+`--rounds 1` is the shortest: all exercises are judged once in the sandbox and once without, after a first pass that
 fills the cache of expected values.
 """
 
@@ -17,7 +17,7 @@ from grader.judge import run_tests
 from grader.sandbox import Sandbox, available
 from lab.course.assignment import ROOT, default
 from lab.harness.runner import Executor, Runner
-from tests.benchmarking.probes import busy_host  # almost empty, and a box has it
+from tests.benchmarking.probes import busy_host  # almost empty, and available in a sandbox
 
 from . import probes
 from .results import write
@@ -26,7 +26,7 @@ REPEATS = 40
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="how often the sandbox and the plain room are compared")
     rounds = parser.parse_args().rounds
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def row(what: str, values: list[float], unit: str, goal: str, spread: str | None = None) -> dict:
-    """The median beside its goal, as "≤ 20". spread: if not the least and the largest value."""
+    """Return the median next to its goal, such as "≤ 20". spread: default is the smallest and the largest value."""
     median, sign, bound = statistics.median(values), goal[0], float(goal[1:])
     return {
         "what": what,
@@ -47,7 +47,7 @@ def row(what: str, values: list[float], unit: str, goal: str, spread: str | None
 
 
 def probe_overhead() -> list[dict]:
-    """Milliseconds from asking for an empty probe to having its answer."""
+    """Rows for the milliseconds from the request for an empty probe to its answer, and for the switch."""
     runner = Runner(Executor(ROOT / "reference"))
     rows = switch_speed(runner)
     for world, goal in ((None, "≤ 20"), (4, "≤ 60")):
@@ -60,7 +60,7 @@ def probe_overhead() -> list[dict]:
 
 
 def switch_speed(runner: Runner) -> list[dict]:
-    """A small and a large all-reduce of two ranks: what the switch adds, and what it carries."""
+    """Rows for the switch's latency and bandwidth: a small and a large all-reduce of two ranks."""
     small = [1e6 * max(runner.run(probes.all_reduces, 1, 300, world=2)) for _ in range(7)]
     large = [32 / max(runner.run(probes.all_reduces, 4_000_000, 10, world=2)) for _ in range(7)]
     return [
@@ -70,7 +70,7 @@ def switch_speed(runner: Runner) -> list[dict]:
 
 
 def student_runs() -> list[dict]:
-    """pytest runs, from the shell's point of view."""
+    """Rows for the wall time of pytest runs, and for the number of lines that they print."""
     command = [sys.executable, "-m", "pytest", "tests", "--profile", "full"]
     tour = [a for id in default().profiles["tour"] for a in ("--exercise", id)]
     solved = [*command, "--impl", "reference", *tour]
@@ -90,7 +90,7 @@ def student_runs() -> list[dict]:
 
 
 def sandbox_overhead(rounds: int) -> list[dict]:
-    """The same tests on the reference, in a box and beside it, in turn; starting the zygote is timed apart."""
+    """Rows for the reference's tests in the sandbox against outside, in turn, and for the start of the zygote."""
     if why := available()["bubblewrap"]:
         return [{"what": "sandbox", "median": "not run", "spread": why, "goal": "≤ 15 %", "reached": "not run"}]
     stages = {s.name: [e.id for e in default().of_stage(s.name)] for s in default().stages}

@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def forward_of(text: str) -> tuple[str, Callable]:
-    """The function of `path:function`, and its name."""
+    """Return (name, function) for a text `path:function`."""
     path, _, name = text.rpartition(":")
     file = Path(path).resolve()
     if not file.is_file() or file.suffix != ".py":
         raise argparse.ArgumentTypeError(f"expected path:function with the path of a Python file, got {text!r}")
-    package = types.ModuleType(f"peer{len(sys.modules)}")  # the file imports its neighbours
+    package = types.ModuleType(f"peer{len(sys.modules)}")  # so that the file can import files next to it
     package.__path__ = [str(file.parents[1])]
     sys.modules[package.__name__] = package
     module = importlib.import_module(f"{package.__name__}.{file.parent.name}.{file.stem}")
@@ -23,7 +23,7 @@ def forward_of(text: str) -> tuple[str, Callable]:
     return name, getattr(module, name)
 
 
-PEER = {  # the option, which may be given several times
+PEER = {  # the option --peer, which may be repeated
     "action": "append", "default": [], "metavar": "path:function", "type": forward_of,
     "help": "another forward, called as `attention_forward` is: (q, k, v, is_causal)",
 }  # fmt: skip

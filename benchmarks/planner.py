@@ -1,8 +1,8 @@
-"""What the planner's prices are worth: predicted against published, run by run: `python -m benchmarks.planner`.
+"""Compares step times that the planner predicts with published ones: `python -m benchmarks.planner`.
 
-One set of constants for all (lab/cluster/hardware.toml). One of them is calibrated, layer_share, on times of a single
-layer, which are none of the runs below. One rule for what a source does not tell, as micro-batch and chunks: the best
-that fits. Beside it stands what knows no mesh at all: the constant that is best in hindsight.
+All runs use the same constants (lab/cluster/hardware.toml). Only layer_share is calibrated; it comes from times of
+single layers, not from the runs below. If a source does not state micro-batch or chunks, we use the fastest plan that
+fits in memory. The baseline is one constant speed for all runs, chosen in hindsight.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from .sweeps_2021 import sweeps
 DATA = Path(__file__).parent / "data"
 PUBLISHED = tomllib.loads((DATA / "published.toml").read_text(encoding="utf-8"))
 BASELINE = replace(MEGATRON_2022, sequence=False, scatter_messages=True)  # what Korthikanti et al. 2022 started from
-MICRO_BATCHES = (1, 2, 4, 8, 16)  # those that figures 7 and 8 of Narayanan et al. 2021 try
+MICRO_BATCHES = (1, 2, 4, 8, 16)  # as in figures 7 and 8 of Narayanan et al. 2021
 NOTE = (
     "Speeds are TFLOP/s a GPU; error: predicted over published, less one. Narayanan et al. count recomputation, the "
     "others do not; published seconds are taken for speeds. Micro-batch (1, 2, 4, 8 or 16) and chunks where no source "
@@ -52,24 +52,24 @@ class Run:
     name: str
     job: Job
     plan: Plan
-    published: float  # TFLOP/s a GPU
-    recomputed: bool = False  # whether its authors count recomputation
+    tflops: float  # published TFLOP/s per GPU
+    recomputed: bool = False  # whether `tflops` counts the FLOPs of recomputation
 
     def predicted(self, share: float | None = None) -> float:
-        """TFLOP/s a GPU; with another layer_share if one is given."""
+        """Predict TFLOP/s per GPU. share: the layer_share to use instead of the cluster's."""
         job = self.job if share is None else replace(self.job, cluster=_with_share(self.job.cluster, share))
         return self.speed(steps.price(job, self.plan).step_s)
 
     def error(self) -> float:
-        """Predicted over published, less one."""
-        return self.predicted() / self.published - 1
+        """Return predicted / published - 1."""
+        return self.predicted() / self.tflops - 1
 
     def speed(self, step_s: float) -> float:
         return steps.model_flops(self.job, self.recomputed) / step_s / self.job.cluster.gpus / 1e12
 
 
 def main() -> None:
-    """Predict, print, and with --keep write benchmarks/results/planner.md."""
+    """Predict and print; with --keep, also write three tables to benchmarks/results/."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/")
     parser.add_argument("--quick", action="store_true", help="only Table 1: no sweeps, no optima, no other runs")
@@ -107,12 +107,12 @@ def main() -> None:
 
 
 def table_1(micro_batches: Sequence[int] = MICRO_BATCHES) -> list[Run]:
-    """Narayanan et al. 2021, table 1, with the micro-batch and chunks that `best` finds."""
-    return [replace(run, plan=best(run.job, run.plan, micro_batches=micro_batches)) for run in published()]
+    """The runs of Narayanan et al. 2021, table 1, with the micro-batch and chunks that `best` finds."""
+    return [replace(run, plan=best(run.job, run.plan, micro_batches=micro_batches)) for run in published_runs()]
 
 
-def published() -> list[Run]:
-    """The same, with a micro-batch of 1 and without chunks: the table tells neither."""
+def published_runs() -> list[Run]:
+    """The runs of table 1 with a micro-batch of 1 and one chunk, since the table states neither."""
     runs = []
     with (DATA / "published_runs.csv").open(encoding="utf-8") as lines:
         for r in csv.DictReader(line for line in lines if not line.startswith("#")):
@@ -126,24 +126,24 @@ def published() -> list[Run]:
 
 
 def others() -> list[Run]:
-    """All of data/published.toml that are whole runs."""
+    """The runs of data/published.toml in the sections run, megascale and llama."""
     runs = []
     for r in PUBLISHED["run"]:
         data, pipe, tensor, micro_batch, chunks = r["plan"]
         for recompute, recipe in (("full", BASELINE), ("selective", MEGATRON_2022)):
             job = Job(gpt(*r["model"]), r["sequences"], 2048, cluster(r["cluster"], data * pipe * tensor), recipe)
             plan = Plan(data, pipe, tensor, micro_batch, chunks, recompute)
-            runs.append(_timed(r["source"], f"{r['name']}, {recompute} recomputation", job, plan, r[recompute + "_s"]))
+            runs.append(_to_run(r["source"], f"{r['name']}, {recompute} recomputation", job, plan, r[recompute + "_s"]))
     m = PUBLISHED["megascale"]
     for gpus, sequences, seconds in m["runs"]:
         job = Job(gpt(*m["model"]), sequences, 2048, cluster("dgx-a100", gpus), MEGATRON_2022)
         plan = best(job, Plan(gpus // 64, 8, 8), chunks=(6,), recompute=RECOMPUTE)
-        runs.append(_timed(m["source"], f"175B, {gpus} GPUs", job, plan, seconds))
+        runs.append(_to_run(m["source"], f"175B, {gpus} GPUs", job, plan, seconds))
     return runs + llama_runs(("none", "selective"))
 
 
 def llama_runs(recompute: Sequence[str]) -> list[Run]:
-    """Llama 3's runs, if the plan may choose among these ways to recompute."""
+    """Llama 3's runs. The plan may choose any of these ways to recompute."""
     runs = []
     for gpus, published in PUBLISHED["llama"]["runs"]:
         job = Job(MODELS["405b"], 2048, 8192, cluster("grand-teton", gpus), TODAY)
@@ -153,13 +153,13 @@ def llama_runs(recompute: Sequence[str]) -> list[Run]:
 
 
 def sharded() -> list[dict[str, Any]]:
-    """Rows of runs with ZeRO 3: published, and predicted with messages hidden and with messages waited for."""
+    """A table row per run with ZeRO 3, with the columns of `hidden_and_waited`."""
     rows, study = [], PUBLISHED["sharded"]
     for kind, name, gpus, micro_batch, count, recompute, gradient, tokens in study["runs"]:
         recipe = replace(TODAY, gradient=gradient)
         job = Job(gpt(*study["model"][name]), gpus * micro_batch * count, 2048, cluster(kind, gpus), recipe)
         plan = Plan(gpus, micro_batch=micro_batch, recompute=recompute, zero=3)
-        hidden = _timed(study["source"], name, job, plan, job.sequences * job.context / tokens)
+        hidden = _to_run(study["source"], name, job, plan, job.sequences * job.context / tokens)
         rows.append({
             "GPUs": f"{gpus} {'A100' if kind == 'dgx-a100' else 'H100'}", "model": name.upper(),
             "micro-batches": f"{count} of {micro_batch}", "recomputed": "nothing" if recompute == "none" else "layers",
@@ -169,25 +169,25 @@ def sharded() -> list[dict[str, Any]]:
 
 
 def nemo() -> list[Run]:
-    """NVIDIA's runs with ZeRO 1. Only GPT drops out, and ties its head."""
+    """NVIDIA's runs with ZeRO 1. Only the GPT models use dropout and tie the head to the embedding."""
     runs, page = [], PUBLISHED["nemo"]
     for name, gpus, sequences, seconds in page["runs"]:
-        layers, width, heads, kv, vocabulary, context, pipe, tensor, size, chunks, again, gradient = page["model"][name]
+        depth, dim, heads, kv, vocab, context, pipe, tensor, micro_batch, chunks, recompute, dtype = page["model"][name]
         is_gpt = name.startswith("GPT")
-        model = Model(layers, width, heads, kv, 4 * width, vocabulary, gated=False, tied=is_gpt)
+        model = Model(depth, dim, heads, kv, 4 * dim, vocab, gated=False, tied=is_gpt)
         model = replace(model, positions=context if is_gpt else 0)
-        recipe = replace(TODAY, gradient=gradient, dropout=is_gpt)
+        recipe = replace(TODAY, gradient=dtype, dropout=is_gpt)
         job = Job(model, sequences, context, cluster("dgx-h100", gpus), recipe)
-        plan = Plan(gpus // (pipe * tensor), pipe, tensor, size, chunks, again, 1)
-        runs.append(_timed(page["source"], name, job, plan, seconds))
+        plan = Plan(gpus // (pipe * tensor), pipe, tensor, micro_batch, chunks, recompute, 1)
+        runs.append(_to_run(page["source"], name, job, plan, seconds))
     return runs
 
 
 def hidden_and_waited(run: Run) -> dict[str, str]:
-    """Columns of a run with ZeRO: published, and predicted with its messages hidden and waited for."""
+    """Columns of a run with ZeRO: its speed as published, predicted with overlap, and predicted without overlap."""
     waited = replace(run, job=replace(run.job, recipe=replace(run.job.recipe, overlap_data=False)))
     return {
-        "published": f"{run.published:.0f}", "hidden": f"{run.predicted():.0f}", "error": f"{100 * run.error():+.1f} %",
+        "published": f"{run.tflops:.0f}", "hidden": f"{run.predicted():.0f}", "error": f"{100 * run.error():+.1f} %",
         "waited for": f"{waited.predicted():.0f}", "its error": f"{100 * waited.error():+.1f} %",
     }  # fmt: skip
 
@@ -199,8 +199,8 @@ def best(
     micro_batches: Sequence[int] = MICRO_BATCHES,
     recompute: Sequence[str] = (),
 ) -> Plan:
-    """The same plan with the micro-batch, chunks and, if given, recomputation that are fastest of those that fit, or
-    where none does need least memory."""
+    """Return the fastest variant of `plan` that fits in memory; if none fits, the variant that needs the least memory.
+    Variants differ in micro-batch, chunks and, if `recompute` is given, recomputation."""
     found, best_s = plan, float("inf")
     choices = itertools.product(micro_batches, chunks, recompute or (plan.recompute,))
     options = [replace(plan, micro_batch=m, chunks=c, recompute=r) for m, c, r in choices]
@@ -216,7 +216,7 @@ def best(
     return found
 
 
-def _timed(source: str, name: str, job: Job, plan: Plan, seconds: float) -> Run:
+def _to_run(source: str, name: str, job: Job, plan: Plan, seconds: float) -> Run:
     return Run(source, name, job, plan, steps.model_flops(job) / seconds / job.cluster.gpus / 1e12)
 
 
@@ -229,7 +229,7 @@ def row(run: Run) -> dict[str, Any]:
         "source": run.source, "run": run.name, "GPUs": run.job.cluster.gpus,
         "data, pipe, tensor": f"{plan.data}, {plan.pipe}, {plan.tensor}",
         "micro-batch": plan.micro_batch, "chunks": plan.chunks,
-        "published": f"{run.published:.0f}", "predicted": f"{run.predicted():.0f}",
+        "published": f"{run.tflops:.0f}", "predicted": f"{run.predicted():.0f}",
         "error": f"{100 * run.error():+.1f} %" + ("" if steps.fits(run.job, plan) else " *"),
     }  # fmt: skip
 
@@ -239,23 +239,23 @@ def run_errors(runs: Sequence[Run]) -> str:
 
 
 def summary(errors: Iterable[float]) -> str:
-    """Median and largest of some relative errors, of either sign."""
+    """Format the median and the largest absolute value of relative errors."""
     percent = [100 * abs(error) for error in errors]
     return f"median {statistics.median(percent):.1f} %, worst {max(percent):.1f} %"
 
 
 def calibration() -> None:
-    """layer_share, from single layers; and each of them predicted with what the six others say."""
-    alone = _with_share(cluster("dgx-a100", 8), 1.0)
+    """Print layer_share from measurements of single layers, and how far each is from the median of the others."""
+    full_rate = _with_share(cluster("dgx-a100", 8), 1.0)
     shares, names = [], []
     for entry in PUBLISHED["layer"]:
         layers = Layers(gpt(48, 6144, 64), replace(MEGATRON_2022, sequence=entry["sequence"]), 4, 2048, range(8))
         for phase, events in (("forward", layers.forward()), ("backward", layers.backward(entry["recompute"]))):
             if phase in entry:
-                price = closed(Block(tuple(events)), alone)
-                assert price is not None
-                sent = price.pop("tensor", 0.0)
-                shares.append(sum(price.values()) / (entry[phase] / 1e3 - sent))
+                seconds = closed(Block(tuple(events)), full_rate)
+                assert seconds is not None
+                sent = seconds.pop("tensor", 0.0)
+                shares.append(sum(seconds.values()) / (entry[phase] / 1e3 - sent))
                 names.append(f"{phase}, sequence {entry['sequence']}, recompute {entry['recompute']}")
     now = cluster("dgx-a100", 8).device.layer_share
     print("## The one calibrated constant\n")
@@ -266,14 +266,14 @@ def calibration() -> None:
 
 
 def constant(runs: list[Run], ours: str) -> None:
-    """The best constant, in hindsight, beside us."""
-    speeds = [r.published for r in runs]
+    """Print the errors of the best constant speed next to ours."""
+    speeds = [r.tflops for r in runs]
     value = best_constant(speeds)
     print(f"\nThe constant {value}, best in hindsight: {summary(value / t - 1 for t in speeds)}. Ours: {ours}.")
 
 
 def best_constant(published: Sequence[float]) -> int:
-    """TFLOP/s: of the least median error, and of those with the least worst."""
+    """The speed in TFLOP/s with the smallest median error; if several have it, that with the smallest largest error."""
 
     def errors_of(value: int) -> tuple[float, float]:
         errors = [abs(value / speed - 1) for speed in published]
@@ -283,13 +283,13 @@ def best_constant(published: Sequence[float]) -> int:
 
 
 def leave_one_out(runs: list[Run]) -> None:
-    """As if layer_share had been fitted to these rows: each predicted by the share that fits the nine others."""
+    """Print a leave-one-out check: fit layer_share to all other runs, then predict this run."""
     shares = (0.7, 0.95)
     lines = []
-    for run in runs:  # seconds are a + b / share
+    for run in runs:  # a step takes a + b / share
         slow, fast = (1 / run.predicted(share) for share in shares)
         b = (slow - fast) / (1 / shares[0] - 1 / shares[1])
-        lines.append((slow - b / shares[0], b, run.published))
+        lines.append((slow - b / shares[0], b, run.tflops))
 
     def errors(share: float, samples: list[tuple[float, float, float]]) -> list[float]:
         return [abs(1 / (a + b / share) / published - 1) for a, b, published in samples]
@@ -308,16 +308,16 @@ def leave_one_out(runs: list[Run]) -> None:
 
 
 def optima(runs: list[Run]) -> str:
-    """Print the published mesh beside our fastest, on the same cluster and batch, all recomputed, without ZeRO."""
+    """Print each published mesh next to our fastest with full recomputation and no ZeRO. Return a summary."""
     print("\n## The published mesh, and the planner's fastest\n")
     print("| run | published mesh | fastest | published over fastest |\n|---|---|---|---|")
 
-    def size(job: Job, plan: Plan) -> float:
+    def total_bytes(job: Job, plan: Plan) -> float:
         return steps.memory(job, plan)["total"] if plan.recompute == "full" and not plan.zero else math.inf
 
     ratios, missed = [], []
     for run in runs:
-        fastest = planner(run.job, 1, Tools(memory=size))[0]
+        fastest = planner(run.job, 1, Tools(memory=total_bytes))[0]
         ratios.append(steps.price(run.job, run.plan).step_s / fastest.step_s)
         print(f"| {run.name} | {_short(run.plan)} | {_short(fastest.plan)} | {ratios[-1]:.3f} |", flush=True)
         if ratios[-1] > 1.05:
@@ -334,7 +334,7 @@ def optima(runs: list[Run]) -> str:
 
 
 def llama() -> str:
-    """How far off Llama 3's runs are if nothing is recomputed, and as predicted."""
+    """Errors for Llama 3's runs without recomputation, and with the recomputation that the planner chooses."""
     before, after = (
         ", ".join(f"{100 * run.error():+.1f} %" for run in llama_runs(recompute))
         for recompute in (("none",), ("none", "selective"))

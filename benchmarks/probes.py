@@ -1,4 +1,4 @@
-"""Probes that measure the machinery: what an empty one takes, and what a collective does."""
+"""Probes for `benchmarks.overhead`: an empty one, and one that runs collectives."""
 
 import time
 
@@ -7,11 +7,11 @@ import torch.distributed as dist
 
 
 def nothing(impl) -> None:
-    """Answer at once: all that it takes is overhead."""
+    """Return at once, so that all its time is overhead."""
 
 
 def all_reduces(impl, elements: int, times: int) -> float:
-    """Seconds an all-reduce of so many float32 takes, on average, after one that does not count."""
+    """Mean seconds per all-reduce of `elements` float32 numbers, after one warm-up."""
     x = torch.ones(elements)
     dist.all_reduce(x)
     start = time.perf_counter()

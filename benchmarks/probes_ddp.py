@@ -1,4 +1,4 @@
-"""What runs in the ranks of `benchmarks.ddp`: a step of each wrapper in turn, and the parts of one measured alone."""
+"""Probes of `benchmarks.ddp`: steps of each wrapper in turn, and the parts of a step measured alone."""
 
 import statistics
 import time
@@ -29,14 +29,14 @@ VARIANTS = {
 
 
 def steps(impl: Any, rounds: int) -> dict:
-    """Seconds of each variant's steps, in turn, and this rank's lower bound."""
+    """Return {"times": seconds of each variant's steps, taken in turn; "bound": this rank's lower bound}."""
     tokens, targets = tokens_of_rank()
     variants = {name: training_step(make(impl, model()), tokens, targets) for name, make in VARIANTS.items()}
     return {"times": time_in_turn(variants, rounds), "bound": lower_bound(model(), tokens, targets, rounds)}
 
 
 def training_step(wrapped: nn.Module, tokens: Tensor, targets: Tensor) -> Step:
-    """Forward, backward and SGD."""
+    """Return a function that runs forward, backward and SGD."""
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -48,11 +48,11 @@ def training_step(wrapped: nn.Module, tokens: Tensor, targets: Tensor) -> Step:
 
 
 def lower_bound(plain: nn.Module, tokens: Tensor, targets: Tensor, rounds: int) -> float:
-    """Seconds that a step takes at least: what must follow each other, each part measured alone."""
+    """Lower bound of a step's seconds: the critical path through its parts, each measured alone."""
     optimizer = torch.optim.SGD(plain.parameters(), lr=1e-3)
     buckets = _bucket_elements(plain, 5 * MIB)
     buffers = [torch.ones(n) for n in buckets]
-    ready_share = buckets[0] / sum(buckets)  # share of backward until the first bucket is full, by elements
+    ready_share = buckets[0] / sum(buckets)  # estimated share of backward until the first bucket is full
     times: dict[str, list[float]] = defaultdict(list)
 
     def timed(part: str, call: Callable[[], Any]) -> Any:

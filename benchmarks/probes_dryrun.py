@@ -1,4 +1,4 @@
-"""What runs in the processes of `benchmarks.dryrun`."""
+"""The probe of `benchmarks.dryrun`."""
 
 import os
 import resource
@@ -9,7 +9,7 @@ from lab.dryrun.rank import dry
 
 
 def cost(impl: Any, step: dict, rank: int) -> dict[str, float]:
-    """Of a dry run on one core: seconds, seconds of the processor, bytes at most, and rows of the ledger."""
+    """Dry-run on one core. Return elapsed seconds, CPU seconds, peak bytes of the process, and ledger rows."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     start, cpu = time.perf_counter(), time.process_time()
     report = dry(impl, step, rank)

@@ -1,4 +1,4 @@
-"""What runs in the ranks of `benchmarks.mesh`: steps on one axis, ours and torch's in turn, and bytes of each."""
+"""Probes of `benchmarks.mesh`: seconds, losses and bytes of steps along one axis, ours and torch's."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ MICRO_BATCHES = 4  # along pipe
 
 
 def reference_step(impl: Any, axis: str, ranks: int) -> Step:
-    """`train_step` of a model that `parallelize` has spread along one axis."""
+    """Return the reference's `train_step` of a model that `parallelize` has split along one axis."""
     mesh = impl.mesh.mesh.Mesh(**{axis: ranks})
     plan = impl.mesh.parallel.Plan(micro_batches=MICRO_BATCHES if axis == "pipe" else 1, fsdp=axis == "data")
     parallel = impl.mesh.compose.parallelize(model(), mesh, plan)
@@ -22,7 +22,7 @@ def reference_step(impl: Any, axis: str, ranks: int) -> Step:
 
 
 def torch_step(impl: Any, axis: str, ranks: int) -> Step:
-    """The same with PyTorch's own: fully_shard, torch.distributed.pipelining, parallelize_module."""
+    """Return the same step with PyTorch's fully_shard, torch.distributed.pipelining or parallelize_module."""
     tokens, targets = batch(axis)
     if axis == "pipe":
         return _pipelined(impl, ranks, tokens, targets)
@@ -46,7 +46,7 @@ VARIANTS = {"ours": reference_step, "torch": torch_step}
 
 
 def batch(axis: str) -> tuple[Tensor, Tensor]:
-    """Sequences of 64 tokens: one a rank along data, else alike on all ranks; along pipe, one a micro-batch."""
+    """Sequences of 64 tokens: along data one per rank; along pipe one per micro-batch; equal on all ranks otherwise."""
     generator = torch.Generator().manual_seed(1 + (dist.get_rank() if axis == "data" else 0))
     shape = (2, MICRO_BATCHES if axis == "pipe" else 1, CONFIG.context)
     tokens, targets = torch.randint(CONFIG.vocabulary, shape, generator=generator).unbind()
@@ -54,24 +54,24 @@ def batch(axis: str) -> tuple[Tensor, Tensor]:
 
 
 def seconds(impl: Any, axis: str, ranks: int, rounds: int) -> dict[str, list[float]]:
-    """Of each variant's steps, in turn."""
+    """Seconds of each variant's steps, taken in turn."""
     return time_in_turn({name: make(impl, axis, ranks) for name, make in VARIANTS.items()}, rounds)
 
 
 def losses_of(impl: Any, axis: str, ranks: int, steps: int) -> dict[str, list[float]]:
-    """Losses of some steps of each variant."""
+    """Losses of each variant's first steps."""
     return {name: [float(step()) for _ in range(steps)] for name, step in (  # type: ignore[arg-type]
         (name, make(impl, axis, ranks)) for name, make in VARIANTS.items()
     )}  # fmt: skip
 
 
 def bytes_of(impl: Any, axis: str, ranks: int, name: str) -> dict[str, float]:
-    """Of one variant's second step."""
+    """Bytes held and sent in one variant's second step, as `second_step` returns them."""
     return second_step(lambda: VARIANTS[name](impl, axis, ranks))
 
 
 def _mean(loss: Any, axis: str, ranks: int) -> float:
-    """The loss of the whole batch, on every rank, as `train_step` returns it."""
+    """The mean loss of the whole batch, on every rank, as `train_step` returns it."""
     value = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
     if axis == "data":
         dist.all_reduce(value)
@@ -80,7 +80,7 @@ def _mean(loss: Any, axis: str, ranks: int) -> float:
 
 
 def _tensor_parallel(plain: nn.Module, ranks: int) -> nn.Module:
-    """As torch's tutorial on tensor parallelism has it, the loss on logits that are cut."""
+    """Parallelize as in torch's tutorial on tensor parallelism, with a loss on sharded logits."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

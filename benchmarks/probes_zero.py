@@ -1,4 +1,4 @@
-"""What runs in the ranks of `benchmarks.zero`: steps of each optimizer and each wrapper in turn, and bytes of each."""
+"""Probes of `benchmarks.zero`: seconds and bytes of steps of each optimizer and each wrapper."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from .side_by_side import RATE, Step, backward, fully_sharded, model, second_ste
 
 
 def optimizers(impl: Any) -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
-    """From parameters to what steps them; gradients are there."""
+    """By name, functions that make an optimizer of parameters which already have gradients."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     adamw = torch.optim.AdamW
@@ -25,14 +25,14 @@ def optimizers(impl: Any) -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
 
 
 def optimizer_step(make: Callable[[Any], torch.optim.Optimizer], plain: nn.Module) -> Step:
-    """A step with the same gradients each time."""
+    """Return a function that runs an optimizer step, with the same gradients each time."""
     for parameter in plain.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
     return make(list(plain.parameters())).step
 
 
 def wrappers(impl: Any) -> dict[str, Callable[[nn.Module], tuple[nn.Module, Any]]]:
-    """From a model to what computes its output, and what steps it."""
+    """By name, functions from a model to (wrapped model, optimizer)."""
     adamw = functools.partial(torch.optim.AdamW, lr=RATE)
 
     def sharded(wrapped: nn.Module) -> tuple[nn.Module, Any]:
@@ -48,7 +48,7 @@ def wrappers(impl: Any) -> dict[str, Callable[[nn.Module], tuple[nn.Module, Any]
 
 
 def training_step(make: Callable[[nn.Module], tuple[nn.Module, Any]], plain: nn.Module) -> Step:
-    """Forward, backward and AdamW, with this rank's tokens."""
+    """Return a function that runs forward, backward and AdamW on this rank's tokens."""
     tokens, targets = tokens_of_rank()
     wrapped, optimizer = make(plain)
 
@@ -64,12 +64,12 @@ KINDS = {"optimizer": (optimizers, optimizer_step), "training": (wrappers, train
 
 
 def seconds(impl: Any, kind: str, rounds: int) -> dict[str, list[float]]:
-    """Of each variant's steps, in turn."""
+    """Seconds of each variant's steps, taken in turn."""
     variants, step_of = KINDS[kind]
     return time_in_turn({name: step_of(make, model()) for name, make in variants(impl).items()}, rounds)
 
 
 def bytes_of(impl: Any, kind: str, name: str) -> dict[str, float]:
-    """Of one variant's second step."""
+    """Bytes held and sent in one variant's second step, as `second_step` returns them."""
     variants, step_of = KINDS[kind]
     return second_step(lambda: step_of(variants(impl)[name], model()))

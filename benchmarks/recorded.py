@@ -1,6 +1,6 @@
-"""Records on a GPU what profilers show, for figures of the chapters: `python -m benchmarks.recorded`.
+"""Records profiles on a GPU for figures of the chapters: `python -m benchmarks.recorded`.
 
-Writes benchmarks/data/trace.json (two training steps, host and device) and memory.json (bytes held over a step).
+Writes benchmarks/data/trace.json (training steps, host and device) and memory.json (memory over a step).
 `--device cpu` rehearses the first.
 """
 
@@ -42,7 +42,7 @@ def keep(name: str, found: dict, kind: str) -> None:
 
 
 def phases(size: str, checkpointed: bool = False) -> list[Phase]:
-    """A training step in bfloat16 with AdamW, as three calls."""
+    """Return a training step in bfloat16 with AdamW as three calls."""
     batch, context = STEPS[size]
     model = Transformer(SIZES[size]).to(torch.bfloat16)
     tokens, targets = torch.randint(SIZES[size].vocabulary, (2, batch, min(context, SIZES[size].context))).unbind()
@@ -59,7 +59,7 @@ def phases(size: str, checkpointed: bool = False) -> list[Phase]:
 
 
 def traced(size: str, gpu: bool) -> dict[str, list]:
-    """One step of several: [name, start, end] in µs of each phase on the host, [start, end] of what the device ran."""
+    """Trace three steps, in µs: [name, start, end] per phase on the host, [start, end] of the device's work."""
     step = phases(size)
 
     def run() -> None:
@@ -88,7 +88,7 @@ def traced(size: str, gpu: bool) -> dict[str, list]:
 
 
 def merged(spans: list[list[float]], gap_us: float = 3.0) -> Iterator[list[float]]:
-    """Join spans with hardly a gap between them."""
+    """Join spans whose gaps are small."""
     current: list[float] = []
     for start, end in spans:
         if current and start - current[1] <= gap_us:
@@ -102,7 +102,7 @@ def merged(spans: list[list[float]], gap_us: float = 3.0) -> Iterator[list[float
 
 
 def memory_trace(checkpointed: bool) -> dict[str, list]:
-    """MiB held after each allocation and free of a step, and how many there were before each phase ended."""
+    """MiB held after each allocation and free of a step, and the number of these events up to each phase's end."""
     step, phase_ends = phases("small", checkpointed), []
     for _ in range(3):
         for _, call in step:

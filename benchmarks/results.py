@@ -1,4 +1,4 @@
-"""Writes what was measured to benchmarks/results/, with where, with what and at which commit."""
+"""Writes measurements to benchmarks/results/, with device, versions and commit."""
 
 import argparse
 import json
@@ -15,11 +15,11 @@ from lab.course.assignment import ROOT
 from lab.course.provenance import commit, uncommitted, versions
 
 FOLDER = Path(__file__).parent / "results"
-COMMIT, UNCOMMITTED = commit(), uncommitted()  # of the code that is running: read before anything is measured
+COMMIT, UNCOMMITTED = commit(), uncommitted()  # read before the measurements, while they describe the running code
 
 
 def device() -> str:
-    """The machine, in words."""
+    """Describe the machine."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
@@ -29,7 +29,7 @@ def device() -> str:
 
 
 def parse_args(doc: str | None, **options: dict[str, Any]) -> argparse.Namespace:
-    """The command line of a benchmark on a GPU: `--device`, and more options by name. Exits if there is no GPU."""
+    """Parse the command line of a GPU benchmark: `--device`, and more options by name. Exits if there is no GPU."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a rehearsal, nothing is kept")
     for name, keywords in options.items():
@@ -41,9 +41,9 @@ def parse_args(doc: str | None, **options: dict[str, Any]) -> argparse.Namespace
 
 
 class RowCache:
-    """Rows that are kept in .cache/ as they come, so that a run that was stopped goes on.
+    """Rows of a result, saved to .cache/ at once, so that a stopped run can continue.
 
-    Rows of another commit, device or command line are forgotten.
+    Rows of another commit, device or command line are dropped.
     """
 
     def __init__(self, name: str):
@@ -53,7 +53,7 @@ class RowCache:
         self.rows: list[dict[str, Any]] = recorded["rows"] if recorded.get("here") == self.identity else []
 
     def has(self, **key: Any) -> bool:
-        """Whether a row has these values."""
+        """Whether some row has all these values."""
         return any(key.items() <= row.items() for row in self.rows)
 
     def add(self, *rows: dict[str, Any]) -> None:
@@ -64,20 +64,20 @@ class RowCache:
         partial.replace(self.path)
 
     def write(self, note: str) -> str:
-        """Write all rows as a result, and forget them."""
+        """Write all rows as a result and delete the cache. Return the table."""
         text = write(self.path.name.removesuffix("-rows.json"), self.rows, note)
         self.path.unlink()
         return text
 
 
 def reason(error: Exception) -> str:
-    """Its kind, and the first line of its message."""
+    """Return the type of the error, and the first line of its message."""
     message = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {message}"[:100].replace("|", "/")
 
 
 def write(name: str, rows: list[dict[str, Any]], note: str = "") -> str:
-    """Keep rows as <name>.json and as a table in <name>.md; returns the table."""
+    """Write rows as <name>.json, and as a table to <name>.md. Return the table."""
     facts = {
         "device": device(),
         "versions": versions(),
@@ -95,7 +95,7 @@ def write(name: str, rows: list[dict[str, Any]], note: str = "") -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """In Markdown; the columns are the keys of the first row."""
+    """A table in Markdown, with the keys of the first row as columns."""
     columns = list(rows[0])
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     return "\n".join([*lines, *(f"| {' | '.join(str(row[c]) for c in columns)} |" for row in rows)])

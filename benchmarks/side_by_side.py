@@ -1,4 +1,4 @@
-"""What the benchmarks of ranks share: a model, steps in turn, what a step holds and sends, and a row of each."""
+"""Shared by benchmarks of ranks: a model, steps in turn, bytes that a step holds and sends, and their tables."""
 
 import argparse
 import itertools
@@ -21,7 +21,7 @@ from lab.ranks.group import ledger
 
 CONFIG = Config(layers=6, width=512, heads=8, kv_heads=8, hidden=1408, vocabulary=512, context=64)  # 20 M parameters
 RATE = 1e-4
-WARM_UP = 3  # steps of each that are not timed
+WARM_UP = 3  # steps per variant that are not timed
 Step = Callable[[], object]
 
 
@@ -29,32 +29,32 @@ Step = Callable[[], object]
 
 
 def model() -> Transformer:
-    """The same on every rank and at every call."""
+    """Return a transformer, the same on every rank and at every call."""
     torch.manual_seed(0)
     return Transformer(CONFIG)
 
 
 def tokens_of_rank(length: int = 32) -> tuple[Tensor, Tensor]:
-    """One sequence and its targets, another on each rank."""
+    """Return one sequence and its targets, different on each rank."""
     torch.manual_seed(1 + dist.get_rank())
     tokens, targets = torch.randint(CONFIG.vocabulary, (2, 1, length)).unbind()
     return tokens, targets
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy, the mean over tokens."""
+    """Mean cross-entropy over tokens."""
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 def backward(wrapped: Any, tokens: Tensor, targets: Tensor) -> None:
-    """Forward and backward, and a wrapper of ours waits for its gradients."""
+    """Run forward and backward; if the wrapper is ours, wait for its gradients."""
     loss_of(wrapped(tokens), targets).backward()
     if hasattr(wrapped, "finish_gradient_synchronization"):
         wrapped.finish_gradient_synchronization()
 
 
 def fully_sharded(plain: Any) -> nn.Module:
-    """By torch: each block, and all the rest together, as its documentation has it."""
+    """Apply torch's fully_shard to each block, then to the rest, as its documentation does."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -66,7 +66,7 @@ def fully_sharded(plain: Any) -> nn.Module:
 
 
 def time_in_turn(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Seconds of `rounds` steps of each, one of each in turn, all ranks starting together."""
+    """Seconds of `rounds` steps per variant. Variants step in turn, and all ranks start a step together."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for i in range(rounds + WARM_UP):
         for name, step in steps.items():
@@ -79,7 +79,7 @@ def time_in_turn(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float
 
 
 def second_step(make: Callable[[], Step]) -> dict[str, float]:
-    """Bytes: held at most and held after it, of every storage that torch operations met; and sent, by the ledger."""
+    """Bytes of all storages that torch operations used (peak, and after the step), and bytes sent, by the ledger."""
     with LiveStorages() as memory:
         step = make()
         step()
@@ -91,7 +91,7 @@ def second_step(make: Callable[[], Step]) -> dict[str, float]:
 
 
 def _sent(row: Any) -> float:
-    """As handout/conventions.md counts; of a broadcast the mean over ranks, since each is the root of some."""
+    """Count bytes as handout/conventions.md does; of a broadcast, the mean over ranks, since the root changes."""
     world = len(row.group)
     return row.bytes * (world - 1) / world if row.op == "broadcast" else sent_bytes(row.op, row.bytes, world)
 
@@ -103,13 +103,13 @@ def compare(
     name: str, doc: str | None, note: str, measure: Callable[..., list[dict]],
     what: str = "", kinds: Sequence[str] = ("",), ranks: Sequence[int] = (2, 4),
 ) -> None:  # fmt: skip
-    """A benchmark's command line: measure each kind with each number of ranks, on Gloo and on each link; print, keep.
+    """A benchmark's command line: measure each kind with each number of ranks, on Gloo and on each link; write results.
 
-    measure(runner, kind, ranks, rounds, memory, network) returns a row a variant. network: options of `Runner.run`.
-    memory: bytes of each variant, which no network changes; to be filled where it is empty. what: the option that
-    chooses among kinds, and their column.
+    measure(runner, kind, ranks, rounds, memory, network) returns a row per variant. network: options of `Runner.run`.
+    memory: bytes of each variant, which do not depend on the network; measure fills it if it is empty. what: the name
+    of the option that chooses among kinds, and of their column.
     """
-    from lab.harness.runner import Executor, Runner  # late: the ranks import this file, and need neither
+    from lab.harness.runner import Executor, Runner  # imported here, since the ranks import this file and need neither
 
     from .results import write
 
@@ -126,7 +126,7 @@ def compare(
     for kind, world in itertools.product(options.kinds if what else kinds, options.ranks):
         memory: dict[str, dict[str, str]] = {}
         for link in [None, *options.links]:
-            network = {"link": link} if link else {"network": "gloo"}  # the switch is the link; Gloo goes past it
+            network = {"link": link} if link else {"network": "gloo"}  # the switch simulates links; Gloo bypasses it
             with closing(Runner(Executor(ROOT / "reference"))) as runner:
                 new = measure(runner, kind, world, options.rounds, memory, network)
             head = {**({what: kind} if what else {}), "network": _in_words(link), "ranks": world}
@@ -149,12 +149,12 @@ def _in_words(link: Link | None) -> str:
 
 
 def slowest(reports: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
-    """Of each variant's steps, what the slowest rank took."""
+    """Seconds of the slowest rank, per step of each variant."""
     return {name: [max(times) for times in zip(*(s[name] for s in reports), strict=True)] for name in reports[0]}
 
 
 def largest(reports: Sequence[Mapping[str, float]]) -> dict[str, str]:
-    """Of each kind of bytes, MiB on the rank that has most."""
+    """MiB of each kind of bytes, on the rank with the most."""
     return {what: f"{max(each[what] for each in reports) / 2**20:.1f}" for what in reports[0]}
 
 

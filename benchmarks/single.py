@@ -1,8 +1,8 @@
-"""The planner's prediction beside a training step of ours, on one H200: `python -m benchmarks.single`.
+"""Compares the planner's predictions with training steps on one H200: `python -m benchmarks.single`.
 
-Eight layers of Llama 2 7B and of Llama 3 8B, and other sizes, as one writes them in PyTorch: float32 weights, autocast
-to bfloat16, each block compiled, PyTorch's attention, norm clipped, fused AdamW. Predicted and printed before the first
-step runs. `--device cpu` rehearses it with a tiny model, not compiled.
+Models: eight layers of Llama 2 7B, of Llama 3 8B, and other sizes, in idiomatic PyTorch: float32 weights, autocast to
+bfloat16, compiled blocks, PyTorch's attention, clipped norm, fused AdamW. The prediction is printed before the first
+step. `--device cpu` rehearses it with a tiny model, not compiled.
 """
 
 import gc
@@ -32,7 +32,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Run:
-    """A model, and how a step of it runs."""
+    """A model, and the settings of its step."""
 
     name: str
     config: Config
@@ -42,7 +42,7 @@ class Run:
     recompute: str = "none"
 
     def predicted(self) -> tuple[float, float]:
-        """Seconds and bytes."""
+        """Predict a step's seconds and peak bytes."""
         job = Job(of_config(self.config), self.sequences, self.context, CLUSTER)
         plan = Plan(micro_batch=self.micro_batch, recompute=self.recompute)
         return steps.price(job, plan).step_s, steps.memory(job, plan)["total"]
@@ -63,7 +63,7 @@ RUNS = (
 
 
 def main() -> None:
-    """Predict, measure, print, keep."""
+    """Predict, measure, print, and write the results."""
     gpu = parse_args(__doc__).device == "cuda"
     runs = RUNS if gpu else (Run("tiny", MODELS["tiny"], 64, 2, 1, "full"),)
     expected = {run: run.predicted() for run in runs}
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def measure(run: Run, gpu: bool) -> tuple[float, float, int]:
-    """Median and spread (half of highest less lowest) of a step's seconds, and the highest bytes allocated."""
+    """Median and spread (half of maximum - minimum) of a step's seconds, and peak bytes allocated."""
     torch._dynamo.reset()
     gc.collect()
     if gpu:
@@ -117,7 +117,7 @@ def measure(run: Run, gpu: bool) -> tuple[float, float, int]:
 
 
 def training_step(run: Run, gpu: bool) -> Callable[[], None]:
-    """Forward and backward of each micro-batch, the norm, and AdamW."""
+    """Return a function that runs forward and backward of each micro-batch, clips the norm, and runs AdamW."""
     model = Transformer(run.config, attend)
     optimizer = torch.optim.AdamW(model.parameters(), fused=gpu)
     compiled = (lambda f: torch.compile(f, dynamic=False)) if gpu else (lambda f: f)
@@ -146,7 +146,7 @@ def training_step(run: Run, gpu: bool) -> Callable[[], None]:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """PyTorch's attention, as a model takes it."""
+    """PyTorch's attention with the signature that Transformer expects."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
 

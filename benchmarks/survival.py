@@ -1,7 +1,7 @@
-"""A class is graded while its grader is killed: `python -m benchmarks.survival --submissions 200 --kills 20`.
+"""Kills a grader while it grades a class: `python -m benchmarks.survival --submissions 200 --kills 20`.
 
-The assignment is of a second, the grader the real one. kill -9 at random moments, --resume after each; then the same to
-a regrade. Nothing that was written down may be lost or graded again, and nothing may be left behind.
+The grader is the real one; a submission takes about a second. kill -9 at random moments, --resume after each kill, then
+the same for a regrade. No recorded grade may be lost or graded again; no process or folder may be left behind.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from .results import write
 
 
 def main() -> None:
-    """Kill, resume, count, keep; exit 1 if anything was lost."""
+    """Kill, resume, count, and write the results. Exit with 1 if grades were lost or repeated, or anything was left."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--submissions", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def survive(kit: Path, what: str, command: list[str], options: argparse.Namespace) -> dict:
-    """Run it to the end through so many kills; returns what came of it as a row."""
+    """Run the command to its end through options.kills kills. Return a row of counts."""
     start, kills, lost, twice, stray = time.monotonic(), 0, 0, 0, 0
     jobs, first = ["--jobs", str(options.jobs)], True
     before: dict[str, tuple[int, int, float]] = {}
@@ -56,7 +56,7 @@ def survive(kit: Path, what: str, command: list[str], options: argparse.Namespac
         _, stderr = process.communicate()
         stray += len(toy.outlived(list(family.values())))
         after = toy.rows(kit)
-        if {run for run, *_ in after.values()} >= {run for run, *_ in before.values()}:  # a regrade begins a run
+        if {run for run, *_ in after.values()} >= {run for run, *_ in before.values()}:  # a regrade starts a run
             lost += len(set(before) - set(after))
             twice += sum(after[name] != row for name, row in before.items() if name in after)
         before = after

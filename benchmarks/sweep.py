@@ -1,6 +1,6 @@
-"""Tile sizes, warps and stages of the attention kernels, tried one by one: `python -m benchmarks.sweep`, on a GPU.
+"""Tries tile sizes, warps and stages of the attention kernels: `python -m benchmarks.sweep`, on a GPU.
 
-A run that was stopped goes on where it was. `--device cpu` runs each kernel once in the interpreter, and keeps nothing.
+A stopped run continues where it was. `--device cpu` runs each kernel once in the interpreter, and keeps nothing.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ PRODUCTS = {"forward": 2, "overlapped": 2, "dq": 3, "dkdv": 4}
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, and write the results."""
     if parse_args(__doc__).device == "cpu":
         return rehearse()
     compile_all()
@@ -54,12 +54,12 @@ def main() -> None:
 
 
 def configurations(name: str) -> list[tuple[int, int, int, int]]:
-    """BLOCK_M, BLOCK_N, warps, stages to try."""
+    """Return the configurations to try: (BLOCK_M, BLOCK_N, warps, stages)."""
     return [(*tile, stages) for tile, stages in itertools.product(TILES[name], STAGES)]
 
 
 def compile_all() -> None:
-    """Compile all of them into Triton's cache, one process a core."""
+    """Compile all configurations into Triton's cache, one process per core."""
     jobs = itertools.product(TILES, (128, 64), (False, True))
     cases = [(*job, choice) for job in jobs for choice in configurations(job[0])]
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
@@ -71,7 +71,7 @@ def _compile(case: tuple[str, int, bool, tuple[int, int, int, int]]) -> None:
     modules = _modules()
     module, original = modules[name], modules[name]._blocks
     module._blocks = lambda *_: choice
-    with contextlib.suppress(Exception):  # the run itself reports it
+    with contextlib.suppress(Exception):  # the timed run reports errors
         _calls(modules, dim, is_causal, *inputs(N, dim))[name]()
     module._blocks = original
 
@@ -80,7 +80,7 @@ def _speed(call: Any, products: int, is_causal: bool) -> str:
     flops = products * 2 * TOKENS * N * WIDTH * (0.5 if is_causal else 1.0)
     try:
         seconds = sorted(timed(call) for _ in range(REPEATS + 2))[REPEATS // 2]
-    except Exception as error:  # too much shared memory, or the compiler gives up
+    except Exception as error:  # too much shared memory, or a compiler error
         return reason(error)
     return f"{flops / seconds / 1e12:.0f}"
 
@@ -97,7 +97,7 @@ def _modules() -> dict[str, Any]:
 
 
 def _calls(modules: dict[str, Any], dim: int, is_causal: bool, *tensors: torch.Tensor) -> dict[str, Any]:
-    """Launches of the kernels on the same q, k and v."""
+    """Return a call per kernel that launches it, all on the same q, k and v."""
     with torch.no_grad():
         q, k, v = (t.detach() for t in tensors)
         do = torch.randn_like(q)
@@ -112,7 +112,7 @@ def _calls(modules: dict[str, Any], dim: int, is_causal: bool, *tensors: torch.T
 
 
 def rehearse() -> None:
-    """Each kernel once in the interpreter, with the first configuration of the sweep."""
+    """Run each kernel once in the interpreter, with the first configuration of the sweep."""
     os.environ["TRITON_INTERPRET"] = "1"
     modules = _modules()
     calls = _calls(modules, 32, True, *(torch.randn(1, 2, 64, 32, dtype=torch.float16) for _ in range(3)))

@@ -1,4 +1,4 @@
-"""Orders that Narayanan et al. 2021 state in words or figures, section 5, as the planner's prices have them."""
+"""Checks whether the planner predicts the orders that Narayanan et al. 2021, section 5, state in text or figures."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from lab.cluster.jobs import MEGATRON_2021, Job, Plan, gpt
 
 
 def sweeps() -> str:
-    """Print each; return how many come out, and those that do not."""
+    """Print each claim. Return a text with the number that hold, and those that do not."""
     print("\n## Sweeps of Narayanan et al. 2021: is the order right?\n")
     print("| claim | predicted TFLOP/s | right |\n|---|---|---|")
     claims, wrong = _claims(), []

@@ -1,7 +1,7 @@
-"""No wrong verdict on busy cores: `python -m benchmarks.verdicts --seeds 30`.
+"""Counts wrong verdicts on busy cores: `python -m benchmarks.verdicts --seeds 30`.
 
-Reference and variants on secret seeds, while every core is kept busy by something else. A right solution that fails
-once is a wrong verdict, and is named. What is timed may stay inconclusive, but in no more than 2 % of tests.
+Judges the reference and the variants on secret seeds while other processes keep every core busy. A correct solution
+that fails is a wrong verdict, and is printed. At most 2 % of the timed tests may be inconclusive.
 """
 
 import argparse
@@ -25,18 +25,18 @@ NOTE = (
     "else: loops of its own, or whatever the machine was doing. load: processes that wanted a core, on average."
 )
 
-_RESULTS = FOLDER / "verdicts.json"  # delete it to begin anew
+_RESULTS = FOLDER / "verdicts.json"  # delete the file to start again
 _PREVIOUS = {row["stage"]: row for row in json.loads(_RESULTS.read_text())["rows"]} if _RESULTS.is_file() else {}
 
 
 def busy() -> None:
-    """Keep a core from being idle."""
+    """Keep a core busy for ever."""
     while True:
         sum(i * i for i in range(10_000))
 
 
 def main() -> None:
-    """Run, print, keep; exit 1 on a wrong verdict."""
+    """Judge, print, and write the results. Exit with 1 after a wrong verdict or too many inconclusive tests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--stage", action="append", help="only this stage; may be given again")
@@ -81,7 +81,7 @@ def main() -> None:
                     "minutes": f"{(time.monotonic() - start) / 60:.1f}", "commit": commit()[:12],
                 }  # fmt: skip
                 row = added(row, options.first)
-                table = keep([*rows, row])  # a run that is stopped keeps its seeds so far
+                table = keep([*rows, row])  # so that a stopped run keeps the seeds that it has done
                 print(row, flush=True)
             rows.append(row)
     runner.close()
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def added(row: dict, first: int) -> dict:
-    """Add the counts of an earlier run that ended just before seed `first`, if there is one."""
+    """Return `row` plus the counts of an earlier run that ended just before seed `first`, if there is one."""
     before = _PREVIOUS.get(row["stage"], {})
     if before.get("seeds") != first:
         return row
@@ -101,7 +101,7 @@ def added(row: dict, first: int) -> dict:
 
 
 def keep(rows: list[dict]) -> str:
-    """Write these rows, and those of other stages as they were."""
+    """Write these rows, together with the earlier rows of other stages."""
     by_stage = _PREVIOUS | {row["stage"]: row for row in rows}
     return write("verdicts", [by_stage[stage.name] for stage in default().stages if stage.name in by_stage], NOTE)
 

@@ -1,9 +1,9 @@
-"""Sharding side by side: `python -m benchmarks.zero`.
+"""Compares the reference's sharding with torch's: `python -m benchmarks.zero`.
 
-The optimizers of the reference and torch's ZeroRedundancyOptimizer, a step each in turn; then whole training steps of
-its sharded layers and of torch's fully_shard. Seconds as medians in the same ranks of one run; bytes held at most and
-between steps, of every storage that torch operations have met; bytes sent, from the ledger. On plain Gloo ranks share
-the cores that carry the messages; on a *link* a message costs latency and bandwidth and no core.
+First optimizer steps, with torch's ZeroRedundancyOptimizer; then training steps of sharded layers, with torch's
+fully_shard. The ranks of one run take a step of each in turn. The table has median seconds, the bytes of all storages
+that torch operations used (peak, and after the step), and bytes sent, from the ledger. On plain Gloo, ranks share their
+cores with the messages. On a *link*, a message costs latency and bandwidth, but no core.
 """
 
 import statistics
@@ -26,7 +26,7 @@ NOTE = (
 
 
 def measure(runner: Runner, kind: str, ranks: int, rounds: int, memory: dict[str, dict], network: dict) -> list[dict]:
-    """A row a variant."""
+    """Return a row per variant."""
     times = slowest(runner.run(seconds, kind, rounds, world=ranks, timeout=1800.0, **network))
     for name in times if not memory else ():
         memory[name] = largest(runner.run(bytes_of, kind, name, world=ranks, timeout=600.0))

@@ -1,1 +1,1 @@
-"""Submissions to grade out of the box, and what each must earn."""
+"""Example submissions, and the points that each must earn."""

@@ -1,6 +1,6 @@
 """Builds examples/submissions/ from the reference: `python -m examples.build`; `make grade` does it first.
 
-Honest ones come as students send them; hostile ones each try one trick in one file, and hold honest code in another.
+Honest submissions look as students send them. Each hostile submission tries one trick, next to a file of honest code.
 """
 
 import json
@@ -14,11 +14,11 @@ from lab.course.assignment import ROOT, default
 
 HERE = Path(__file__).parent
 BENCHMARK, TILED, NAIVE = "benchmarking/benchmark.py", "flash_attention/tiled_forward.py", "ddp/naive.py"
-PROFILE = "tour"  # a timed, a numeric and a multi-rank exercise
+PROFILE = "tour"  # one timed, one numeric and one multi-rank exercise
 
 
 def reference(file: str, *edits: tuple[str, str]) -> str:
-    """A file of the reference, with lines replaced; each must match exactly once."""
+    """Return a file of the reference with texts replaced. Each old text must occur exactly once."""
     text = (ROOT / "reference" / file).read_text(encoding="utf-8")
     for old, new in edits:
         assert text.count(old) == 1, f"{file}: {text.count(old)} matches of {old!r}"
@@ -31,7 +31,7 @@ def stub(file: str) -> str:
 
 
 def honest() -> dict[str, dict[str, str]]:
-    """Folder submissions by name: file -> text."""
+    """Return the honest submissions: {name: {file: text}}."""
     return {
         "half-done": {BENCHMARK: reference(BENCHMARK), TILED: stub(TILED), NAIVE: stub(NAIVE)},
         "subtly-wrong": {
@@ -61,10 +61,10 @@ def honest() -> dict[str, dict[str, str]]:
 
 
 def hostile() -> dict[str, dict[str, str]]:
-    """One trick each, most of them attacks of grader/hostile; the benchmark is honest."""
+    """Return the hostile submissions: {name: {file: text}}. Most tricks come from grader/hostile; the benchmark is honest."""
     attacks = {attack.name: attack.files for attack in corpus.read()}
     exits, forks, fills, forges = (
-        "".join(attacks[name].values())  # each is one file
+        "".join(attacks[name].values())  # each attack has one file
         for name in ("exits-with-code-0", "fork-bomb", "memory-bomb", "writes-into-files-of-results")
     )
     spy = (
@@ -91,15 +91,15 @@ def hostile() -> dict[str, dict[str, str]]:
 
 
 def expected() -> dict[str, dict]:
-    """What each must earn; a hostile one what its honest code earns."""
+    """Return the points that each submission must earn. A hostile submission earns the points of its honest code."""
     points = {id: default().exercise(id).points for id in default().profiles[PROFILE]}
     benchmark, naive = "benchmarking.benchmark", "ddp.naive"
 
     def earns(*ids: str, hostile: bool = False) -> dict:
         return {"status": "graded", "hostile": hostile, "points": {i: p if i in ids else 0 for i, p in points.items()}}
 
-    # Numerics weigh two thirds where there is no timing; a test function passes whole. Property needs all numerics.
-    sum_for_mean = round(10 * 2 / 3 / 5, 4)  # equal starts; what follows a step is judged by its numbers first
+    # Without timing tests, numerics are two thirds of the points. A test passes as a whole. Property needs all numerics.
+    sum_for_mean = round(10 * 2 / 3 / 5, 4)  # only the test of equal starts passes
     points_earned = {benchmark: 2.0, "flash_attention.tiled_forward": round(15 * 2 / 3 / 3, 4), naive: sum_for_mean}
     table = {
         "complete": earns(*points),
@@ -116,7 +116,7 @@ def expected() -> dict[str, dict]:
 
 
 def build(folder: Path = HERE / "submissions") -> None:
-    """Write every submission anew."""
+    """Replace `folder` with all submissions."""
     shutil.rmtree(folder, ignore_errors=True)
     for name, files in {**honest(), **hostile()}.items():
         for file, text in files.items():
@@ -135,7 +135,7 @@ def build(folder: Path = HERE / "submissions") -> None:
 
 
 def _as_students_zip(files: dict[str, str]) -> dict[str, bytes]:
-    """A folder too deep, with all that lies beside the code on a student's disk."""
+    """Nest the files one folder too deep, next to typical clutter of a student's disk."""
     deep = {f"assignment-main/student/{name}": text.encode() for name, text in files.items()}
     return {
         **deep,

@@ -1,4 +1,4 @@
-"""Builds and grades examples/submissions/: `python -m examples.grade --out out`; without a sandbox, no hostile ones."""
+"""Builds and grades examples/submissions/: `python -m examples.grade --out out`. Hostile ones need a sandbox."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def main() -> int:
-    """Returns grader's exit code, but 0 where it refused a submission."""
+    """Return the grader's exit code, or 0 if it only refused submissions."""
     build()
     expected = json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
     paths = sorted((HERE / "submissions").iterdir())
@@ -28,7 +28,7 @@ def main() -> int:
     ).returncode
     if why:
         print(f"not run: the {len(hostile)} hostile examples, for they need a sandbox: {why}")
-    return 0 if code == 1 else code  # some examples are there to be refused
+    return 0 if code == 1 else code  # some examples must be refused
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Writes glossary.md from terms.tsv: `python -m handout.make_glossary`; `--check` only says whether it is in step.
+"""Writes glossary.md from terms.tsv: `python -m handout.make_glossary`; `--check` only checks that it is up to date.
 
-A term's link says where it is more than a word. `runs`: an exercise's id, a call of ours with its value, or a script;
-`cluster`: a section of cluster.md; `told`: the paper to read.
+A term's link, by depth: `runs`, an exercise's id, a call of our code or a script; `cluster`, a section of cluster.md;
+`told`, a paper.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Term:
 
 
 def terms() -> list[Term]:
-    """All of terms.tsv, in order of the alphabet. Raises ValueError for a line that is not one."""
+    """All terms of terms.tsv in alphabetical order. Raises ValueError for an invalid line."""
     with (HERE / "terms.tsv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
     for number, row in enumerate(rows[1:], 2):
@@ -55,12 +55,12 @@ def is_call(link: str) -> bool:
 
 
 def value(link: str) -> str:
-    """Of a call such as lab.train.loop.learning_rate(…), as it is shown."""
+    """Evaluate a call such as lab.train.loop.learning_rate(…) and format the result."""
     import lab.model.data
     import lab.model.scaling
     import lab.train.loop
 
-    result = eval(link, {"lab": lab})  # ours: terms.tsv is part of the kit
+    result = eval(link, {"lab": lab})  # trusted: terms.tsv is part of the kit
     return f"({', '.join(f'{n:.3g}' for n in result)})" if isinstance(result, tuple) else str(result)
 
 

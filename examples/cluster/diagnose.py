@@ -1,7 +1,7 @@
-"""What a job that hangs or crawls is asked first: `torchrun --nproc-per-node 4 examples/cluster/diagnose.py`.
+"""First checks for a job that hangs or is slow: `torchrun --nproc-per-node 4 examples/cluster/diagnose.py`.
 
-Who is there, and do all run the same versions with the same settings; does anybody not come to a barrier; is anybody
-slow alone; what does an all-reduce take. `--absent 2` and `--slow 1` play the part of a rank in trouble.
+Lists the ranks, and checks that versions agree. Then it finds ranks that miss a barrier and ranks that compute slowly,
+and measures all-reduces. `--absent 2` and `--slow 1` simulate a rank in trouble.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
-ROUNDS = 3  # before a rank is called slow
-SAME = ("torch", "python", "backend")  # what must not differ
+ROUNDS = 3  # a rank must be slow in each of these to be reported
+SAME = ("torch", "python", "backend")  # facts that must be equal on all ranks
 
 
 def main() -> None:
-    """Rank 0 tells; what is wrong has a line of its own, which begins so."""
+    """Run all checks. Rank 0 prints; each problem is a line that begins with "wrong"."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--absent", type=int, help="this rank does not come to the barrier")
     parser.add_argument("--slow", type=int, help="this rank computes at half the speed")
@@ -41,7 +41,7 @@ def main() -> None:
     for problem in problems:
         log(f"wrong: {problem}")
     sys.stdout.flush()
-    os._exit(0)  # a group with a rank missing cannot be destroyed
+    os._exit(0)  # a group with a missing rank cannot be destroyed
 
 
 def log(text: str) -> None:
@@ -50,7 +50,7 @@ def log(text: str) -> None:
 
 
 def describe_ranks() -> list[str]:
-    """A line for each machine; what differs between ranks and must not."""
+    """Print a line per machine. Return a problem for each fact of SAME that differs between ranks."""
     facts = {
         "host": platform.node(), "local": os.environ.get("LOCAL_RANK", "?"), "torch": torch.__version__,
         "python": platform.python_version(), "backend": dist.get_backend(), "gpus": torch.cuda.device_count(),
@@ -67,13 +67,13 @@ def describe_ranks() -> list[str]:
 
 
 def shared(objects: list) -> list:
-    """Rank 0's objects, on every rank."""
+    """Return rank 0's objects on every rank."""
     dist.broadcast_object_list(objects, src=0)
     return objects
 
 
 def absent_ranks(patience_s: float, is_absent: bool) -> str:
-    """Who did not come to the barrier, "" if all did; known on rank 0, which waits for each."""
+    """Return a text that names the ranks that missed the barrier, or ""; only rank 0 knows them."""
     dist.barrier()
     if is_absent:
         time.sleep(3 * patience_s)
@@ -86,10 +86,10 @@ def absent_ranks(patience_s: float, is_absent: bool) -> str:
 
 
 def slow_ranks(half_speed: bool) -> list[str]:
-    """Compute alone, no messages: who takes more than 1.5 times the median rank, in each of ROUNDS rounds.
+    """Compute without messages. Report ranks that take more than 1.5 times the median rank in each of ROUNDS rounds.
 
-    A rank's time is its shortest of many: a core that others take for a moment makes the rest longer, and a slow device
-    makes all of them longer. A rank that was slow in one round alone is not accused.
+    A rank's time is its shortest of many. If other processes take the core for a moment, only some times get longer; on
+    a slow device, all do.
     """
     rounds = []
     for _ in range(ROUNDS):
@@ -104,7 +104,7 @@ def slow_ranks(half_speed: bool) -> list[str]:
 
 
 def shortest_s(half_speed: bool) -> float:
-    """Seconds of a few matrix products, the shortest of 30 times."""
+    """Seconds of a few matrix products: the minimum of 30 measurements."""
     product, seconds = torch.ones(256, 256), []
     for _ in range(30):
         start = time.perf_counter()
@@ -115,7 +115,7 @@ def shortest_s(half_speed: bool) -> float:
 
 
 def all_reduces() -> None:
-    """Milliseconds and the bytes a second that each rank sent, by size."""
+    """Print, per size, an all-reduce's milliseconds and the MB/s that each rank sent."""
     world = dist.get_world_size()
     for size in (4 << 10, 1 << 20, 16 << 20):
         buffer, seconds = torch.ones(size // 4), []

@@ -1,6 +1,6 @@
-"""Forks of CS336's assignment 2, of our own making: right ones of two years, and others that are edits of those.
+"""Our own forks of CS336's assignment 2: correct ones of two years, and edits of them.
 
-forks.toml lists them, with what each must earn; tests/kit/test_cs336.py grades them.
+forks.toml lists them with the points that each must earn; tests/kit/test_cs336.py grades them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ HERE = Path(__file__).parent
 
 
 def forks() -> list[dict[str, Any]]:
-    """The forks of forks.toml, whose first lines explain the keys."""
+    """The forks of forks.toml. The file's first lines explain its keys."""
     return tomllib.loads((HERE / "forks.toml").read_text(encoding="utf-8"))["fork"]
 
 
 def build(fork: dict[str, Any], folder: Path) -> Path:
-    """Write one fork to the new folder `folder`; each edit must match exactly once."""
+    """Write one fork to the new folder `folder`. The old text of each edit must occur exactly once."""
     for part in ("common", str(fork["year"])):
         shutil.copytree(HERE / part, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     for old, new in fork.get("move", {}).items():

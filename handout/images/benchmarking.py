@@ -1,4 +1,4 @@
-"""The pictures of the chapter on benchmarking. Queues and rooflines are computed; samples are those of the text."""
+"""Pictures of the chapter on benchmarking. Queues and rooflines are computed; samples come from the text."""
 
 import math
 import random
@@ -20,12 +20,12 @@ from .picture import BLUE, GREEN, GREY, ORANGE, QUARTERS, YELLOW, Chart, Lane, P
 
 A100 = cluster("dgx-a100", 8).device
 GPT2 = SIZES["small"]
-FIRST = (180.0, 42.0, 14.0)  # ms of the first steps, and of those after them: the chapter's example
+FIRST = (180.0, 42.0, 14.0)  # the chapter's example: ms of the first steps, then of the steps after them
 STEADY = (10.2, 9.9, 10.0, 10.4, 9.8, 10.1, 19.6, 10.0, 9.9, 10.1)
 
 
 def queue(kernels: Sequence[tuple[str, float]], launch_us: float, words: str = "") -> tuple[Lane, Lane]:
-    """What the host asks for, and what the device does: a kernel starts when it is asked for and the last has ended."""
+    """Lanes of the host and the device. A kernel starts when it is launched and the previous kernel has ended."""
     launches, done = Lane(), Lane()
     for name, length in kernels:
         launches.add(0, launch_us, words)
@@ -53,7 +53,7 @@ def clock(p: Picture) -> None:
 
 @picture(300, "Thirteen steps: three slow ones first, one hiccup later")
 def samples(p: Picture) -> None:
-    """Thirteen steps on a logarithmic axis of time."""
+    """Times of thirteen steps on a logarithmic axis."""
     top, bottom, left, right = 44.0, 236.0, 56.0, 424.0
 
     def height(ms: float) -> float:
@@ -77,39 +77,39 @@ def samples(p: Picture) -> None:
 
 @picture(268, "The interval of a ratio after 8, 32 and 128 pairs, and the bar of 1.1")
 def ratios(p: Picture) -> None:
-    """The interval of a median ratio narrows with the number of pairs. The ratios are drawn, around 1.2."""
+    """The interval of a median ratio narrows as pairs are added. Ratios are random, around 1.2."""
     draw, bar = random.Random(0), 1.1
     drawn = [math.log(1.2) + draw.gauss(0, 0.15) for _ in range(128)]
 
-    def across(log: float) -> float:
+    def x_of(log: float) -> float:
         return 20 + 390 * (math.exp(log) - 0.7) / 1.2
 
     for y, sample in spaced((drawn[:8], drawn[:32], drawn), 52, 62):
         low, high = interval(numpy.array(sample), 0.01)
         p.words(424, y, f"{len(sample)} pairs: {math.exp(low):.2f} to {math.exp(high):.2f}", "ink bold", "end")
-        p.box(across(low), y + 12, across(high) - across(low), 20, BLUE)
-        for x in map(across, sample):
+        p.box(x_of(low), y + 12, x_of(high) - x_of(low), 20, BLUE)
+        for x in map(x_of, sample):
             p.line(x, y + 34, x, y + 41)
-        middle = across(statistics.median(sample))
+        middle = x_of(statistics.median(sample))
         p.line(middle, y + 8, middle, y + 36)
-    bar_x = across(math.log(bar))
+    bar_x = x_of(math.log(bar))
     p.line(bar_x, 30, bar_x, 222, dashed=True)
     p.words(bar_x, 22, f"asked for: {bar}", "ink", "middle")
     p.line(16, 224, 424, 224)
     for ratio in (0.8, 1.0, 1.2, 1.4, 1.6, 1.8):
-        p.words(across(math.log(ratio)), 242, f"{ratio:.1f}", "soft small", "middle")
+        p.words(x_of(math.log(ratio)), 242, f"{ratio:.1f}", "soft small", "middle")
     p.words(228, 262, "how many times as fast", "soft", "middle")
 
 
 def bounds(context: int = 1024) -> dict[str, dict[str, Bound]]:
-    """Each layer of GPT-2's size, batch 8, bfloat16, on an A100."""
+    """Rooflines of the layers of GPT-2's size, at batch 8 in bfloat16 on an A100."""
     device = Device(A100.name, A100.peak_flops, A100.hbm_bytes_per_s)
     return roofline(GPT2, batch=8, context=context, dtype=torch.bfloat16, device=device)
 
 
 @picture(222, "A step is forward, backward and the optimizer: three modes, three sums")
 def modes(p: Picture) -> None:
-    """What each mode of benchmark_model holds, at the least that the roofline allows."""
+    """The parts of each mode of benchmark_model, with the times that the roofline allows."""
     forward, backward = (1e3 * sum(b[key].seconds for b in bounds().values()) for key in ("forward", "backward"))
     adamw = 1e3 * 28 * of_config(GPT2).parameters / A100.hbm_bytes_per_s
     parts = (
@@ -173,7 +173,7 @@ def layers(p: Picture) -> None:
 
 @picture(226, "Four ranks of which one is slow: the others wait for it")
 def waiting(p: Picture) -> None:
-    """Four ranks, of which one is slow: seconds of the worked example."""
+    """Four ranks, one of them slow, with the times of the worked example."""
     typical, ms = (100, 104, 150, 98), 2.3
     slowest = max(typical)
     for r, (y, time) in enumerate(spaced(typical, 30, 38)):
@@ -227,7 +227,7 @@ def launches(p: Picture) -> None:
 
 @picture(318, "Two programs on a machine that slows down: one after the other, and in turn")
 def drift(p: Picture) -> None:
-    """a takes 10 ms and b 9.8 ms while the machine is cool. In turn: a, b, b, a, and so on."""
+    """While the machine is cool, a takes 10 ms and b 9.8 ms. "In turn" is a, b, b, a, and so on."""
     in_sequence, in_turn = [i >= 20 for i in range(40)], [i % 4 in (1, 2) for i in range(40)]
     for top, name, is_b in ((0, "all of a, then all of b", in_sequence), (150, "in turn", in_turn)):
         seen = [(9.8 if b else 10) * (1.1 - 0.1 * math.exp(-i / 20)) for i, b in enumerate(is_b)]

@@ -1,15 +1,15 @@
-"""Pictures of the chapter on benchmarking: what layers should cost, and what was measured."""
+"""Pictures of the chapter on benchmarking: lower bounds of layers, and measurements."""
 
 from lab.cluster.hardware import cluster
 
 from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Lane, Picture, load, picture, spaced
 
 A100 = cluster("dgx-a100", 8).device
-LAUNCH_S = 10e-6  # seconds that the host needs to ask for a kernel, as in Figure 1
+LAUNCH_S = 10e-6  # seconds that the host needs to launch a kernel, as in Figure 1
 
-# Measured in float32 on one core of a CPU, wall clock, each operator of a block of SIZES["small"] on 1,024 tokens,
-# all in turn, medians of 21 rounds: ms into fresh memory, and into memory used before (masked_fill_ for masked_fill);
-# FLOPs of products, and bytes that move.
+# Operators of a block of SIZES["small"] on 1,024 tokens, measured in float32 on one CPU core by wall clock, in turn,
+# medians of 21 rounds: name, ms with fresh output memory, ms with reused output memory (masked_fill_ for masked_fill),
+# FLOPs of matrix products, bytes moved.
 PEAK, BANDWIDTH = 70.6e9, 14.7e9  # same core, same rounds: a product of 2,048³, and a scaled copy of 50 MB
 SCORES = 12 * 1024**2
 MEASURED = (
@@ -24,19 +24,19 @@ MEASURED = (
 
 
 def device(width: int, tokens: float) -> float:
-    """The least seconds of one linear layer on the device, in 16 bits: bytes or arithmetic."""
+    """A lower bound of a linear layer's seconds on the device, in 16 bits: memory traffic or arithmetic."""
     flops, moved = 2 * tokens * width**2, 2 * (width**2 + 2 * tokens * width)
     return max(flops / A100.peak_flops, moved / A100.hbm_bytes_per_s)
 
 
 def layer(width: int, tokens: float) -> float:
-    """The least seconds of one linear layer of a long chain: asking, bytes or arithmetic."""
+    """A lower bound of a linear layer's seconds in a long chain: launch, memory traffic or arithmetic."""
     return max(LAUNCH_S, device(width, tokens))
 
 
 @picture(186, "Three rates: of the host's launches, of arithmetic and of memory")
 def rates(p: Picture) -> None:
-    """Host, compute and memory of an A100, their rates, and what each does in the time of a launch."""
+    """Rates of an A100's host, compute and memory, and the work of each during one launch."""
     flops, moved = A100.peak_flops, A100.hbm_bytes_per_s
     columns = (
         ("host", BLUE, f"{1e6 * LAUNCH_S:.0f} µs a launch", "1 launch"),
@@ -56,7 +56,7 @@ def rates(p: Picture) -> None:
 
 @picture(352, "Twice the batch: only where arithmetic sets the pace does the time nearly double")
 def pace(p: Picture) -> None:
-    """Three linear layers, with a batch and with twice the batch, where host, memory and arithmetic set the pace."""
+    """Three linear layers with a batch and with twice the batch: launch-bound, memory-bound and compute-bound."""
     left, us = 52.0, 1.82
     rows = (("overhead", 2048, 128), ("memory", 4096, 8), ("compute", 4096, 256))
     for y, (name, width, tokens) in spaced(rows, 22, 102):
@@ -122,7 +122,7 @@ def fused(p: Picture) -> None:
 
 @picture(296, "Seven operators of a block: bound and measured time, and the cost of fresh pages")
 def measured(p: Picture) -> None:
-    """Operators of a block: the bound, what more they take, and what fresh memory adds."""
+    """Time of a block's operators: the lower bound, the rest, and the cost of fresh memory."""
     ms = 2.9
     p.words(16, 24, "one core of a CPU, ms", "soft")
     p.words(424, 24, "bound / measured", "soft", "end")
@@ -141,7 +141,7 @@ def measured(p: Picture) -> None:
 
 @picture(330, "A training step in a profiler's trace: of the tiny model, and of the small one")
 def traced(p: Picture) -> None:
-    """The host's phases, and how busy the device is. The last span is AdamW's range, recorded with the kernels."""
+    """The host's phases, and the load of the device. The last span is AdamW's range, recorded with the kernels."""
     sizes = load("data/trace.json")
     for top, (size, words) in spaced((("tiny", "tiny, 4 × 128 tokens"), ("small", "small, 8 × 1,024 tokens")), 22, 152):
         phases, start, end = sizes[size]["host"][3:6], sizes[size]["host"][3][1], sizes[size]["host"][6][1]
@@ -160,7 +160,7 @@ def traced(p: Picture) -> None:
 
 @picture(340, "Kernels as measured on an H200, under the roofline of its data sheet")
 def attained(p: Picture) -> None:
-    """Dots at (FLOPs per byte, TFLOP/s): benchmarks/results/chapters.md, its bytes each moved once."""
+    """Dots at (FLOPs per byte, TFLOP/s) from benchmarks/results/chapters.md, if each byte moves once."""
     peak, tb_per_s, numbers, scores = 989.0, 4.8, 8192 * 2048, 96 * 1024**2
     c = Chart(p, (0.1, 8192), (0.01, 3000))
     ticks = [10**i for i in range(-2, 4)]

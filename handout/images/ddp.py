@@ -1,4 +1,4 @@
-"""The pictures of the chapter on data parallelism. Timelines are those of the cost model, with no scheduler's noise."""
+"""Pictures of the chapter on data parallelism. Timelines follow the cost model, without noise."""
 
 import math
 
@@ -11,7 +11,7 @@ from .picture import BLUE, COLOURS, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Lan
 
 RANKS = 4
 LINK = Link(alpha_s=100e-6, bytes_per_s=1e9)
-LAYERS = (500_000,) * 8  # bytes of each gradient: the worked example
+LAYERS = (500_000,) * 8  # the worked example: bytes of each gradient
 LAYERS_BACKWARD_S, LAYERS_BUCKET = 8e-3, 1_000_000
 
 
@@ -30,7 +30,7 @@ def replicas(p: Picture) -> None:
 
 @picture(312, "Broadcast by a tree: eight ranks have the tensor after three rounds")
 def tree(p: Picture) -> None:
-    """A binomial broadcast over eight ranks: who has the tensor doubles in each round."""
+    """A binomial broadcast over eight ranks. The number of ranks with the tensor doubles in each round."""
     world = 8
     for x, r in spaced(range(world), 78, 47):
         p.words(x, 26, str(r), "ink bold", "middle")
@@ -46,7 +46,7 @@ def tree(p: Picture) -> None:
 
 
 def ring_states(world: int = RANKS) -> list[tuple[list[list[int]], list[tuple[int, int]]]]:
-    """A ring all-reduce of a number per rank: each rank's numbers, and which (rank, chunk) came last."""
+    """The states of a ring all-reduce: each rank's numbers, and the (rank, chunk) pairs that just arrived."""
     numbers = [[(c + 1) * 10**r for c in range(world)] for r in range(world)]
     states = [([row[:] for row in numbers], list[tuple[int, int]]())]
     for step in range(2 * (world - 1)):
@@ -81,7 +81,7 @@ def ring(p: Picture) -> None:
 def collectives(p: Picture) -> None:
     """The parts of each rank before and after the five collectives: number and colour, by (rank, column)."""
     ranks = range(RANKS)
-    full = {(r, c): (c, COLOURS[r]) for r in ranks for c in ranks}  # each rank has four parts of its own
+    full = {(r, c): (c, COLOURS[r]) for r in ranks for c in ranks}  # each rank has four different parts
     parts = {(r, r): (r, COLOURS[r]) for r in ranks}
     looks = (
         ("broadcast", {k: v for k, v in full.items() if k[0] == 0}, {(r, c): (c, BLUE) for r in ranks for c in ranks}),
@@ -124,7 +124,7 @@ def overlap(p: Picture) -> None:
 
 
 def bucket_sends(limit: int, link: Link = LINK) -> list[Bar]:
-    """When each bucket of the worked example leaves, in ms, how long it is under way, and what is in it."""
+    """The bars of the worked example's bucket messages: start and length in ms, and the layers in the bucket."""
     sends, free, passed, size, first = list[Bar](), 0.0, 0, 0, len(LAYERS) - 1
     for layer in reversed(range(len(LAYERS))):
         passed, size = passed + LAYERS[layer], size + LAYERS[layer]
@@ -150,7 +150,7 @@ def buckets(p: Picture) -> None:
 
 @picture(300, "The time of a step over the size of its buckets, at three latencies")
 def bucket_size(p: Picture) -> None:
-    """A step's time as buckets grow, for 48 MB in 240 equal gradients on a link that is busier than backward."""
+    """A step's time over bucket size, for 48 MB in 240 equal gradients on a link that takes longer than backward."""
     sizes, backward_s = [200_000] * 240, 100e-3
     limits = [n * 200_000 for n in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60, 80, 120, 240)]
     c = Chart(p, (0.2, 48), (120, 800))
@@ -168,7 +168,7 @@ def bucket_size(p: Picture) -> None:
 
 @picture(226, "A bucket's flat tensor, and the gradients that are views of it")
 def views(p: Picture) -> None:
-    """A bucket: one flat tensor, gradients that are views of it, and one that did not come."""
+    """A bucket: one flat tensor, gradients that are views of it, and one missing gradient."""
     p.words(16, 26, "bucket 1: one flat tensor, one all-reduce", "ink bold")
     gradients = ((16, 130, "layer4.weight"), (146, 60, "4.bias"), (206, 130, "layer3.weight"), (336, 60, "3.bias"))
     for x, w, name in gradients:
@@ -183,7 +183,7 @@ def views(p: Picture) -> None:
 
 @picture(300, "Two ranks whose hooks fire in different orders: sent as they fire, and by index")
 def order(p: Picture) -> None:
-    """All-reduces carry no names: two ranks whose hooks fire in different orders, sent so, and by index."""
+    """All-reduces carry no names. Hooks of two ranks fire in different orders; gradients leave so, or by index."""
     fired, colours = (("g₂", "g₁"), ("g₁", "g₂")), {"g₂": BLUE, "g₁": ORANGE}
     for top, title, by_index in ((24, "sent as hooks fire", False), (168, "sent in one order: g₂, then g₁", True)):
         p.words(16, top, title, "ink bold")
@@ -204,7 +204,7 @@ def order(p: Picture) -> None:
 
 @picture(200, "Pieces of norm 3 and 4 are a gradient of norm 5")
 def norm(p: Picture) -> None:
-    """A gradient in two pieces: squares add up, norms do not."""
+    """A gradient in two pieces. Squared norms add up, norms do not."""
     p.line(40, 160, 40 + 30 * 4, 160, arrow=True)
     p.line(160, 160, 160, 160 - 30 * 3, arrow=True)
     p.line(40, 160, 158, 72, arrow=True)
@@ -219,7 +219,7 @@ def norm(p: Picture) -> None:
 
 @picture(222, "A hook that waits, and a hook that starts: eight gradients of 0.5 MB")
 def hook_waits(p: Picture) -> None:
-    """Figure 9's first case, and the same with `wait()` in the hook: backward stands still under each message."""
+    """Figure 9's first case, without and with `wait()` in the hook. With it, backward stops during each message."""
     ms, layer_ms, cost = 20.5, 1e3 * LAYERS_BACKWARD_S / len(LAYERS), cost_ms(LAYERS[0])
     p.words(16, 22, "upper lane: backward, 7 … 0; lower lane: messages", "soft")
     for top, name, step in ((48, "the hook waits", layer_ms + cost), (126, "the hook starts", layer_ms)):
@@ -232,9 +232,9 @@ def hook_waits(p: Picture) -> None:
 
 
 def drifting(averaged: tuple[bool, bool, bool], broadcast: bool = True) -> tuple[list[float], float]:
-    """Four replicas learn the product of two numbers by SGD: how far apart they are after each step, and the last loss.
+    """Train four replicas on the product of two numbers by SGD. Return their distance after each step, and final loss.
 
-    averaged: whether the gradients of the weight, the bias and the second weight are.
+    averaged: whether gradients of the first weight, the bias and the second weight are averaged.
     """
     draw, kind = torch.Generator().manual_seed(0), torch.float64
     shapes = ((8, 32), (1, 32), (32, 1))

@@ -1,4 +1,4 @@
-"""Pictures of the chapter on data parallelism: machines, micro-batches, streams, and how far ranks scale."""
+"""Pictures of the chapter on data parallelism: machines, streams, batch size and scaling."""
 
 import math
 
@@ -11,18 +11,18 @@ from .ddp import LAYERS, LAYERS_BACKWARD_S, LAYERS_BUCKET, RANKS, bucket_sends, 
 from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, picture, spaced
 from .planning import MEASURED
 
-PARAMETERS, TOKENS, RANK_FLOPS = 7e9, 4e6, 0.4 * 989e12  # a model, a global batch, and a rank that reaches 40 %
+PARAMETERS, TOKENS, RANK_FLOPS = 7e9, 4e6, 0.4 * 989e12  # of the model, per global batch, per rank (40 % of the peak)
 GRADIENTS = 4 * PARAMETERS  # bytes in float32
 DDP_BUCKET = 25 * 2**20
 H100S = cluster("dgx-h100", 16)
 INSIDE, CARD = H100S.inside, H100S.between
-TREE_S = 4e-6  # a hop of a tree over NVLink, by NCCL
-FLAT_S = 4.7e-6  # the mean hop of a flat ring: of eight, seven are inside a machine
+TREE_S = 4e-6  # seconds per hop of a tree over NVLink, by NCCL
+FLAT_S = 4.7e-6  # mean seconds per hop of a flat ring; seven of eight hops are inside a machine
 
 
 @picture(420, "A ring and a tree over two machines of eight GPUs")
 def machines(p: Picture) -> None:
-    """Draw a ring's way through two machines and a tree's way up: by NVLink, or by card, leaf, spine, leaf, card."""
+    """Paths of a ring and a tree through two machines: NVLink inside; between them card, leaf, spine, leaf, card."""
 
     def draw(*points: tuple[float, float]) -> None:
         path = " L".join(f"{x:g} {y:g}" for x, y in points)
@@ -53,7 +53,7 @@ def machines(p: Picture) -> None:
 
 @picture(320, "The rate of an all-reduce over its size: by (3), and measured")
 def bandwidth(p: Picture) -> None:
-    """Draw an all-reduce's rate over its size: by (3), and as Austin et al. (2025) and Bekman (2026) measured it."""
+    """An all-reduce's rate over its size: by equation (3), and measured by Austin et al. (2025) and Bekman (2026)."""
     c = Chart(p, (1e6, 3e10), (0, 500), log_y=False)
     named = {1e6: "1 MB", 1e7: "10 MB", 1e8: "100 MB", 1e9: "1 GB", 1e10: "10 GB"}
     c.axes("all-reduce", "GB/s that each rank sends; lines: (3), dots: measured", named, range(0, 501, 100))
@@ -105,14 +105,14 @@ def three_lanes(p: Picture) -> None:
 
 
 def steps_to(batch: int) -> int:
-    """Steps of SGD, at the best of 32 rates, until 64 runs of a linear model have on average 5 % of their first loss.
+    """SGD steps of a linear model, at the best of 32 rates, until the mean loss of 64 runs is 5 % of the first loss.
 
-    Eight weights, inputs of eight scales, and labels with noise of variance 1. The loss is the expected one, less 1.
+    It has eight weights, inputs of eight scales, and labels with noise of variance 1. Loss: expected loss minus 1.
     """
     draw, kind = torch.Generator().manual_seed(0), torch.float64
     rates = torch.tensor([0.005 * 2 ** (i / 4) for i in range(32)], dtype=kind).view(1, -1, 1)
     scales = torch.tensor([2 ** (-i / 2) for i in range(8)], dtype=kind)
-    offset = torch.ones(64, 32, 8, dtype=kind)  # (runs, rates, weights): the model's weights less the true ones
+    offset = torch.ones(64, 32, 8, dtype=kind)  # (runs, rates, weights): the model's weights minus the true weights
     for step in range(1, 1000):
         x = torch.randn(64, batch, 8, generator=draw, dtype=kind) * scales
         error = offset @ x.mT - torch.randn(64, 1, batch, generator=draw, dtype=kind)  # (runs, rates, samples)
@@ -124,7 +124,7 @@ def steps_to(batch: int) -> int:
 
 
 def fitted(steps: dict[int, int]) -> tuple[float, float]:
-    """S_min and B_noise of steps = S_min (1 + B_noise / B), with the least squared error of the logarithms."""
+    """Fit steps = S_min (1 + B_noise / B) by least squares of the logarithms. Return S_min and B_noise."""
 
     def residual(noise: float) -> tuple[float, float]:
         logs = [math.log(s / (1 + noise / b)) for b, s in steps.items()]
@@ -137,7 +137,7 @@ def fitted(steps: dict[int, int]) -> tuple[float, float]:
 
 @picture(300, "Steps fall and samples rise as the batch passes the critical batch size")
 def critical(p: Picture) -> None:
-    """Steps and samples to the same loss, as the batch grows: McCandlish et al. 2018, equation 2.11, and measured."""
+    """Steps and samples to the same loss over batch size: McCandlish et al. 2018, equation 2.11, and our simulation."""
     batches = [10 ** (i / 8) for i in range(-16, 17)]
     c = Chart(p, (0.01, 100), (1, 110))
     ticks = (0.01, 0.1, 1, 10, 100)
@@ -156,10 +156,10 @@ def critical(p: Picture) -> None:
 
 
 def end_s(world: float, tree: bool, alpha_s: float = FLAT_S, messages: float | None = None) -> float:
-    """Seconds from the start of backward to the last all-reduce's end, in equal buckets; None: in the best number.
+    """Seconds from the start of backward to the end of the last all-reduce, by equation (5).
 
-    Equation (5), for flat rings or trees. A tree goes up and down through 7 ranks of a machine and log₂ (W / 8) levels
-    of machines: 4 and 14 µs each by NCCL. With equal buckets either the last one waits for backward, or all follow.
+    messages: the number of equal buckets, by default the best. A tree goes up and down through 7 ranks of a machine and
+    log₂ (W / 8) levels of machines, with 4 and 14 µs per hop by NCCL. Backward or the link sets the end.
     """
     if messages is None:
         return min(end_s(world, tree, alpha_s, n) for n in range(1, 1500))
@@ -172,7 +172,7 @@ def end_s(world: float, tree: bool, alpha_s: float = FLAT_S, messages: float | N
 
 @picture(330, "Speed over ranks for one global batch: bandwidth alone, trees, flat rings")
 def scaling(p: Picture) -> None:
-    """How many ranks' worth of speed W ranks have, on one global batch."""
+    """The speed-up of W ranks on one global batch."""
     worlds = [round(2 ** (i / 4)) for i in range(20, 49)]
     c = Chart(p, (32, 4096), (32, 4096))
     ticks = (32, 128, 512, 2048)

@@ -1,4 +1,4 @@
-"""Pictures of schedules as measured: benchmarks/link.py, one H200 and its bus to the host."""
+"""Pictures of schedules that benchmarks/link.py measured on one H200 and its bus to the host."""
 
 import torch
 
@@ -14,9 +14,9 @@ BYTES_PER_MS = 2**27 / (MS["one message", "67,108,864 B"] - ALPHA_MS)
 
 
 def step_ms(alone_ms: float, limit: float) -> float:
-    """A step by (5), where a bucket goes out when it is ready and back when it is out; `limit` bytes close a bucket.
+    """Predict a step's milliseconds by equation (5). A bucket is closed at `limit` bytes, goes out, then comes back.
 
-    Forward is a third of the step alone. Backward spends time in proportion to bytes, and none on the embedding.
+    Forward is a third of `alone_ms`. Backward takes time in proportion to bytes, and none for the embedding.
     """
     *layers, embedding = BYTES
     out = back = passed = filled = 0.0

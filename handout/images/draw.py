@@ -1,6 +1,6 @@
 """Draws the chapters' pictures: `python handout/images/draw.py` writes an SVG for each function that is a @picture.
 
-Beside them it writes the numbers of the figures that move, a JSON file for each function of MOVING.
+It also writes the numbers of the interactive figures, a JSON file for each function of MOVING.
 """
 
 import argparse
@@ -28,7 +28,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=HERE)
     parser.add_argument("--numbers", type=Path, default=HERE.parent / "site" / "moving")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # small tensors; and sums are added in one order everywhere
+    torch.set_num_threads(1)  # tensors are small, and sums then have the same order on all machines
     for chapter in CHAPTERS:
         import_module(f"handout.images.{chapter}")
     for paper, draw in PICTURES:

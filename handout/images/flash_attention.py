@@ -1,4 +1,4 @@
-"""The pictures of the chapter on FlashAttention-2. What is a number in them is computed."""
+"""Pictures of the chapter on FlashAttention-2. Their numbers are computed."""
 
 from fractions import Fraction
 from itertools import groupby
@@ -12,7 +12,7 @@ from reference.flash_attention.accounting import accounting
 from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Lane, Picture, picture, spaced
 
 H100 = cluster("dgx-h100", 8).device
-SCORES = (1, 4, 2, 8)  # of the worked example: exp of each
+SCORES = (1, 4, 2, 8)  # exponentials of the worked example's scores
 
 
 @picture(392, "Plain attention writes and reads the score matrix; flash attention does not")
@@ -76,7 +76,7 @@ def warps(p: Picture) -> None:
 
 @picture(306, "Online softmax of four scores in two tiles: older weights shrink when m rises")
 def online(p: Picture) -> None:
-    """Bars are exp(score − m): what each key weighs under the maximum that is known."""
+    """Bars are exp(score − m): each key's weight with the maximum so far."""
     first, largest = max(SCORES[:2]), max(SCORES)
     panels = (
         ("after tile 1", f"m = ln {first}", [e / first for e in SCORES[:2]]),
@@ -98,7 +98,7 @@ def online(p: Picture) -> None:
 
 @picture(190, "Ten numbers in blocks of four: three programs, and a mask for the last")
 def programs(p: Picture) -> None:
-    """Vector addition: a program a block, and a mask for the last."""
+    """Vector addition: one program per block, and a mask for the last block."""
     n, block = 10, 4
     for left, (i, colour) in spaced(enumerate((BLUE, ORANGE, GREEN)), 16, 140):
         p.words(left, 26, f"program {i}", "ink bold")
@@ -113,7 +113,7 @@ def programs(p: Picture) -> None:
 
 @picture(268, "Addresses of a tile of 2 × 4 in a matrix of 4 × 6 with stride_row 6")
 def addresses(p: Picture) -> None:
-    """A tile of addresses from two ranges of offsets: rows down, columns across."""
+    """A tile of addresses, from a range of row offsets and a range of column offsets."""
     rows, columns, block = 4, 6, (2, 4)
     p.words(16, 26, "x: 4 rows, 6 columns, stride_row = 6, stride_column = 1", "soft")
     for y, i in spaced(range(rows), 40, 36):
@@ -166,10 +166,10 @@ def backward(p: Picture) -> None:
 
 @picture(312, "The roofline of an H100: what each algorithm may reach at its intensity")
 def roofline(p: Picture) -> None:
-    """Both algorithms under the roof of an H100, forward at 8,192 tokens, dim 128, 16 heads."""
+    """Both algorithms on the roofline of an H100: forward at 8,192 tokens, dim 128, 16 heads."""
     shape = {"batch": 1, "heads": 16, "queries": 8192, "keys": 8192, "dim": 128}
     naive, flash = (accounting(**shape, algorithm=a, direction="forward") for a in ("naive", "flash"))
-    once = flash.flops / (16 * 8192 * (4 * 128 * 2 + 4))  # each tensor crosses once; the cache serves the rest
+    once = flash.flops / (16 * 8192 * (4 * 128 * 2 + 4))  # if each tensor crosses once, and the cache serves the rest
     c = Chart(p, (16, 4096), (50, 1500))
     intensities, speeds = (16, 64, 256, 1024, 4096), (50, 100, 200, 500, 1000)
     c.axes("FLOPs per byte", "TFLOP/s at most, H100, bfloat16", intensities, speeds)
@@ -190,7 +190,7 @@ def roofline(p: Picture) -> None:
 
 @picture(250, "Fused cross entropy: the logits of one chunk of rows exist at a time")
 def chunks(p: Picture) -> None:
-    """Fused cross entropy: logits of a chunk of rows at a time."""
+    """Fused cross-entropy computes the logits of one chunk of rows at a time."""
     rows, vocabulary, chunk = 8192, 50257, 128
     p.words(16, 26, f"logits: {rows:,} × {vocabulary:,}, {4 * rows * vocabulary / 1e9:.1f} GB in float32", "ink bold")
     for y, i in spaced(range(4), 42, 34):
@@ -207,7 +207,7 @@ def chunks(p: Picture) -> None:
 
 
 def steps(behind: bool, tiles: int = 3) -> tuple[Lane, Lane]:
-    """Products and exponentials, each a unit long, for the tiles of one program."""
+    """Lanes of the matrix products and exponentials of one program's tiles; each takes one unit."""
     products, exponentials = Lane(), Lane()
     for i in range(tiles):
         products.add(exponentials.end, 1, f"S{i}")
@@ -229,7 +229,7 @@ def behind(p: Picture) -> None:
 
 
 def staged(stages: int, tiles: int = 3) -> tuple[Lane, Lane]:
-    """Copies of 2 units and the 3 units of a step; a copy starts beside an earlier step's last product, or after it."""
+    """Lanes of copies (2 units) and steps (3 units). A copy starts with an earlier step's last product, or after it."""
     copies, arithmetic, last_products = Lane(), Lane(), list[float]()
     for i in range(tiles):
         before = i - max(stages - 1, 1)  # the step that starts this copy; the first copies start before the loop
@@ -250,12 +250,12 @@ def pipelined(p: Picture) -> None:
 
 
 def mistaken(n: int = 36, tile: int = 16) -> list[tuple[str, str, Tensor]]:
-    """By mistake and mask: the largest error of each row of o, over the row's largest number."""
+    """Return (mistake, mask, largest relative error of each row of o)."""
     q, k, v = torch.randn(3, n, tile, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     scores, pos = q @ k.T / tile**0.5, torch.arange(n)
     causal = scores.masked_fill(pos > pos[:, None], -torch.inf)
     plain, right = scores.softmax(1) @ v, causal.softmax(1) @ v
-    weights, absent = scores.exp(), -n % tile  # an absent key has the score 0, so the weight 1, and the value 0
+    weights, absent = scores.exp(), -n % tile  # an absent key has score 0, so weight 1, and value 0
     tops = torch.stack([causal[:, : (j // tile + 1) * tile].amax(1) for j in pos.tolist()], 1)  # m after the key's tile
     unrepaired, late = (causal - tops).exp(), torch.where(pos // tile < pos[:, None] // tile, causal, -torch.inf)
     short = plain.masked_fill((pos >= n // tile * tile)[:, None], torch.nan)
@@ -274,7 +274,7 @@ def mistaken(n: int = 36, tile: int = 16) -> list[tuple[str, str, Tensor]]:
 
 @picture(354, "Which rows of the output five mistakes spoil")
 def wrong_rows(p: Picture) -> None:
-    """Errors of 36 rows in tiles of 16: an empty frame is NaN."""
+    """Errors of 36 rows in tiles of 16. An empty frame is NaN."""
     for i, (name, rule, errors) in enumerate(mistaken()):
         left, top = 44 + 136 * (i % 3), 52 + 160 * (i // 3)
         kinds = [None if e.isnan() else GREEN if e < 1e-9 else YELLOW if e < 0.1 else ORANGE for e in errors]

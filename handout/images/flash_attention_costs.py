@@ -1,4 +1,4 @@
-"""Pictures of the chapter on FlashAttention-2: orders of programs, what fits on a multiprocessor, measured speeds."""
+"""Pictures of the chapter on FlashAttention-2: orders of programs, occupancy of a multiprocessor, measured speeds."""
 
 import math
 
@@ -9,7 +9,7 @@ from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Picture, load, picture, 
 
 @picture(356, "Outer loop over keys or over queries: order of tiles, and multiprocessors that are busy")
 def outer(p: Picture) -> None:
-    """One program a head, which walks down columns, and one a row of tiles; 16 heads of 16,384 tokens, tiles of 128."""
+    """One program per head, which visits column after column; and one per row of tiles. 16 heads of 16,384 tokens."""
     heads, n, sms, side = 16, 16384, 108, 4
     for left, order, programs in ((16, "keys", heads), (232, "queries", heads * n // 128)):
         p.words(left, 24, f"outer loop: {order}", "ink bold")
@@ -26,7 +26,7 @@ def outer(p: Picture) -> None:
 
 @picture(396, "One program's walk along k: what lies in shared memory, and which warp sums which rows")
 def walk(p: Picture) -> None:
-    """A product of 512 in tiles of 128 × 128, 64 along k, 3 stages and 8 warps, at its third step."""
+    """The third step of a matrix product of size 512, with tiles of 128 × 128, 64 along k, 3 stages and 8 warps."""
     n, block, inner, stages, warps, now = 512, 128, 64, 3, 8, 2
     p.words(16, 48, f"step {now} (of 0 to {n // inner - 1})", "ink bold")
     legend = ("grey: used", "blue: multiplied now", "hatched: copied ahead", "dashed: still in HBM")
@@ -47,7 +47,7 @@ def walk(p: Picture) -> None:
 
 @picture(290, "Which tiles of x and y the programs read that run at once: column order, and patches")
 def patches(p: Picture) -> None:
-    """16 programs of 16 × 16 in two orders, and what a product of 16,384 took in each, as counters.json has it."""
+    """16 programs of 16 × 16 in two orders, and the cost of a product of 16,384 in each, from counters.json."""
     rows = load("results/counters.json")["rows"]
     for left, name, height, order in ((16, "columns", 16, "columns"), (232, "patches of 4 rows", 4, "patches of 16")):
         record = next(row for row in rows if row["kernel"] == f"product of 16,384, {order}")
@@ -67,7 +67,7 @@ def patches(p: Picture) -> None:
 
 @picture(246, "One multiprocessor: two programs of the forward kernel fit, a third does not")
 def room(p: Picture) -> None:
-    """One multiprocessor of an H100, and programs of our forward kernel in it."""
+    """Programs of our forward kernel that fit on one multiprocessor of an H100."""
     m, registers, shared, warps = Multiprocessor(), 138, 115_712, 4
     fits = occupancy(registers, shared, warps)
     used_registers = warps * math.ceil(32 * registers / m.register_unit) * m.register_unit
@@ -89,7 +89,7 @@ def room(p: Picture) -> None:
 
 @picture(330, "Attention on an H200: ours, FlashAttention-2 and cuDNN, forward and backward")
 def fastest(p: Picture) -> None:
-    """TFLOP/s at 8,192 tokens on an H200: ours and two peers, as benchmarks/results/attention.json has them."""
+    """TFLOP/s at 8,192 tokens on an H200, of ours and two peers, from benchmarks/results/attention.json."""
     rows = load("results/attention.json")["rows"]
     selected = [r for r in rows if r["N"] == 8192 and r["what"] != "both"]
     in_order = sorted(selected, key=lambda r: (r["what"] == "backward", r["dim"], r["causal"]))
@@ -103,27 +103,27 @@ def fastest(p: Picture) -> None:
     p.words(16, 320, "TFLOP/s. Blue: ours; hatched: FA-2; grey: cuDNN.", "soft")
 
 
-CYCLES = {"S": 2 * 64 * 128 * 128 / 4096, "P": 64 * 128 / 16, "v": 2 * 64 * 128 * 128 / 4096}  # of one group's 64 rows
+CYCLES = {"S": 2 * 64 * 128 * 128 / 4096, "P": 64 * 128 / 16, "v": 2 * 64 * 128 * 128 / 4096}  # for a group's 64 rows
 PING_PONG = [
     (kind, group, tile)
     for tile in range(3)
     for group in range(2)
     for kind, tile in (("v", tile - 1), ("S", tile), ("P", tile))
     if 0 <= tile < 2
-]  # a group's product with v and its next scores, then its exponentials beside the other group's products
+]  # a group's product with v and next scores, then its exponentials, while the other group computes products
 
 
 Operations = list[tuple[float, float, str, int, int]]  # start, cycles, what, group, tile
 
 
 def in_step() -> Operations:
-    """Both groups share a unit and end together: each operation takes them twice its cycles (of all kinds the same)."""
+    """Both groups share a unit and end together, so each operation takes twice its cycles (equal for all kinds)."""
     order = [(kind, tile) for tile in range(2) for kind in "SPv"]
     return [(2 * CYCLES[k] * i, 2 * CYCLES[k], k, group, tile) for i, (k, tile) in enumerate(order) for group in (0, 1)]
 
 
 def in_turns() -> Operations:
-    """Each operation starts in order on its unit, after its group's last one, and has the unit alone."""
+    """Operations start in order. Each has its unit alone, and starts after its group's previous operation."""
     unit, ready, operations = {"P": 0.0, "products": 0.0}, [0.0, 0.0], []
     for kind, group, tile in PING_PONG:
         lane = "P" if kind == "P" else "products"
@@ -135,7 +135,7 @@ def in_turns() -> Operations:
 
 @picture(302, "Two groups of warps: in step, and in turns, so that exponentials are hidden")
 def ping_pong(p: Picture) -> None:
-    """Two groups of warps on one multiprocessor of an H100: a lane of tensor cores, one of exponential units."""
+    """Two groups of warps on one multiprocessor of an H100: a lane of tensor cores, and a lane of exponential units."""
     scale = 408 / 6144
     for top, name, operations, h in ((26, "in step", in_step(), 42), (164, "ping-pong", in_turns(), 28)):
         end = max(start + length for start, length, *_ in operations)
@@ -144,7 +144,7 @@ def ping_pong(p: Picture) -> None:
         for k in range(2):
             p.frame(16, top + 10 + (h + 6) * k, scale * end - 2, h)
         for start, length, kind, group, tile in operations:
-            half = h > 28  # of a lane that the groups share
+            half = h > 28  # the groups share the lane
             y = top + 10 + (h + 6) * (kind == "P") + group * half * h / 2
             words = f"P̃{tile}·v" if kind == "v" else f"{kind}{tile}".replace("P", "P̃")
             p.box(16 + scale * start, y, scale * length - 2, h / 2 - 1 if half else h, (BLUE, YELLOW)[group], words)

@@ -1,4 +1,4 @@
-"""The picture of the front page: one training step, as each chapter changes it. All of it is priced by the planner."""
+"""The picture of the front page: one training step, as each chapter changes it. The planner predicts all numbers."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -29,7 +29,7 @@ KINDS = {"parameters": BLUE, "gradients": GREEN, "optimizer": ORANGE, "activatio
 
 @dataclass(frozen=True)
 class Stop:
-    """One way to run the step: seconds by what they go into, and GB on a GPU by what they hold."""
+    """One way to run the step: seconds by cause, and GB per GPU by kind."""
 
     name: str
     seconds: dict[str, float]
@@ -38,7 +38,7 @@ class Stop:
 
 @cache
 def stops() -> tuple[Stop, ...]:
-    """Llama 2 7B on 16 H100s, 64 sequences of 4,096 tokens a step."""
+    """The stops of Llama 2 7B on 16 H100s, with 64 sequences of 4,096 tokens per step."""
     found = []
     for name, recipe, plan in STOPS:
         job = Job(MODELS["7b"], 64, 4096, cluster("dgx-h100", GPUS), recipe)

@@ -1,6 +1,6 @@
-"""Makes the handout's pictures of what the kit shows: `python handout/images/make.py` after `make grade`.
+"""Makes the handout's screenshots: `python handout/images/make.py` after `make grade`.
 
-class.png: a page of out/report, through a headless Chromium. notebook.png: the first picture of the fourth notebook.
+class.png: a page of out/report in headless Chromium. notebook.png: the first picture of the fourth notebook.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""The pictures of the chapter on meshes. Schedules are played by `lab.cluster.schedule`; numbers are computed."""
+"""Pictures of the chapter on meshes. `lab.cluster.schedule` simulates the schedules; numbers are computed."""
 
 import torch
 
@@ -15,7 +15,7 @@ STAGES, MICRO_BATCHES = 4, 6  # of the worked example
 
 @picture(424, "Eight ranks on two machines as data=2, pipe=2, expert=1, tensor=2")
 def grid(p: Picture) -> None:
-    """data=2, pipe=2, tensor=2: what each axis joins."""
+    """The ranks that each axis connects, for data=2, pipe=2, tensor=2."""
     for top, d in spaced(range(2), 36, 200):
         p.words(16, top - 10, f"machine {d}: data {d}", "ink bold")
         p.frame(16, top, 330, 140, kind="line")
@@ -38,7 +38,7 @@ def grid(p: Picture) -> None:
 
 @picture(208, "Eight ranks, once for each axis: ranks of a group have one colour and letter")
 def groups(p: Picture) -> None:
-    """The groups of each axis: ranks of one group have one colour."""
+    """The groups of each axis. Ranks of one group have the same colour."""
     mesh = Mesh(data=2, pipe=2, tensor=2, rank=0)
     for x, rank in spaced(range(mesh.world), 126, 40):
         p.words(x, 26, str(rank), "ink bold", "middle")
@@ -54,7 +54,7 @@ def groups(p: Picture) -> None:
 def matrix(
     p: Picture, x: float, y: float, name: str, down: range, across: range, r: int, hatched: bool = False
 ) -> None:
-    """A matrix of 4 × 4 cells, of which a rank has some; grey if it has them all."""
+    """Draw a matrix of 4 × 4 cells, with the cells of one rank filled; grey if the rank has all cells."""
     cell, colour = 11, GREY if len(down) == len(across) == 4 and not hatched else COLOURS[r]
     p.words(x + 22, y - 5, name, "soft small", "middle")
     for i in range(4):
@@ -68,7 +68,7 @@ def matrix(
 
 @picture(358, "A 4 × 4 matrix on a mesh of data=2 × tensor=2: what each of the four ranks has, for six ways to cut it")
 def placed(p: Picture) -> None:
-    """A[i, j] of 4 × 4 on data=2 × tensor=2, cut in six ways: the cells of each rank."""
+    """The cells of each rank for six layouts of a 4 × 4 matrix A[i, j] on data=2 × tensor=2."""
     full, half = range(4), (range(2), range(2, 4))
     layouts = (
         ("A[i, j]", lambda d, t: (full, full, 0)), ("A[i/D, j]", lambda d, t: (half[d], full, d)),
@@ -89,7 +89,7 @@ def placed(p: Picture) -> None:
 
 @picture(470, "A product of 4 × 4 matrices on two ranks in four cases: what each rank has, and what it computes")
 def cases(p: Picture) -> None:
-    """Y = A B on two ranks, cut in four ways, before any message: whose cells of A and B each rank has."""
+    """Y = A B on two ranks in four layouts, before any message: the cells of A and B that each rank has."""
     full, half = range(4), (range(2), range(2, 4))
     rows = (
         ("1: i is cut", lambda r: (half[r], full), lambda r: (full, full), "nothing to send"),
@@ -110,7 +110,7 @@ def cases(p: Picture) -> None:
             p.words(left + 54, y + 27, "·", "ink bold", "middle")
             matrix(p, left + 64, y, "B", inner, k, r)
             p.words(left + 118, y + 27, "=", "ink bold", "middle")
-            computed = i if j == inner else range(0)  # a product needs as many columns of A as rows of B
+            computed = i if j == inner else range(0)  # a product needs equal columns of A and rows of B
             matrix(p, left + 128, y, "Y", computed, k, r, hatched=len(j) < 4)
     p.words(16, 448, "blue, orange: this rank's own part; grey: whole, on both ranks", "soft small")
     p.words(16, 464, "hatched: a summand; empty: not on this rank", "soft small")
@@ -118,7 +118,7 @@ def cases(p: Picture) -> None:
 
 @picture(330, "A product cut by columns, then one cut by rows: each rank has a summand")
 def matrices(p: Picture) -> None:
-    """x A by columns, φ, then B by rows: two summands."""
+    """x A with A split by columns, φ, then B split by rows: each rank has a summand."""
     x, a = torch.tensor([[1, 2]]), torch.tensor([[1, 0, 1, -1], [0, 1, -1, 1]])
     b = torch.tensor([[1, 2], [0, 1], [3, 0], [1, 1]])
     before = x @ a
@@ -142,7 +142,7 @@ def matrices(p: Picture) -> None:
 
 @picture(250, "f and g: where a tensor-parallel region begins and ends")
 def conjugates(p: Picture) -> None:
-    """f and g: which direction adds."""
+    """f all-reduces in backward, g in forward."""
     for top, way, d, f, g in ((44, "forward", "", "copy", "all-reduce"), (148, "backward", "d", "all-reduce", "copy")):
         p.words(16, top - 12, way, "ink bold")
         for y, r in spaced(range(2), top, 40):
@@ -160,7 +160,7 @@ def conjugates(p: Picture) -> None:
 
 @picture(268, "Attention with 8 query heads and 2 key heads on two ranks")
 def heads(p: Picture) -> None:
-    """8 query heads and 2 key heads on two ranks: where each lies, and the rows of o that read it."""
+    """8 query heads and 2 key heads on two ranks, and the rows of o that belong to them."""
     queries, ranks = 8, 2
     names = (("q: columns", 44), ("k, v: columns", 84), ("o: rows", 124))
     p.words(16, 30, "rank", "soft")
@@ -182,7 +182,7 @@ def heads(p: Picture) -> None:
 
 @picture(304, "The mlp with sequence parallelism on two ranks, and its collectives both ways")
 def sequence(p: Picture) -> None:
-    """The mlp with sequence parallelism on two ranks: shapes forward, and the collectives of both directions."""
+    """The mlp with sequence parallelism on two ranks: shapes in forward, and collectives in both directions."""
     columns = ((16, 34, "n/T × w"), (138, 34, "n × w"), (196, 56, "n × h/T"), (276, 34, "n × w"), (398, 34, "n/T × w"))
     names, height = ("norm", "X", "φ(X A)", "summand", "next"), 40
     for (x, width, shape), name in zip(columns, names, strict=True):
@@ -217,7 +217,7 @@ def sequence(p: Picture) -> None:
 
 
 def simulate(kind: str, micro_batches: int = MICRO_BATCHES, chunks: int = 1, stages: int = STAGES) -> Simulation:
-    """A schedule on logical clocks: a micro-batch through a rank takes 1 forward and 2 backward, in chunks a part."""
+    """Simulate a schedule on logical clocks. A micro-batch takes 1 forward and 2 backward per rank, over all chunks."""
     if kind == "interleaved":
         ranks = [schedule_interleaved(r, stages, micro_batches, chunks) for r in range(stages)]
     else:
@@ -227,7 +227,7 @@ def simulate(kind: str, micro_batches: int = MICRO_BATCHES, chunks: int = 1, sta
 
 
 def lanes(p: Picture, top: float, name: str, run: Simulation, unit: float) -> None:
-    """A lane a rank: micro-batches forward in blue (further chunks green), backward in orange (further: yellow)."""
+    """Draw a lane per rank: forward blue (second chunk green), backward orange (second chunk yellow)."""
     p.words(16, top, f"{name}: {run.length:g}", "ink bold")
     for rank, (y, actions) in enumerate(spaced(run.ranks, top + 8, 26)):
         p.words(16, y + 17, str(rank), "soft small")
@@ -256,7 +256,7 @@ def interleaved(p: Picture) -> None:
 
 
 def alive(run: Simulation, rank: int) -> list[int]:
-    """Activations that a rank keeps in each unit of time: forwards that have begun, less backwards that have ended."""
+    """Activations that a rank keeps in each unit of time: forwards that began minus backwards that ended."""
     rows = list(zip(run.ranks[rank], run.starts[rank], run.ends[rank], strict=True))
     starts = [start for action, start, _ in rows if action.kind == "forward"]
     ends = [end for action, _, end in rows if action.kind == "backward"]
@@ -265,7 +265,7 @@ def alive(run: Simulation, rank: int) -> list[int]:
 
 @picture(262, "Activations alive on rank 0: six by GPipe, at most four by 1F1B")
 def live(p: Picture) -> None:
-    """Rank 0's activations over the step of the worked example."""
+    """Rank 0's activations over a step of the worked example."""
     left, bottom, width, unit = 36.0, 206.0, 14.6, 26.0
     p.words(16, 22, "alive on rank 0: grey GPipe, blue 1F1B", "soft")
     many, few = (alive(simulate(kind), 0) for kind in ("gpipe", "1f1b"))

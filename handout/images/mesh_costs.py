@@ -1,4 +1,4 @@
-"""Pictures of the chapter on meshes: the cost of a step, by the exercise accounting, and the zero-bubble schedule."""
+"""Pictures of the chapter on meshes: costs of a step, most by the exercise accounting; zero-bubble schedules."""
 
 from lab.cluster import jobs, steps
 from lab.cluster.hardware import cluster
@@ -11,14 +11,14 @@ from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Bar, Chart, Picture, pic
 
 
 def costs(fsdp: bool = False) -> Cost:
-    """A 70-billion model on 1,024 ranks, the stage in the middle."""
+    """The cost of a 70-billion model on 1,024 ranks, for stage 3 of 8."""
     work = Workload(MODELS["70b"], sequences=1024, context=4096, micro_batches=32)
     return accounting(work, Degrees(data=16, pipe=8, tensor=8), stage=3, fsdp=fsdp)
 
 
 @picture(254, "Gigabytes that a rank sends along each axis in a step of the 70-billion model")
 def axes_bytes(p: Picture) -> None:
-    """What a rank sends along each axis in a step."""
+    """Bytes that a rank sends along each axis in a step."""
     plain, sharded = costs().bytes, costs(fsdp=True).bytes
     rows = (
         ("tensor", plain["tensor"], BLUE), ("pipe", plain["pipe"], GREEN), ("data", plain["data×expert"], ORANGE),
@@ -35,8 +35,8 @@ def axes_bytes(p: Picture) -> None:
 
 @picture(330, "A layer's forward with tensor=8 and FSDP, and what crossing machines costs in measurements of others")
 def exposed(p: Picture) -> None:
-    """Forward of a layer of Llama 3 70B at tensor=8, data=16 with FSDP, 32,768 tokens of a data rank: H100s, 16 bits,
-    products at the peak, messages by bandwidth alone; then the speed left at 16 ranks, as Tazi et al. 2025 measured."""
+    """Forward of a layer of Llama 3 70B on H100s at tensor=8, data=16 with FSDP, 32,768 tokens per data rank, 16 bits.
+    Products run at the peak, messages at full bandwidth. Below: speed left at 16 ranks, by Tazi et al. 2025."""
     tokens, width, keys, hidden, tensor, data = 32_768, 8192, 1024, 28_672, 8, 16
     h100 = cluster("dgx-h100", tensor * data)
     weights = {"qkvo": 2 * width * (width + keys), "mlp": 3 * width * hidden}
@@ -71,7 +71,7 @@ def exposed(p: Picture) -> None:
 
 @picture(330, "Messages of a layer by tokens of a device, with 1, 2, 4 and 8 tensor ranks, and its products")
 def split_messages(p: Picture) -> None:
-    """(10) + (11) for large D, and (9), in ms by tokens of a device: 70B on H100s, were they all on one NVLink."""
+    """Equations (10) + (11) for large D, and (9), in ms over tokens per device: 70B on H100s, all on one NVLink."""
     width, hidden, h100 = 8192, 28_672, cluster("dgx-h100", 8)
     chart = Chart(p, (256, 32_768), (0.2, 40))
     chart.right -= 36
@@ -92,7 +92,7 @@ def split_messages(p: Picture) -> None:
 
 @picture(376, "Messages of rank 0 in a block with experts, data=2, expert=2, tensor=2")
 def block_messages(p: Picture) -> None:
-    """Every message of rank 0 for one block with experts on data=2, expert=2, tensor=2, in the order of forward."""
+    """All messages of rank 0 in one block with experts on data=2, expert=2, tensor=2, in the order of forward."""
     tensor, expert, both = ("tensor 0 1", BLUE), ("expert 0 2", ORANGE), ("data×expert 0 2 4 6", GREEN)
     rows = (
         ("norm; q, k, v", None, ("all-reduce", tensor)), ("attention; o", ("all-reduce", tensor), None),
@@ -118,7 +118,7 @@ def block_messages(p: Picture) -> None:
 
 @picture(290, "Gigabytes of a device with Llama 3 8B cut eightfold along each axis")
 def axis_memory(p: Picture) -> None:
-    """GB of the fullest rank of Llama 3 8B, cut eightfold along one axis: by the planner's count, without buffers."""
+    """GB of the fullest rank of Llama 3 8B, split in eight along one axis, by the planner and without buffers."""
     job = jobs.Job(jobs.MODELS["8b"], 8, 8192, cluster("dgx-h100", 8))
     plans = (
         ("data", jobs.Plan(data=8)), ("data, FSDP", jobs.Plan(data=8, zero=3)), ("pipe", jobs.Plan(pipe=8)),
@@ -129,7 +129,7 @@ def axis_memory(p: Picture) -> None:
     for name, plan in plans:
         kinds = steps.memory(job, plan)
         rows.append((name, sum(kinds[kind] for kind in state_kinds) / 1e9, kinds["activations"] / 1e9))
-    _, state, live = rows[0]  # of data: a rank has one whole sequence
+    _, state, live = rows[0]  # the row of data, where a rank has one whole sequence
     rows.append(("context", state, live / 8))
     scale = 1.55
     for y, (name, state, live) in spaced(rows, 38, 46):
@@ -143,10 +143,10 @@ Step = tuple[str, str, int]  # F, B, or its halves X and W, as in UNITS; micro-b
 
 
 def halves(micro_batches: int) -> list[list[Step]]:
-    """The steps of each rank, with backward cut into dX and dW.
+    """The steps of each rank, with backward split into dX and dW.
 
-    Forwards and dX follow 1F1B's order, as soon as they can. A rank does a dW where it would wait, or where it keeps
-    as many micro-batches as there are stages.
+    Forwards and dX follow 1F1B's order, each as early as possible. A rank computes a dW when it would otherwise wait,
+    or when it keeps as many micro-batches as there are stages.
     """
     orders = [schedule_1f1b(r, STAGES, micro_batches) for r in range(STAGES)]
     ranks = [list[Step]() for _ in orders]
@@ -173,7 +173,7 @@ def halves(micro_batches: int) -> list[list[Step]]:
     return ranks
 
 
-DUAL = (  # DualPipe's ranks 0 and 1 of 4, 8 micro-batches: F, B, B in halves (X, W); a, b, …: from rank 3
+DUAL = (  # DualPipe's ranks 0 and 1 of 4, 8 micro-batches: F, B, halves of B (X, W); a, b, … start at rank 3
     "F0 F1 F2 Fa Xa Wa Fb F3+Bb Fc+B0 Bc Fd+B1 Bd X2 W2 X3 W3",
     "F0 Fa F1 Fb F2 Ba Fc+B0 F3+Bb Fd+B1 Bc B2 Xd X3 Wd W3",
 )
@@ -181,7 +181,7 @@ UNITS = {"F": 1, "B": 2, "X": 1, "W": 1}
 
 
 def dual_pipe() -> list[list[Step]]:
-    """The steps of each of four ranks, by DUAL. Ranks 2 and 3 are mirrored. What is joined by + ends together."""
+    """The steps of four ranks by DUAL. Ranks 2 and 3 mirror ranks 1 and 0. Steps joined by + end together."""
     mirror = str.maketrans("0123abcd", "abcd0123")
     orders = [row.split() for row in (*DUAL, *(row.translate(mirror) for row in reversed(DUAL)))]
     ended: dict[tuple[str, str, int], int] = {}
@@ -209,7 +209,7 @@ def dual_pipe() -> list[list[Step]]:
 
 @picture(426, "Four stages and eight micro-batches by 1F1B, in halves, and by DualPipe")
 def zero_bubble(p: Picture) -> None:
-    """Eight micro-batches by 1F1B, with backward in halves, and by DualPipe."""
+    """Eight micro-batches by 1F1B, by 1F1B with backward in halves, and by DualPipe."""
     count = 8
     run = simulate("1f1b", count)
     plain = [

@@ -1,4 +1,4 @@
-"""The pictures of the chapter on meshes, its second half: experts, context, the checkpoint and pitfalls."""
+"""Pictures of the second half of the chapter on meshes: experts, context, the checkpoint and pitfalls."""
 
 import torch
 
@@ -8,12 +8,12 @@ from reference.mesh.schedule_interleaved import schedule_interleaved
 
 from .picture import BLUE, COLOURS, GREEN, GREY, YELLOW, Picture, picture, spaced
 
-CHOICES = [[0, 1], [0, 1], [0, 2], [0, 1], [0, 1], [1, 0]]  # of six tokens: first and second expert
+CHOICES = [[0, 1], [0, 1], [0, 2], [0, 1], [0, 1], [1, 0]]  # first and second expert of six tokens
 
 
 @picture(262, "Six tokens, two choices each, three experts of capacity four")
 def routing(p: Picture) -> None:
-    """Top-2 routing of six tokens to three experts with capacity: what queues, and what is dropped."""
+    """Top-2 routing of six tokens to three experts with capacity: each expert's queue, and the dropped tokens."""
     capped = capacity(torch.tensor(CHOICES), 3, factor=1.0)
     p.words(16, 24, "first choices queue before second ones", "soft")
     for y, e in spaced(range(3), 48, 58):
@@ -34,7 +34,7 @@ def routing(p: Picture) -> None:
 
 @picture(268, "Rows leave by expert, arrive by rank, and are grouped by expert again")
 def exchanged(p: Picture) -> None:
-    """Rows on their way: by expert at home, by rank on arrival, by expert again."""
+    """The order of rows: by expert when they leave, by source rank when they arrive, then by expert again."""
     leaving = (["A0", "A1", "B0", "C0", "D0", "D1"], ["A2", "B1", "B2", "C1", "C2", "D2"])
     for left, r in spaced(range(2), 86, 180):
         arrived = [row for source in leaving for row in source if row[0] in "ABCD"[2 * r : 2 * r + 2]]
@@ -52,7 +52,7 @@ def exchanged(p: Picture) -> None:
 
 @picture(236, "Ring attention on four ranks: whose keys each rank holds in each step")
 def ring_keys(p: Picture) -> None:
-    """Which keys each of four ranks attends to in each step, and how much of the matrix counts."""
+    """The keys that each of four ranks attends to in each step."""
     for x, step in spaced(range(4), 138, 82):
         p.words(x, 26, f"step {step}", "ink bold", "middle")
     for y, r in spaced(range(4), 38, 40):
@@ -66,7 +66,7 @@ def ring_keys(p: Picture) -> None:
 
 @picture(324, "A causal matrix of eight chunks on four ranks: in order, and by zigzag")
 def balance(p: Picture) -> None:
-    """The causal matrix by chunks: who computes what, cut in order and by zigzag."""
+    """The rank that computes each chunk of the causal matrix, with chunks assigned in order and by zigzag."""
     world, chunks, cell = 4, 8, 23.0
     in_order = [c // 2 for c in range(chunks)]
     by_zigzag = [r for c in range(chunks) for r in range(world) if c in zigzag(chunks, world, r).tolist()]
@@ -83,7 +83,7 @@ def balance(p: Picture) -> None:
 
 @picture(276, "A weight saved on data=2, tensor=2, sharded, and loaded on tensor=4")
 def pieces(p: Picture) -> None:
-    """A weight of eight rows: saved by four ranks, loaded by four others."""
+    """The rows of a weight that each of four ranks saves, and those that each of four other ranks loads."""
     p.words(16, 24, "saved: data=2, tensor=2", "ink bold")
     p.words(246, 24, "loaded: tensor=4", "ink bold")
     for y, row in spaced(range(8), 36, 26):
@@ -96,7 +96,7 @@ def pieces(p: Picture) -> None:
 
 @picture(224, "Two sequences of four tokens on two ranks: gathered along dim 0, and along dim 1")
 def shuffled(p: Picture) -> None:
-    """Parts cut along dim 1: joined by all_gather_into_tensor, which lays them one after the other, and by cat."""
+    """Parts split along dim 1, joined by all_gather_into_tensor, which concatenates along dim 0, and by cat."""
     tokens = torch.arange(8).view(2, 4)
     parts = tokens.chunk(2, dim=1)
     wrong = torch.cat(parts, dim=0).view(2, 4)
@@ -116,18 +116,18 @@ Bar = tuple[str, int, float, float]  # kind and chunk of an action, start and le
 
 
 def stuck(ranks: int = 4, micro_batches: int = 8, chunks: int = 2) -> tuple[list[list[Bar]], list[str]]:
-    """Play interleaved 1F1B where a rank also waits for its sends, and no message fits a buffer.
+    """Simulate interleaved 1F1B where a rank also waits for its sends, and messages are not buffered.
 
-    Returns each rank's actions until none can go on, and the send that each rank waits for.
+    Returns each rank's actions until all ranks are blocked, and the send that each rank waits for.
     """
     orders = [schedule_interleaved(r, ranks, micro_batches, chunks) for r in range(ranks)]
     done, now, waits = [list[Bar]() for _ in orders], [0.0] * ranks, [""] * ranks
-    started: dict[tuple[bool, str, int, int], float] = {}  # (send, kind, micro-batch, to which stage): when
+    started: dict[tuple[bool, str, int, int], float] = {}  # (send, kind, micro-batch, target stage): time
     while True:
         before = len(started), sum(map(len, done))
         for r, order in enumerate(orders):
             n, others = len(done[r]), list[float | None]()
-            for i in range(max(n - 1, 0), n + 1):  # the last action's result is sent, the next one's input received
+            for i in range(max(n - 1, 0), n + 1):  # send the last action's result, receive the next action's input
                 action, send = order[i], i < n
                 stage, step = action.chunk * ranks + r, 1 if action.kind == "forward" else -1
                 peer = stage + step if send else stage - step

@@ -1,4 +1,4 @@
-"""The pictures of the chapter on mixed precision and memory. Numbers are computed, but for GRADIENTS, measured."""
+"""Pictures of the chapter on mixed precision and memory. GRADIENTS and ROUNDED were measured; the rest is computed."""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from reference.mixed_precision.loss_scaler import LossScaler
 
 from .picture import BLUE, GREEN, GREY, ORANGE, YELLOW, Chart, Lane, Picture, picture, spaced
 
-FORMATS = (  # bits of exponent and of fraction, and the largest number
+FORMATS = (  # name, bits of the exponent, bits of the fraction, limit of the range
     ("float32", 8, 23, 2.0**128), ("bfloat16", 8, 7, 2.0**128),
     ("float16", 5, 10, 65504.0), ("E5M2", 5, 2, 57344.0), ("E4M3", 4, 3, 448.0),
 )  # fmt: skip
-LAYERS, INPUT, SAVED = 8, 1, 4  # the worked chain: layers, and what each has for input and keeps
+LAYERS, INPUT, SAVED = 8, 1, 4  # the example: number of layers; units of a layer's input; units that a layer saves
 
 # Measured on a CPU in float32: gradients of the outputs of all linear layers of SIZES["tiny"], after 100 steps of AdamW
-# (learning rate 3e-3, seed 0) on the handout's text, at 32 sequences of 256 tokens. How many have a magnitude from 2^e
-# on and below 2^(e+1); -45 has all that are smaller, but for zeros.
+# (learning rate 3e-3, seed 0) on the handout's text, at 32 sequences of 256 tokens. By e, the number of gradients with
+# 2^e ≤ magnitude < 2^(e+1); -45 also counts all smaller gradients except zeros.
 GRADIENTS = dict(enumerate((
     352, 138, 205, 279, 233, 302, 390, 601, 1089, 1804, 3047, 4939, 8345, 15374, 39618, 197382, 504736, 457636, 453831,
     438959, 496945, 666506, 909059, 1173526, 1359076, 1338725, 1129668, 854414, 705473, 575153, 376878, 210819, 97331,
@@ -28,9 +28,9 @@ GRADIENTS = dict(enumerate((
 
 # Measured on a CPU: SIZES["tiny"] on three chapters of the handout, at 16 sequences of 128 tokens, AdamW (learning rate
 # 2e-3, seed 2), weights in float32. Both factors of each product of the blocks' linear layers, forward and backward,
-# are rounded to E4M3 or bfloat16; a scale maps a tensor's largest magnitude to 448. The loss, means of 8 steps. In the
-# first step without scales 99 % of the gradients of these layers' outputs become zero. A scale for each 16 numbers ends
-# at 2.32.
+# are rounded to E4M3 or bfloat16; a scale maps a tensor's largest magnitude to 448. Numbers are mean losses of 8 steps.
+# In the first step without scales 99 % of the gradients of these layers' outputs become zero. With one scale per 16
+# numbers the last loss is 2.32.
 ROUNDED = {
     "no scale": (5.07, 4.09, 3.59, 3.47, 3.36, 3.37, 3.31, 3.31, 3.26, 3.2,
                  3.16, 3.1, 3.06, 3.04, 3.05, 3.0, 3.02, 2.96, 2.97, 2.93),
@@ -46,7 +46,7 @@ def formats(p: Picture) -> None:
     """The range of each dtype on a logarithmic axis, and its numbers from 1 to 2."""
     left, right = 112.0, 424.0
 
-    def across(exponent: float) -> float:
+    def x_of(exponent: float) -> float:
         return left + (exponent + 150) * (right - left) / 280
 
     p.words(16, 22, "exponent + fraction", "soft")
@@ -55,10 +55,10 @@ def formats(p: Picture) -> None:
         normal = 2 - 2 ** (exponent - 1)
         p.words(16, y + 11, name, "ink bold")
         p.words(16, y + 25, f"{exponent} + {fraction} bits", "soft small")
-        p.box(across(normal - fraction), y, across(normal) - across(normal - fraction), 22, YELLOW, hatched=True)
-        p.box(across(normal), y, across(math.log2(largest)) - across(normal), 22, ORANGE)
+        p.box(x_of(normal - fraction), y, x_of(normal) - x_of(normal - fraction), 22, YELLOW, hatched=True)
+        p.box(x_of(normal), y, x_of(math.log2(largest)) - x_of(normal), 22, ORANGE)
     for tick in (-126, -64, -14, 16, 64, 128):
-        p.words(across(tick), 222, power(tick), "soft small", "middle" if tick < 128 else "end")
+        p.words(x_of(tick), 222, power(tick), "soft small", "middle" if tick < 128 else "end")
     p.words(16, 246, "hatched: subnormal, with fewer digits", "soft")
     p.words(right, 272, "numbers from 1 to 2", "soft", "end")
     for y, (name, _, fraction, _) in spaced(FORMATS, 280, 24):
@@ -73,7 +73,7 @@ def formats(p: Picture) -> None:
 
 
 def power(exponent: int) -> str:
-    """A power of two as the text writes it."""
+    """Format a power of two with a superscript."""
     return "2" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
@@ -81,43 +81,43 @@ def power(exponent: int) -> str:
 def range_(p: Picture) -> None:
     """Measured gradients by power of two, plain and scaled, over the ranges of the dtypes."""
     low, high, floor, unit = -42, 18, 196, 148 / max(GRADIENTS.values())
-    smallest, normal, end = -24, -14, 16  # of float16: the smallest number, the smallest normal, one beyond the largest
+    smallest, normal, end = -24, -14, 16  # float16's exponents: smallest subnormal, smallest normal, first overflow
     lost = {scale: sum(n for e, n in GRADIENTS.items() if e + scale < smallest - 1) for scale in (0, 16)}
     share = {scale: n / sum(GRADIENTS.values()) for scale, n in lost.items()}
 
-    def across(exponent: float) -> float:
+    def x_of(exponent: float) -> float:
         return 16 + (exponent - low) * 408 / (high - low)
 
     for tick in (smallest, normal, end):
-        p.line(across(tick), 40, across(tick), floor + 56, dashed=True)
-    width = across(1) - across(0) - 1
-    outline = [f"M{across(low):g} {floor}"]
+        p.line(x_of(tick), 40, x_of(tick), floor + 56, dashed=True)
+    width = x_of(1) - x_of(0) - 1
+    outline = [f"M{x_of(low):g} {floor}"]
     for e, n in GRADIENTS.items():
-        zeroed = e < smallest - 1  # up to half of the smallest number
+        zeroed = e < smallest - 1  # below half of the smallest subnormal
         if e >= low:
-            p.box(across(e), floor - n * unit, width, n * unit, ORANGE if zeroed else BLUE, hatched=zeroed)
-        outline.append(f"V{floor - n * unit:.1f} H{across(e + 17):.1f}" if e > low else f"H{across(e + 17):.1f}")
+            p.box(x_of(e), floor - n * unit, width, n * unit, ORANGE if zeroed else BLUE, hatched=zeroed)
+        outline.append(f"V{floor - n * unit:.1f} H{x_of(e + 17):.1f}" if e > low else f"H{x_of(e + 17):.1f}")
     p.parts.append(f'<path d="{" ".join(outline)} V{floor}" class="curve" stroke="{GREEN}"/>')
     p.line(16, floor, 424, floor)
-    p.line(across(-20.5), 34, across(-4.5), 34, arrow=True)
-    p.words(across(-12.5), 26, "× 2¹⁶", "ink bold", "middle")
+    p.line(x_of(-20.5), 34, x_of(-4.5), 34, arrow=True)
+    p.words(x_of(-12.5), 26, "× 2¹⁶", "ink bold", "middle")
     for y, words in ((76, "become zero:"), (96, f"{share[0]:.1%}"), (116, f"scaled {share[16]:.3%}")):
         p.words(16, y, words.replace("%", " %"), "ink bold" if y == 96 else "ink")
     y = floor + 8
-    p.box(across(smallest), y, across(normal) - across(smallest) - 2, 20, YELLOW, hatched=True)
-    p.words((across(smallest) + across(normal)) / 2 - 1, y + 15, "subnormal", "in small", "middle")
-    p.box(across(normal), y, across(end) - across(normal), 20, BLUE, "float16: normal")
+    p.box(x_of(smallest), y, x_of(normal) - x_of(smallest) - 2, 20, YELLOW, hatched=True)
+    p.words((x_of(smallest) + x_of(normal)) / 2 - 1, y + 15, "subnormal", "in small", "middle")
+    p.box(x_of(normal), y, x_of(end) - x_of(normal), 20, BLUE, "float16: normal")
     p.box(16, y + 26, 408, 20, GREY, "bfloat16, float32: from 2⁻¹²⁶ to 2¹²⁷, wider than this")
     for tick in (-40, -32, smallest, normal, -8, 0, 8, end):
-        p.words(across(tick), floor + 74, power(tick) if tick else "1", "soft small", "middle" if tick < end else "end")
+        p.words(x_of(tick), floor + 74, power(tick) if tick else "1", "soft small", "middle" if tick < end else "end")
     p.words(16, floor + 98, "filled: gradients as they are; outline: scaled", "soft")
     p.words(16, floor + 118, "hatched orange: float16 rounds them to zero", "soft")
 
 
 @picture(196, "Neighbours above 1: 1 + 2⁻⁹ lies between two numbers of bfloat16, nearer to 1")
 def gaps(p: Picture) -> None:
-    """Neighbours above 1 in two dtypes, and where 1 + 2⁻⁹ goes."""
-    unit = 400 * 64  # pixels a unit: 1/64 across
+    """The numbers from 1 to 1 + 2⁻⁶ in two dtypes, and where 1 + 2⁻⁹ lies."""
+    unit = 400 * 64  # pixels per 1; the picture is 1/64 wide
     for y, name, bits in ((60, "bfloat16: a number each 2⁻⁷", 7), (130, "float16: a number each 2⁻¹⁰", 10)):
         p.words(16, y - 22, name, "ink bold")
         p.line(16, y, 424, y)
@@ -134,7 +134,7 @@ def gaps(p: Picture) -> None:
 
 
 def running(dtype: torch.dtype, until: int) -> list[tuple[float, float]]:
-    """The running sum of ones in a dtype, at powers of √2."""
+    """Add ones in a dtype. Return points (n, sum) at powers of two and at the end."""
     one, total, points = torch.ones((), dtype=dtype), torch.zeros((), dtype=dtype), []
     for n in range(1, until + 1):
         total = total + one
@@ -158,7 +158,7 @@ def stuck(p: Picture) -> None:
 
 @picture(300, "The loss scale: it doubles after 20 good steps and halves at an overflow")
 def scales(p: Picture) -> None:
-    """The life of a loss scale, with an interval of 20 steps and gradients that overflow above a limit that falls."""
+    """A loss scale over 200 steps. Gradients overflow above a limit that falls at step 120."""
     scaler, points, skipped = LossScaler(2.0**12, interval=20), [], []
     for step in range(200):
         limit = 2.0**15.5 if step < 120 else 2.0**13.5  # gradients grow in the middle of training
@@ -199,7 +199,7 @@ def mixed_step(p: Picture) -> None:
 
 @picture(262, "A chain of eight layers in segments of 2: what is kept at three moments")
 def segments(p: Picture) -> None:
-    """What exists at three moments of a checkpointed chain of eight layers."""
+    """Tensors in memory at three moments of a checkpointed chain of eight layers."""
     size = 2
     moments = (("after forward: four inputs", LAYERS), ("backward of layers 6, 7", 6), ("backward of layers 0, 1", 0))
     for y, (name, layer) in spaced(moments, 34, 74):
@@ -215,7 +215,7 @@ def segments(p: Picture) -> None:
 
 
 def memory_curve(lengths: Sequence[int]) -> list[tuple[float, float]]:
-    """Units kept over time, by a chain cut into checkpointed segments; forward takes 1 a layer, backward 2."""
+    """Points (time, units kept) of a chain in segments of these lengths. A forward takes 1, a backward 2."""
     points, now, memory = list[tuple[float, float]](), 0.0, 0.0
 
     def spend(seconds: float, change: float) -> None:
@@ -249,7 +249,7 @@ def chain(p: Picture) -> None:
 
 @picture(292, "Ten equal layers: equal segments peak unequally, unequal ones equally")
 def stairs(p: Picture) -> None:
-    """Ten layers that keep 1 each: equal segments, and those of the best plan."""
+    """Ten layers that keep 1 unit each, in equal segments and in the segments of the best plan."""
     plan = checkpoint_plan([1] * 10, [1] * 10).segments
     for left, name, lengths in ((16, "equal segments", (3, 3, 3, 1)), (236, "the best plan", plan)):
         peaks = [i + length for i, length in enumerate(lengths)]
@@ -266,7 +266,7 @@ def stairs(p: Picture) -> None:
 
 @picture(222, "Backward of four layers: copies fetched when needed, and one layer before")
 def offload(p: Picture) -> None:
-    """Four layers' backward, and copies that come one layer before: computed for a layer of 3 ms and a copy of 2."""
+    """Backward of four layers of 3 ms each, with copies of 2 ms: fetched when needed, or one layer before."""
     ms, layer_ms, copy = 19.5, 3.0, 2.0
     p.words(16, 22, "upper lane: backward; lower lane: copies", "soft")
     for top, name, early in ((48, "fetched when needed", False), (126, "fetched one layer before", True)):
@@ -280,7 +280,7 @@ def offload(p: Picture) -> None:
 
 @picture(300, "Loss over 160 steps: without scales E4M3 falls behind; with them it follows bfloat16")
 def rounded(p: Picture) -> None:
-    """The loss with factors in E4M3, without scales and with one for each tensor, beside bfloat16."""
+    """The loss with factors in E4M3, without scales and with one scale per tensor, next to bfloat16."""
     c = Chart(p, (0, 160), (2, 5.2), log_x=False, log_y=False)
     c.axes("step", "loss", range(0, 161, 40), range(2, 6))
     for name, colour, dashed in (("no scale", ORANGE, False), ("one scale", BLUE, False), ("bfloat16", GREEN, True)):
@@ -291,7 +291,8 @@ def rounded(p: Picture) -> None:
 
 
 def fitted(weights: torch.dtype, gradients: torch.dtype, steps: int = 450) -> list[tuple[float, float]]:
-    """The loss over steps: 64 weights descend to their goals; products see them in bfloat16, and N = 2²⁰ is divided."""
+    """Points (step, loss) of a training of 64 weights, which forward rounds to bfloat16.
+    Gradients are divided by N = 2²⁰ before they are rounded, and multiplied by N in the update."""
     goals, w, points = torch.tensor([(i - 31.5) / 16 for i in range(64)]), torch.zeros(64), []
     for step in range(steps + 1):
         error = w.bfloat16().float() - goals

@@ -14,7 +14,7 @@ Moment = tuple[float, float, float, float, float]  # time; bytes of parameters, 
 def two_steps() -> list[Moment]:
     """Memory over the first two float32 steps of GPT-2's size at batch 8, by `accounting`, without temporaries.
 
-    A block's forward takes 1, its backward 2, and both ends and AdamW 1 each.
+    A block's forward takes 1 unit of time, its backward 2, both ends and AdamW 1 each.
     """
 
     def account_of(layers: int) -> Account:
@@ -25,7 +25,7 @@ def two_steps() -> list[Moment]:
     full, ends = account_of(layers), account_of(0)
     block = (full.activations - ends.activations) / layers
     block_gradients = (full.gradients - ends.gradients) / layers
-    half = ends.gradients / 2  # the head's, nearly; the embedding's come last
+    half = ends.gradients / 2  # nearly the head's gradients; the embedding's come last
     now = moments = gradients = kept = 0.0
     points = list[Moment]()
 
@@ -83,8 +83,8 @@ def account(p: Picture) -> None:
 
 @picture(372, "Memory of a step over the context: states, and activations with and without checkpoints")
 def activations(p: Picture) -> None:
-    """A step's GB over the context, for two models: the states, and activations whole and checkpointed."""
-    px = 1.2  # a GB
+    """GB of a step over the context, for two models: states, and activations without and with checkpointing."""
+    px = 1.2  # per GB
     for top, name, words in ((22, "small", "0.16 billion parameters"), (190, "xl", "1.4 billion parameters")):
         p.words(16, top, words, "ink bold")
         for y, n in spaced((1024, 2048, 4096, 8192, 16_384), top + 10, 28):
@@ -103,14 +103,14 @@ def activations(p: Picture) -> None:
 
 @picture(318, "One block: bytes kept, and extra FLOPs, by what is forgotten")
 def selective(p: Picture) -> None:
-    """One block of GPT-2's size in bfloat16: bytes kept and extra FLOPs, by what is forgotten."""
+    """One block of GPT-2's size in bfloat16: bytes kept and extra FLOPs, by the tensors that are recomputed."""
     config, shape = replace(SIZES["small"], layers=1), {"batch": 8, "context": 1024}
     full, ends = (accounting(replace(config, layers=n), **shape, precision="bfloat16").activations for n in (1, 0))
     counted = {name: f.forward for name, f in flops(config, **shape).items() if name != "head"}
     forward_and_backward = 3 * sum(counted.values())
     scores, values = (counted[name] / forward_and_backward for name in ("scores", "values"))
     numbers = 2 * 8 * 1024  # bytes of one number per token
-    matrix = 2 * 8 * config.heads * 1024**2 + 1024**2  # of probabilities, and the mask
+    matrix = 2 * 8 * config.heads * 1024**2 + 1024**2  # probabilities, and the mask
     block, products = full - ends, numbers * (6 * config.width + 2 * config.hidden)
     rows = (
         ("everything kept", GREY, block, 0.0),
@@ -130,7 +130,7 @@ def selective(p: Picture) -> None:
 
 @picture(330, "Memory that the allocator held over a training step, plain and checkpointed")
 def remembered(p: Picture) -> None:
-    """MiB after each allocation and free of a step that a GPU recorded."""
+    """MiB after each allocation and free of a step, recorded on a GPU."""
     steps = load("data/memory.json")
     c = Chart(p, (0, 4700), (0, 12), log_x=False, log_y=False)
     c.axes("allocations and frees, in order", "GiB", range(0, 4001, 1000), range(0, 13, 4))
@@ -145,7 +145,7 @@ def remembered(p: Picture) -> None:
 
 @picture(330, "Memory over the batches of an evaluation: kept graphs add up, and no_grad keeps none")
 def growing(p: Picture) -> None:
-    """An evaluation of GPT-2's size at batch 8 in float32, by `accounting`, without temporaries."""
+    """Memory of an evaluation of GPT-2's size at batch 8 in float32, by `accounting`, without temporaries."""
     usage, gib = accounting(SIZES["small"], batch=8, context=1024, precision="float32"), 2**30
     weights, graph = usage.parameters / gib, usage.activations / gib
     c = Chart(p, (0, 7), (0, 90), log_x=False, log_y=False)

@@ -1,6 +1,6 @@
-"""The numbers of the figures that move, one function each: `draw.py` writes them to handout/site/moving/*.json.
+"""The numbers of the interactive figures, one function each. `draw.py` writes them to handout/site/moving/*.json.
 
-Each is named for the picture that it moves. A student's archive has no reference, so the numbers are kept as files.
+Each function has the name of its picture. The numbers are stored as files, since a student's archive has no reference.
 """
 
 import math
@@ -19,7 +19,7 @@ from . import ddp, mesh, zero
 from . import journey as trip
 
 MB = 1e6
-SCORES = (  # of eight queries and eight keys, and a value for each key
+SCORES = (  # rows: eight queries; columns: eight keys
     (1, 0, 2, -1, 3, 1, 0, 2), (0, 2, 1, 1, -1, 4, 0, 1), (2, 1, 0, 3, 1, 0, 2, -1), (-1, 0, 1, 2, 0, 5, 1, 0),
     (1, 1, 3, 0, 2, -1, 0, 4), (0, 3, -1, 1, 0, 2, 1, 1), (2, 0, 1, -1, 4, 1, 3, 0), (1, 2, 0, 1, 0, 3, -1, 2),
 )  # fmt: skip
@@ -30,7 +30,7 @@ CLUSTERS = ("dgx-a100", "dgx-h100", "hgx-h200", "hgx-b200")
 
 
 def ring() -> dict[str, Any]:
-    """By collective and ranks: the numbers of each rank after each step (None: not there), and which came last."""
+    """By collective and ranks: each rank's numbers after each step (None: absent), and those that just arrived."""
     found: dict[str, Any] = {}
     for world in range(2, 7):
         states = ddp.ring_states(world)
@@ -53,7 +53,7 @@ def ring() -> dict[str, Any]:
 
 
 def tiles() -> dict[str, Any]:
-    """By side of a tile and mask: each tile that is visited, with m, l and acc of its rows after it."""
+    """By tile side and mask: each visited tile, with m, l and acc of its rows afterwards."""
     found: dict[str, Any] = {"scores": SCORES, "values": VALUES}
     values = torch.tensor(VALUES, dtype=torch.float64)
     for side, causal in product((1, 2, 4), (False, True)):
@@ -72,12 +72,12 @@ def tiles() -> dict[str, Any]:
 
 
 def _rounded(*columns: torch.Tensor) -> list[list[float]]:
-    """Vectors as the columns of a table."""
+    """Round vectors, and return them as the columns of a table."""
     return [[round(n, 4) for n in row] for row in torch.stack([c.double() for c in columns], dim=1).tolist()]
 
 
 def buckets() -> dict[str, Any]:
-    """By latency in µs, bandwidth in GB/s and gradients a bucket: when each message of the worked example leaves."""
+    """By latency in µs, bandwidth in GB/s and gradients per bucket: the messages of the worked example."""
     layers, backward_ms = ddp.LAYERS, 1e3 * ddp.LAYERS_BACKWARD_S
     found: dict[str, Any] = {"layers": len(layers), "backward_ms": backward_ms, "bucket_mb": layers[0] / MB}
     variants = product((10, 30, 100, 300, 1000), (0.25, 0.5, 1, 2, 4, 8), range(1, len(layers) + 1))
@@ -117,13 +117,13 @@ def growth() -> dict[str, Any]:
 
 
 def layers() -> dict[str, Any]:
-    """The roofs of each device. Which point a shape has is for the figure to say: there are too many shapes."""
+    """The roofs of each device. The figure computes the point of a shape, since there are too many shapes."""
     devices = [cluster(name, 1).device for name in CLUSTERS]
     return {d.name: [d.peak_flops, d.hbm_bytes_per_s] for d in devices}
 
 
 def grid() -> dict[str, Any]:
-    """By mesh of eight ranks: the place of each rank, and the groups along each axis."""
+    """By mesh of eight ranks: each rank's coordinates, and the groups along each axis."""
     found: dict[str, Any] = {}
     for sizes in product((1, 2, 4, 8), repeat=len(AXES)):
         if math.prod(sizes) != 8:

@@ -1,7 +1,7 @@
-"""What pictures are made of: boxes, words and lines on a paper, and charts of computed numbers.
+"""Draws boxes, words and lines as SVG, and charts of computed numbers.
 
-A picture carries its own paper, light or dark as the reader's system is, so it can be read on any page. Colours are
-Okabe and Ito's, and never alone: what a box is stands in it. 440 pixels are as wide as a phone can show readably.
+A picture has its own background, light or dark as the reader's system is, so it is readable on any page. The colours
+are Okabe and Ito's, and words repeat their meaning. A phone can readably show 440 pixels.
 """
 
 import json
@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 HERE = Path(__file__).resolve().parent
 WIDTH = 440
 
-Bar = tuple[float, float, str]  # start and length in ms, and words
-Ticks = Mapping[float, str] | Iterable[float]  # labels by value, or values that are written as they are
+Bar = tuple[float, float, str]  # start, length and words
+Ticks = Mapping[float, str] | Iterable[float]  # labels by value, or values that are their own labels
 T = TypeVar("T")
 
 BLUE, ORANGE, GREEN, YELLOW, GREY = "#56b4e9", "#e69f00", "#2fb98e", "#f0e442", "#b8bcc2"
 COLOURS = (BLUE, ORANGE, GREEN, YELLOW)  # of ranks, experts and the like
-QUARTERS = {n / 4: f"{25 * n} %" for n in range(5)}  # ticks of a share
+QUARTERS = {n / 4: f"{25 * n} %" for n in range(5)}  # ticks of an axis from 0 to 1
 STYLE = """
 .paper { fill: #ffffff } .ink { fill: #1b1f24 } .soft { fill: #57606a } .in { fill: #101418 }
 .line { stroke: #57606a; fill: none; stroke-width: 1.5 } .faint { stroke: #d0d7de; fill: none }
@@ -33,31 +33,31 @@ text { font-family: system-ui, sans-serif; font-size: 14px } .small { font-size:
 
 
 def spaced(items: Iterable[T], start: float, step: float) -> Iterator[tuple[float, T]]:
-    """Each item with its place: rows from the top, or columns from the left."""
+    """Yield each item with its position: start, start + step, and so on."""
     return ((start + step * i, item) for i, item in enumerate(items))
 
 
 def load(file: str) -> Any:
-    """Read the results of a benchmark. file: such as "results/link.json"."""
+    """Read a JSON file of benchmarks/, such as "results/link.json"."""
     return json.loads((HERE.parent.parent / "benchmarks" / file).read_text(encoding="utf-8"))
 
 
 class Lane(list[Bar]):
-    """Bars one after the other on an axis of time."""
+    """Bars, one after the other, on a time axis."""
 
     @property
     def end(self) -> float:
         return self[-1][0] + self[-1][1] if self else 0.0
 
     def add(self, ready: float, length: float, words: str = "") -> float:
-        """Add a bar that starts when it is ready and the one before it has ended; its start."""
+        """Add a bar that starts when it is ready and the previous bar has ended. Return its start."""
         start = max(ready, self.end)
         self.append((start, length, words))
         return start
 
 
 class Picture:
-    """Boxes, words and lines on a paper of WIDTH × height."""
+    """An SVG of WIDTH × height pixels."""
 
     def __init__(self, name: str, height: int, title: str):
         self.name, self.size, self.title, self.parts = name, (WIDTH, height), title, list[str]()
@@ -65,7 +65,7 @@ class Picture:
     def box(
         self, x: float, y: float, w: float, h: float, colour: str | None, words: str = "", hatched: bool = False
     ) -> None:
-        """A filled box; without a colour an empty frame."""
+        """Draw a filled box; without a colour, an empty frame."""
         if colour is None:
             return self.frame(x, y, w, h, words)
         for fill in (colour, "url(#hatch)")[: 1 + hatched]:
@@ -76,14 +76,14 @@ class Picture:
     def stack(
         self, x: float, y: float, scale: float, parts: Iterable[tuple[float, str, str]], height: float, gap: float = 2
     ) -> float:
-        """Boxes side by side, for (amount, colour, words), with `scale` pixels a unit; where the last one ends."""
+        """Draw boxes side by side for (amount, colour, words), with `scale` pixels per unit. Return where they end."""
         for amount, colour, words in parts:
             self.box(x, y, amount * scale - gap, height, colour, words)
             x += amount * scale
         return x
 
     def frame(self, x: float, y: float, w: float, h: float, words: str = "", kind: str = "line dashed") -> None:
-        """An empty box: what is not there, or what holds others."""
+        """Draw an empty box, for something absent or around other boxes."""
         self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" class="{kind}"/>')
         if words:
             self.words(x + w / 2, y + h / 2 + 5, words, "soft", "middle")
@@ -102,21 +102,21 @@ class Picture:
     def lanes(
         self, top: float, name: str, scale: float, upper: Sequence[Bar], lower: Sequence[Bar], end: str = "{:.1f} ms"
     ) -> None:
-        """A lane, as of compute, over another, as of messages, and, written like `end`, when the last bar ends."""
+        """Draw a lane, such as compute, above another, such as messages, and when the last bar ends (format `end`)."""
         last = max(start + length for start, length, _ in (*upper, *lower))
         self.words(16, top, f"{name}: {end.format(last)}", "ink bold")
         self.bars(top + 8, scale, upper, BLUE)
         self.bars(top + 36, scale, lower, ORANGE)
 
     def bars(self, y: float, scale: float, bars: Sequence[Bar], colour: str, height: float = 24) -> None:
-        """Boxes along an axis of time, with `scale` pixels a unit."""
+        """Draw boxes along a time axis with `scale` pixels per unit."""
         for start, length, words in bars:
             self.box(16 + start * scale, y, length * scale - 2, height, colour, words)
 
     def busy(
         self, y: float, scale: float, spans: Iterable[Sequence[float]], colour: str, height: float, end: float
     ) -> None:
-        """Columns on a line at y, as high as the spans fill each 3 pixels of an axis of time that ends at `end`."""
+        """Draw columns on a line at y, 3 pixels wide: their height is the share of time that the spans cover."""
         spans, column = list(spans), 3 / scale
         for i in range(round(end / column)):
             share = sum(max(0.0, min(b, (i + 1) * column) - max(a, i * column)) for a, b in spans) / column
@@ -126,13 +126,13 @@ class Picture:
         self.line(16, y, 16 + end * scale, y)
 
     def times(self, y: float, scale: float, times: Iterable[int], unit: str, left: float = 16) -> None:
-        """Names of points on an axis of time; the unit stands beside the 0."""
+        """Label points on a time axis. The unit is written next to 0."""
         for time in times:
             text, anchor = (str(time), "middle") if time else (f"0 {unit}", "start")
             self.words(left + time * scale, y, text, "soft small", anchor)
 
     def clock(self, y: float, ms: float, last: int, step: int = 2, left: float = 16) -> None:
-        """An axis of time in ms, with a tick and a name at each `each`."""
+        """Draw a time axis in ms, with a tick and a label every `step` ms."""
         self.line(left, y, left + ms * last + 12, y, arrow=True)
         for time in range(0, last + 1, step):
             self.line(left + time * ms, y, left + time * ms, y + 5)
@@ -160,7 +160,7 @@ PICTURES: list[tuple[Picture, Draw]] = []
 
 
 def picture(height: int, title: str) -> Callable[[Draw], Draw]:
-    """Mark a function that draws on a picture; its name, less a last _, is that of the file."""
+    """Register a function that draws a picture. The file has the function's name without a final _."""
 
     def register(draw: Draw) -> Draw:
         PICTURES.append((Picture(draw.__name__.rstrip("_"), height, title), draw))
@@ -170,7 +170,7 @@ def picture(height: int, title: str) -> Callable[[Draw], Draw]:
 
 
 class Chart:
-    """Curves in a rectangle of a picture, over logarithmic axes or linear ones; each curve is named beside it."""
+    """Curves in a rectangle of a picture, over logarithmic or linear axes."""
 
     def __init__(
         self, p: Picture, x: tuple[float, float], y: tuple[float, float], log_x: bool = True, log_y: bool = True
@@ -183,7 +183,7 @@ class Chart:
         return self.left + x_share * (self.right - self.left), self.bottom - y_share * (self.bottom - self.top)
 
     def axes(self, x_name: str, y_name: str, xs: Ticks, ys: Ticks) -> None:
-        """Names of the axes, and ticks."""
+        """Draw the axes' names and ticks."""
         for value, label in _labels(ys):
             _, y = self.pixel(self.x[0], value)
             self.p.parts.append(f'<path d="M{self.left:g} {y:g} H{self.right:g}" class="faint"/>')
@@ -203,7 +203,7 @@ class Chart:
     def dot(
         self, x: float, y: float, colour: str, text: str = "", anchor: str = "start", dx: float = 0, dy: float = 0
     ) -> None:
-        """Draw a dot with a label beside it."""
+        """Draw a dot and its label."""
         self.p.disc(*self.pixel(x, y), colour)
         if text:
             self.label(x, y, text, anchor, dx, dy)
@@ -218,6 +218,6 @@ def _labels(ticks: Ticks) -> Iterable[tuple[float, str]]:
 
 
 def _share(value: float, axis: tuple[float, float], log: bool) -> float:
-    """Where on an axis a value lies: 0 at its low end, 1 at its high end."""
+    """The position of a value on an axis: 0 at its low end, 1 at its high end."""
     low, high = axis
     return math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)

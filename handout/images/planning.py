@@ -1,4 +1,4 @@
-"""The pictures of planning and of published runs. Curves are formulas; predictions are the benchmark's table."""
+"""Pictures of planning and of published runs. Curves are formulas; predictions come from the benchmark's table."""
 
 from lab.cluster import steps
 from lab.cluster.costs import sent_bytes
@@ -21,7 +21,7 @@ MEASURED = {
 
 @picture(326, "One of eight rings over two nodes of eight devices")
 def rings(p: Picture) -> None:
-    """One of the eight rings of a group over two nodes: on NVLink in a node, and on a card of its own between them."""
+    """One of the eight rings of a group over two nodes: NVLink inside a node, and the ring's own card between nodes."""
     for node, (words, devices, cards, back) in enumerate(((22, 56, 112, 40), (310, 240, 192, 288))):
         p.words(16, words, f"node {node}", "ink bold")
         edge, to_card = (devices, 88) if node == 0 else (devices + 32, 238)
@@ -44,7 +44,7 @@ def rings(p: Picture) -> None:
 
 @picture(310, "Milliseconds of a layer's products over its tokens, and of its gather by two links")
 def roof(p: Picture) -> None:
-    """A layer of 70B in forward: products at the peak over tokens, and its gather on NVLink and on one card."""
+    """Forward of a layer of 70B: products at the peak over tokens, and its all-gather on NVLink and on one card."""
     layer, peak = MODELS["70b"].layer_products, H100.device.peak_flops
     c = Chart(p, (1000, 50_000), (1, 100))
     c.axes("tokens", "ms", {1000: "1,000", 3000: "3,000", 10_000: "10,000", 30_000: "30,000"}, (1, 3, 10, 30, 100))
@@ -59,7 +59,7 @@ def roof(p: Picture) -> None:
 
 @picture(330, "MFU of 70B over the number of devices, cut in four ways")
 def few_tokens(p: Picture) -> None:
-    """The planner's MFU of a step of 1,024 sequences of 8,192 tokens over devices, by ZeRO's stage, tensor and pipe."""
+    """Predicted MFU over devices, by ZeRO's stage, tensor and pipe. A step has 1,024 sequences of 8,192 tokens."""
     c = Chart(p, (64, 6000), (20, 65), log_y=False)
     c.axes("H100s", "MFU of 70B, %", [2**i for i in range(6, 13)], range(20, 70, 10))
 
@@ -72,7 +72,7 @@ def few_tokens(p: Picture) -> None:
         return devices, 100 * rate / job.cluster.device.peak_flops
 
     counts = [2**i for i in range(6, 13)]
-    kept, light = (1, 1, "none"), (2, 1, "selective")  # micro-batch, chunks and recomputation: the faster that fits
+    kept, light = (1, 1, "none"), (2, 1, "selective")  # micro-batch, chunks, recomputation; we use the faster that fits
     fours = [Plan(n // 4, 1, 4, *(kept if n in (64, 128, 4096) else light), zero=3) for n in counts]
     eights = [Plan(n // 8, 1, 8, *light, zero=2) for n in counts]
     piped = [Plan(n // 16, 2, 8, 2, 8, "none" if n >= 1024 else "selective", zero=1) for n in counts]
@@ -93,7 +93,7 @@ def few_tokens(p: Picture) -> None:
 
 @picture(344, "One batch on four stages over time, by three schedules")
 def bubble(p: Picture) -> None:
-    """The forwards and backwards of a batch by stage, in 4 or 16 micro-batches and in chunks; idle is hatched."""
+    """Forwards and backwards of a batch by stage, with 4 or 16 micro-batches, and with chunks. Idle time is hatched."""
     for top, (count, chunks, words) in spaced(((4, 1, ""), (16, 1, ""), (4, 2, ", two chunks")), 22, 108):
         run, scale = simulate("interleaved", count, chunks), 76.8 / count
         p.words(16, top, f"{count} micro-batches{words}: idle / busy {run.bubble:.0%}", "ink bold")
@@ -107,7 +107,7 @@ def bubble(p: Picture) -> None:
 
 @picture(320, "Loss over the model's size, for three budgets of compute")
 def optimal(p: Picture) -> None:
-    """The loss by the fit of Besiroglu et al. 2024, and where it is least: αA/N^α = βB/D^β."""
+    """The loss by the fit of Besiroglu et al. 2024, and its minimum, where αA/N^α = βB/D^β."""
     c = Chart(p, (4e9, 1.2e12), (1.85, 2.15), log_y=False)
     c.axes(
         "parameters", "loss", {1e10: "10 B", 3e10: "30 B", 1e11: "100 B", 3e11: "300 B", 1e12: "1 T"}, (1.9, 2.0, 2.1)
@@ -126,7 +126,7 @@ def optimal(p: Picture) -> None:
 
 @picture(340, "Predicted over published TFLOP/s a GPU, twenty-eight runs")
 def published(p: Picture) -> None:
-    """Each row of the benchmark's table as a dot."""
+    """A dot for each row of the benchmark's table."""
     c = Chart(p, (90, 480), (90, 480))
     ticks = (100, 150, 200, 300, 400)
     c.axes("published, TFLOP/s a GPU", "predicted", ticks, ticks)
@@ -141,7 +141,7 @@ def published(p: Picture) -> None:
 
 @picture(314, "Gigabytes on a device over one micro-batch of 70B")
 def step_memory(p: Picture) -> None:
-    """GB of state, activations and buffers over a forward and a backward of 80 layers, five layers a bar."""
+    """GB of state, activations and buffers over forward and backward of 80 layers, with five layers per bar."""
     job = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", 256))
     kinds = steps.memory(job, Plan(64, 1, 4, micro_batch=2, recompute="selective", zero=3))
     rest, peak, buffers = (gb / 1e9 for gb in (kinds["total"] - kinds["activations"] - kinds["buffers"],
@@ -172,7 +172,7 @@ def step_memory(p: Picture) -> None:
 
 @picture(408, "Nineteen runs with ZeRO 3: published speeds between two predictions")
 def sharded(p: Picture) -> None:
-    """A bar from the speed with messages waited for to that with them overlapped, and a dot at the published one."""
+    """Bars from the predicted speed without overlap to that with overlap, and dots at the published speed."""
     rows = load("results/planner_zero3.json")["rows"]
     left, scale = 98.0, 0.53
     for y, row in spaced(rows, 8, 19):
@@ -187,7 +187,7 @@ def sharded(p: Picture) -> None:
 
 @picture(300, "Gigabytes of weights, gradients and state of 70B by ZeRO's stage, on two meshes")
 def zero_memory(p: Picture) -> None:
-    """GB of weights, gradients and state of 70B on 256 devices by ZeRO's stage: data=256, and data=32 with tensor=8."""
+    """GB of weights, gradients and state of 70B by ZeRO's stage, with data=256, and with data=32, tensor=8."""
     p.words(16, 22, "GB of a device: 70B on 256 H100s", "ink bold")
     left, scale, end = 66.0, 1.6, 362.0
     limit = (1 - steps.RESERVED) * H100.device.hbm_bytes / 1e9
@@ -214,7 +214,7 @@ def zero_memory(p: Picture) -> None:
 
 @picture(388, "Gigabytes of the fullest stage of 405B by pipe and recomputation")
 def stage_memory(p: Picture) -> None:
-    """GB of the fullest stage of 405B on 1,024 H100s, by pipe and recomputation: 1F1B, tensor 8, ZeRO 1."""
+    """GB of the fullest stage of 405B on 1,024 H100s, by pipe and recomputation, with 1F1B, tensor 8 and ZeRO 1."""
     job = Job(MODELS["405b"], 512, 8192, cluster("dgx-h100", 1024))
     limit = (1 - steps.RESERVED) * job.cluster.device.hbm_bytes / 1e9
     p.words(16, 22, "GB of the fullest stage, 405B on 1,024 devices", "ink bold")

@@ -1,4 +1,4 @@
-"""Pictures of planning's costs: batch, waits for tensor, a forecast's errors, chosen meshes, stages, utilizations."""
+"""Pictures of costs in planning: batch, tensor messages, errors of predictions, chosen meshes, stages, utilizations."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ JOB = Job(MODELS["70b"], 1024, 8192, cluster("dgx-h100", 256))
 WAITED = replace(TODAY, overlap_data=False)
 
 # Plans that `planner(job, 1)` finds for 1,024 sequences of 8,192 tokens, by model and devices: with ZeRO's messages
-# overlapped, and with each waited for (WAITED). None: nothing fits.
+# overlapped, and without overlap (WAITED). None: no plan fits.
 CHOSEN: dict[str, dict[int, tuple[Plan, Plan] | None]] = {
     "8b": {
         64: (Plan(64, zero=2), Plan(32, tensor=2, micro_batch=2, zero=1)),
@@ -41,7 +41,7 @@ CHOSEN: dict[str, dict[int, tuple[Plan, Plan] | None]] = {
 
 @picture(250, "A layer of 70B in forward on one to sixteen tensor ranks")
 def tensor_waits(p: Picture) -> None:
-    """Milliseconds of a layer's kernels and of its messages, for 8,192 tokens, by the ranks of the tensor group."""
+    """Milliseconds of a layer's kernels and messages for 8,192 tokens, by size of the tensor group."""
     p.words(16, 24, "ms of a layer of 70B in forward, 8,192 tokens", "ink bold")
     for y, ranks in spaced((1, 2, 4, 8, 16), 38, 36):
         events = Layers(JOB.model, TODAY, 1, 8192, range(ranks)).forward()
@@ -56,7 +56,7 @@ def tensor_waits(p: Picture) -> None:
 
 @picture(352, "Errors of nine forecasts on one H200, of time and of memory")
 def forecast(p: Picture) -> None:
-    """Predicted over measured, less one: in each row a blue disc for time and an orange one for memory."""
+    """Predicted / measured - 1. Each row has a blue disc for time and an orange disc for memory."""
     rows = load("results/single.json")["rows"]
     p.words(16, 22, "predicted over measured, less one", "ink bold")
     zero, scale = 264.0, 3.6
@@ -75,7 +75,7 @@ def forecast(p: Picture) -> None:
 
 @picture(352, "The fastest mesh and its MFU by model and number of devices, overlapped and waited for")
 def chosen(p: Picture) -> None:
-    """The planner's fastest mesh and its MFU, by model and devices, with messages overlapped and waited for."""
+    """The planner's fastest mesh and its MFU, by model and devices, with and without overlap of messages."""
     p.words(16, 22, "MFU; data · pipe · tensor, and ZeRO's stage", "ink bold")
     for y, (model, plans) in spaced(CHOSEN.items(), 54, 90):
         p.words(16, y + 46, f"{model.upper()}", "ink")
@@ -97,7 +97,7 @@ def chosen(p: Picture) -> None:
 
 @picture(288, "Gigabytes and seconds of four equal stages of 70B")
 def unequal_stages(p: Picture) -> None:
-    """Memory and seconds of work of our pipeline: four stages of 20 layers in five chunks, norms and product again."""
+    """Memory and seconds of work of four stages with 20 layers in five chunks; norms and product are recomputed."""
     plan = Plan(16, 4, 4, 1, 5, "selective", zero=1)
     priced, layer_bytes = steps.price(JOB, plan), steps.activation_bytes(JOB, plan.tensor, 1, plan.recompute)[1]
     p.words(16, 24, "GB of a device", "ink bold")
@@ -124,7 +124,7 @@ def unequal_stages(p: Picture) -> None:
 
 @picture(196, "One step of 70B as four percentages of a peak")
 def utilizations(p: Picture) -> None:
-    """The step of ZeRO 3 with whole layers recomputed, in four ways of counting."""
+    """Four ways to count the utilization of a step with ZeRO 3 and full recomputation."""
     flops = steps.model_flops(JOB)
     seconds = steps.price(JOB, Plan(256, micro_batch=2, recompute="full", zero=3)).step_s
     causal = flops - 6 * JOB.sequences * JOB.context**2 * JOB.model.width * JOB.model.layers
@@ -142,7 +142,7 @@ def utilizations(p: Picture) -> None:
 
 @picture(322, "Steps and tokens of a run over the tokens in a step, at two losses")
 def batch(p: Picture) -> None:
-    """Times the fewest tokens, 1 + B/B₀, and times the fewest steps, 1 + B₀/B, at a loss of 3 and of 1.974."""
+    """Tokens over their minimum, 1 + B/B₀, and steps over their minimum, 1 + B₀/B, at losses of 3 and 1.974."""
     c = Chart(p, (0.5, 16), (1, 20))
     c.bottom -= 26
     c.axes("million tokens in a step, B", "times the fewest", (0.5, 1, 2, 4, 8, 16), (1, 2, 5, 10, 20))

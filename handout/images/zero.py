@@ -1,4 +1,4 @@
-"""The pictures of the chapter on ZeRO. What is a number in them is computed."""
+"""Pictures of the chapter on ZeRO. Their numbers are computed."""
 
 from typing import Literal
 
@@ -12,15 +12,15 @@ Method = Literal["none", "p_os", "zero2", "zero3"]
 STAGES: tuple[tuple[str, Method], ...] = (
     ("data parallel", "none"), ("ZeRO-1", "p_os"), ("ZeRO-2", "zero2"), ("ZeRO-3, FSDP", "zero3"),
 )  # fmt: skip
-TENSORS = (9, 5, 4, 3, 2, 1)  # of the worked example
+TENSORS = (9, 5, 4, 3, 2, 1)  # sizes in the worked example
 LAYERS, LAYER_BYTES, COMPUTE_MS, ALPHA_S, BYTES_PER_S = 3, 16e6, 2.0, 20e-6, 10e9
 GATHER_MS = 1e3 * ring_cost("all_gather", LAYER_BYTES / RANKS, RANKS, ALPHA_S, 1 / BYTES_PER_S)
-Order = Literal["ddp", "late", "early", "zero3"]  # ZeRO-1 and 2 gather after the step, or under the next forward
+Order = Literal["ddp", "late", "early", "zero3"]  # late: ZeRO-1 and 2 gather after the step; early: in the next forward
 
 
 def bytes_per_parameter(method: Method, world: int, precision: str) -> list[float]:
-    """Parameters, gradients and state that each rank holds."""
-    size = 1024  # elements: every rank has as many
+    """Bytes of parameters, gradients and optimizer state on each rank, per parameter of the model."""
+    size = 1024  # elements; divisible, so that all ranks hold the same number
     share = accounting([size], world, method=method, precision=precision)
     return [n / size for n in (share.parameters, share.gradients, share.optimizer)]
 
@@ -37,7 +37,7 @@ def shares(p: Picture) -> None:
 
 @picture(312, "Bytes a parameter over the number of ranks, in mixed precision")
 def growth(p: Picture) -> None:
-    """Bytes a parameter over the number of ranks, mixed precision."""
+    """Bytes per parameter over the number of ranks, in mixed precision."""
     worlds = [2**i for i in range(11)]
     c = Chart(p, (1, 1024), (0.01, 32))
     c.axes("ranks", "bytes per parameter on each rank", worlds[::2], (0.01, 0.1, 1, 16))
@@ -50,7 +50,7 @@ def growth(p: Picture) -> None:
 
 @picture(362, "What a step sends: data parallel, the paper's ZeRO-1, the one you write, ZeRO-2 and ZeRO-3")
 def stages(p: Picture) -> None:
-    """The messages of a step: an all-reduce is a reduce-scatter and an all-gather."""
+    """The messages of a step. An all-reduce is a reduce-scatter and an all-gather."""
     p.words(16, 24, "colour: (W − 1)/W · S bytes a rank sends, or 2 times that", "soft")
     rows = (
         ("data parallel: 2", (("reduce-scatter g", GREEN), ("all-gather g", GREEN), ("step: all", GREY))),
@@ -68,7 +68,7 @@ def stages(p: Picture) -> None:
 
 
 def owners(largest_first: bool) -> list[list[int]]:
-    """Tensors of two ranks: the largest first to the rank that has least, or in turn."""
+    """Assign tensors to two ranks: largest first, to the rank with the least; or in turn. Return their sizes."""
     ranks: list[list[int]] = [[], []]
     for i, size in enumerate(TENSORS):
         target = min(ranks, key=sum) if largest_first else ranks[i % 2]
@@ -88,7 +88,7 @@ def packing(p: Picture) -> None:
 
 @picture(268, "Saving step 3 over step 2: whatever moment a process dies, one whole checkpoint is there")
 def renames(p: Picture) -> None:
-    """A checkpoint's order of operations, and what a reader finds if the process dies there."""
+    """The operations that save a checkpoint, and the version that a reader finds if the process dies there."""
     steps = (
         ("write 3's data under new names, flush", "2"),
         ("wait for all ranks", "2"),
@@ -105,7 +105,7 @@ def renames(p: Picture) -> None:
 
 @picture(348, "A layer of two weights on two ranks: shard, whole, shard, whole, shard of the gradient")
 def turns(p: Picture) -> None:
-    """One layer of two weights on two ranks, from one rest to the next: what a rank holds of it, and sends."""
+    """The weights of one layer that each of two ranks holds during a step, and its messages."""
     moments = (
         ("at rest", "own", ()), ("forward", "all", ()), ("between", "own", ()), ("backward", "all", ("3 1", "5 2")),
         ("afterwards", "own", ("4 ·", "· 1.5")),
@@ -131,9 +131,9 @@ def turns(p: Picture) -> None:
 
 
 def memory_over_step(method: Method, layers: int = 6) -> list[tuple[float, float, float]]:
-    """Parameters, gradients and float32 AdamW's state that a rank holds, in layers; a moment a layer, and rests.
+    """Parameters, gradients and float32 AdamW state that a rank holds, in units of a layer's parameters.
 
-    No message is ahead of its layer, and each is waited for at once.
+    There is one entry per layer in forward and in backward, and one before and after. Messages are not prefetched.
     """
     p, g, s = (layers / 4 * n for n in bytes_per_parameter(method, RANKS, "float32"))
     at_work = p + (method == "zero3")
@@ -163,7 +163,7 @@ def memory(p: Picture) -> None:
 
 @picture(262, "The views that autograd saved stay; the storage below them is emptied and filled again")
 def storage(p: Picture) -> None:
-    """Views over a storage that comes and goes."""
+    """Views over a storage that is filled and emptied."""
     for x, (title, filled) in spaced((("forward", True), ("between", False), ("backward", True)), 16, 140):
         p.words(x, 26, title, "ink bold")
         for left, name in ((x, "weight"), (x + 66, "bias")):
@@ -179,7 +179,7 @@ def storage(p: Picture) -> None:
 
 
 def gathers(ahead: bool) -> tuple[Lane, Lane]:
-    """Compute and messages of a forward pass, in ms: each layer is gathered when it is needed, or one ahead."""
+    """Lanes of compute and messages of a forward pass, in ms. Layers are gathered when needed, or one layer ahead."""
     compute, messages, start = Lane(), Lane(), 0.0
     for layer in range(1, LAYERS + 1):
         messages.add(start if ahead else compute.end, GATHER_MS, str(layer))
@@ -197,14 +197,14 @@ def prefetch(p: Picture) -> None:
 
 
 Host = Literal["ahead", "waits", "asks early"]
-LAUNCH_MS = 0.3  # that a host needs to ask for all of a layer
+LAUNCH_MS = 0.3  # that a host needs to launch all kernels of a layer
 
 
 def hosted(host: Host) -> tuple[Lane, Lane, Lane, Lane]:
-    """Forward of three layers by a host and two streams, in ms: asks, waits of the host, computes, gathers.
+    """Lanes of a forward of three layers, in ms: the host's launches, the host's waits, compute, gathers.
 
-    The host asks for a layer's gather and then for its kernels. A host that waits does so until the layer has computed,
-    and asks only then for the next one, or has asked for the next gather before these kernels.
+    The host launches a layer's gather, then its kernels. With "waits" it then waits until the layer is computed. With
+    "asks early" it waits too, but launches the next layer's gather before this layer's kernels.
     """
     asks, waits, compute, messages = Lane(), Lane(), Lane(), Lane()
     now = 0.0
@@ -222,7 +222,7 @@ def hosted(host: Host) -> tuple[Lane, Lane, Lane, Lane]:
 
 @picture(406, "Forward of three layers: the host asks, one stream computes, another gathers")
 def streams(p: Picture) -> None:
-    """Who asks, who computes and who gathers: with a host that runs ahead, and with one that waits."""
+    """The host, the compute stream and the stream of gathers, if the host runs ahead and if it waits."""
     left, ms = 78.0, 34.0
     rows: tuple[tuple[str, Host], ...] = (
         ("the host runs ahead", "ahead"), ("the host waits for each layer", "waits"),
@@ -242,10 +242,10 @@ def streams(p: Picture) -> None:
 
 
 def step_lanes(order: Order) -> tuple[Lane, Lane]:
-    """Compute and messages of a step, in ms; a backward takes two forwards, the optimizer's step nothing.
+    """Lanes of compute and messages of a step, in ms. Backward takes twice as long as forward, the optimizer no time.
 
-    A link carries one message at a time, in the order in which they are asked for. ZeRO-3 keeps the last layer whole
-    between forward and backward, and gathers one layer ahead.
+    A link carries one message at a time, in the order of requests. ZeRO-3 gathers one layer ahead, and keeps the last
+    layer gathered between forward and backward.
     """
     compute, messages = Lane(), Lane()
 
@@ -265,7 +265,7 @@ def step_lanes(order: Order) -> tuple[Lane, Lane]:
     for layer in reversed(layers):
         start = compute.add(arrival[layer], 2 * COMPUTE_MS, f"b{layer}")
         if order == "zero3":
-            if layer > 1:  # the gather is asked for before the reduce-scatter of the layer above
+            if layer > 1:  # the gather is requested before the reduce-scatter of the layer above
                 arrival[layer - 1] = send(f"p{layer - 1}", start)
             if layer < LAYERS:
                 send(f"g{layer + 1}", start)
@@ -281,7 +281,7 @@ def step_lanes(order: Order) -> tuple[Lane, Lane]:
 
 @picture(414, "What overlaps with what in a step: DDP, ZeRO-1 and 2, ZeRO-3")
 def hidden(p: Picture) -> None:
-    """A whole step by DDP, ZeRO-1 and 2, and ZeRO-3: what travels under compute, and what sticks out."""
+    """A step by DDP, ZeRO-1 and 2, and ZeRO-3: messages that overlap with compute, and exposed messages."""
     ms = 17.4
     p.words(16, 22, "upper lane: computes; lower lane: the link; ms exposed", "soft")
     rows: tuple[tuple[str, Order], ...] = (
@@ -290,7 +290,7 @@ def hidden(p: Picture) -> None:
     )  # fmt: skip
     for top, (name, order) in spaced(rows, 48, 80):
         compute, messages = step_lanes(order)
-        exposed = max(compute.end, messages.end) - sum(length for _, length, _ in compute)  # when nothing computes
+        exposed = max(compute.end, messages.end) - sum(length for _, length, _ in compute)  # time without compute
         p.words(16, top, f"{name}: {exposed:.1f} ms", "ink bold")
         for start, length, what in compute:
             p.box(16 + ms * start, top + 8, ms * length - 1.5, 24, BLUE if what[0] == "f" else GREEN, what)
@@ -306,7 +306,7 @@ def hidden(p: Picture) -> None:
 
 @picture(332, "Two machines of four ranks: parameters sharded over all eight, and sharded in each machine")
 def hybrid(p: Picture) -> None:
-    """Which part of the parameters a rank holds: FSDP over all ranks, and HSDP."""
+    """The part of the parameters that each rank holds, with FSDP over all ranks and with HSDP."""
     for top, (name, parts) in spaced((("ZeRO-3 over all ranks", 8), ("HSDP: ZeRO-3 in each machine", 4)), 24, 160):
         p.words(16, top, name, "ink bold")
         for machine, (y, _) in enumerate(spaced("ab", top + 10, 66)):

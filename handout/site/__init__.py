@@ -1,13 +1,13 @@
 """Builds handout/ and notebooks/ into a site that needs no network: `make handout`, `make handout EDITION=solutions`.
 
-What must be true: an exercise's card says what assignment.toml and the tests say, for it is made from them; the
-student's edition shows of student/ what a stub shows, however much of it is solved, and opens no file of reference/;
-every link leads somewhere in the site or says where out of it; nothing is fetched from elsewhere.
+Must hold: exercise cards are generated from assignment.toml and the tests. The student's edition shows student/ as
+stubs, even where it is solved, and opens no file of reference/. Every link leads to a page of the site or to a full
+address. Pages fetch nothing from a network.
 """
 
 import shutil
 
 
 def chromium() -> str | None:
-    """The path of this machine's Chromium or Chrome; None if it has none."""
+    """Return the path of this machine's Chromium or Chrome, or None."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

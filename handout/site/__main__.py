@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def build(edition: str, profile: str, out: Path) -> int:
-    """Sphinx' exit status. Warnings are errors; the site is in out/html when it is 0."""
+    """Build the site in out/html. Return Sphinx' exit status; warnings count as errors."""
     try:
         from sphinx.cmd.build import main as sphinx
     except ImportError:
@@ -48,7 +48,7 @@ def main() -> None:
     if status := build(options.edition, options.profile, out):
         sys.exit(status)
     if options.pdf:
-        from .book import BookError, title, write_pdf  # what it imports comes with the theme
+        from .book import BookError, title, write_pdf  # needs packages that come with the theme
 
         try:
             write_pdf(out / "html", out / "book.pdf", title(options.profile))

@@ -1,7 +1,7 @@
-"""The whole book as a PDF: the site's pages in their order, on one page that Chromium prints.
+"""Makes the book as a PDF: joins the site's pages into one HTML page, and prints it with Chromium.
 
-What must be true: each page of the site is in it, figures as pictures; links between chapters lead inside the PDF;
-what only a screen can use (buttons, figures that move) is left out.
+Must hold: the PDF contains every page of the site, with figures as pictures. Links between chapters lead inside the
+PDF. Buttons and interactive figures are left out.
 """
 
 import os
@@ -32,11 +32,11 @@ nav.of-the-book > ul { margin: 0; padding: 0 }
 
 
 class BookError(RuntimeError):
-    """The PDF cannot be made; one line that says why and what to do."""
+    """The PDF cannot be made. The message is one line with the reason and advice."""
 
 
 def write_pdf(html: Path, out: Path, title: str) -> None:
-    """Print the site in the folder `html` to the file `out`. Raises BookError without Chromium, and where it fails."""
+    """Print the site in the folder `html` to the file `out`. Raises BookError if Chromium is missing or fails."""
     browser = chromium()
     if browser is None:
         raise BookError("expected Chromium, found none: apt-get install chromium, or leave --pdf out")
@@ -57,7 +57,7 @@ def write_pdf(html: Path, out: Path, title: str) -> None:
 
 
 def as_one_page(html: Path, title: str) -> str:
-    """All pages of the site one after the other, behind their contents."""
+    """Return one HTML page: the contents, then all pages of the site."""
     pages = _pages(html)
     articles = [_article(html, name, pages) for name in pages]
     contents = "".join(_contents(name, article) for name, article in zip(pages, articles, strict=True))
@@ -73,14 +73,14 @@ def as_one_page(html: Path, title: str) -> str:
 
 
 def _pages(html: Path) -> list[str]:
-    """The pages in the order of the side bar: index.html first, then chapters, notebooks, and what is beside them."""
+    """The pages in the order of the side bar: index.html, chapters, notebooks, other pages."""
     links = BeautifulSoup((html / FIRST).read_text(encoding="utf-8"), "html.parser").select(".sidebar-tree a.reference")
     names = [str(link["href"]).partition("#")[0] for link in links if not str(link["href"]).startswith("http")]
     return list(dict.fromkeys([FIRST, *(name for name in names if name)]))
 
 
 def _article(html: Path, name: str, pages: list[str]) -> Tag:
-    """A page's text: its anchors have the page's name before them, and its links lead to such anchors."""
+    """A page's text. Its anchors get the page's name as a prefix, and its links lead to such anchors."""
     soup = BeautifulSoup((html / name).read_text(encoding="utf-8"), "html.parser")
     article = soup.select_one("article")
     assert article is not None, f"{name}: expected an article, found none"
@@ -102,19 +102,19 @@ def _article(html: Path, name: str, pages: list[str]) -> Tag:
         page = os.path.normpath(os.path.join(folder, path)) if path else name
         if page in pages:
             link["href"] = f"#{_anchor(page, fragment)}"
-        else:  # a file's own page, which the book leaves out
+        else:  # the page of a source file, which the book leaves out
             link.unwrap()
     return article
 
 
 def _contents(name: str, article: Tag) -> str:
-    """A page's line in the contents, and its sections below it."""
+    """A page's entry in the contents, with its sections."""
     head = article.select_one("h1")
     title = head.get_text() if head else name
     sections = [
         f'<li><a href="#{section["id"]}">{h2.get_text()}</a></li>'
         for section in article.select("section[id]")
-        if (h2 := section.find("h2", recursive=False)) and len(h2.get_text()) > 1  # no letters of the glossary
+        if (h2 := section.find("h2", recursive=False)) and len(h2.get_text()) > 1  # not the glossary's letters
     ]
     return f'<li><a href="#{_anchor(name)}"><strong>{title}</strong></a><ul>{"".join(sections)}</ul></li>'
 

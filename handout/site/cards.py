@@ -1,4 +1,4 @@
-"""What the chapters say of each exercise beside their prose: from assignment.toml, and from the tests themselves."""
+"""The chapters' facts about each exercise, generated from assignment.toml and the tests."""
 
 import re
 
@@ -9,19 +9,19 @@ CARD = re.compile(r"(?m)^```\{exercise\} (\S+)\n(?:[^`].*\n)*```$")
 
 
 def line(e: Exercise) -> str:
-    """Points, hours, difficulty, track and needs, as a chapter shows them on a code host."""
+    """A line with points, hours, difficulty, track and needs, as code hosts show it."""
     facts = [counted(e.points, "point"), counted(e.hours, "hour"), f"difficulty {e.difficulty} of 5"]
     gpu = ["needs a GPU"] if e.track == "gpu" else []
     return " · ".join([*facts, *gpu, f"builds on {', '.join(e.needs) or 'none'}"])
 
 
 def refreshed(chapter: str) -> str:
-    """The chapter with each card's line as assignment.toml has it now."""
+    """Return the chapter with all card lines updated from assignment.toml."""
     return CARD.sub(lambda m: f"```{{exercise}} {m[1]}\n{line(default().exercise(m[1]))}\n```", chapter)
 
 
 def tests_by_kind(e: Exercise) -> dict[str, tuple[float, list[str]]]:
-    """By kind of test: (the points it carries, the names of its tests in words), in the order of the files."""
+    """By kind of test: (its points, the names of its tests in words), in the order of the files."""
     by_kind: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for path in sorted((ROOT / "tests" / e.stage).glob("test_*.py")):
         for mark in marks(path):
@@ -33,7 +33,7 @@ def tests_by_kind(e: Exercise) -> dict[str, tuple[float, list[str]]]:
 
 
 def lists_forbidden(e: Exercise) -> bool:
-    """Whether the exercise's own section lists what is forbidden; a group's list stands in one section alone."""
+    """Whether the exercise's section lists forbidden names. Exercises that share a list have it in one section only."""
     chapter = (ROOT / "handout" / f"{e.stage}.md").read_text(encoding="utf-8")
     section = chapter.partition(f"\n## Exercise `{e.id}`\n")[2].partition("\n## ")[0]
     return "<summary>Forbidden calls" in section

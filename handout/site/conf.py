@@ -1,4 +1,4 @@
-"""Sphinx' settings. Nothing here reaches for the network; MathML wants no script."""
+"""Sphinx' settings. No page needs a network; MathML needs no script."""
 
 from lab.course.assignment import default
 

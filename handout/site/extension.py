@@ -1,8 +1,8 @@
-"""The site's additions to Sphinx: an exercise's card and box, captions, figures that move, and mathematics as MathML.
+"""The site's additions to Sphinx: exercise cards and boxes, captions, interactive figures, and mathematics as MathML.
 
-Chapters are read on code hosts too. So a figure is an image, and below it a paragraph that begins with **Figure 1.**;
-an exercise is a section with a card. The site makes a figure with a caption of the one, a box of the other. A figure
-moves if moving/ has numbers of its image's name; static/moving/ then has a script of that name.
+Chapters are also read on code hosts. In Markdown a figure is therefore an image and a paragraph that begins with
+**Figure 1.**; the site turns them into a figure with a caption. An exercise is a section with a card; the site turns it
+into a box. A figure is interactive if moving/ has numbers with its image's name, and static/moving/ a script.
 """
 
 import html
@@ -22,9 +22,9 @@ from .stage import anchor, code_of, heading
 
 
 class Card(SphinxDirective):
-    """What an exercise is worth and wants; below its text what judges it, and its interface or its solution.
+    """An exercise's points and needs; below its text, its tests and its interface or solution.
 
-    The body is the line that a code host shows; it must be what assignment.toml says.
+    The directive's body is the line that code hosts show. It must agree with assignment.toml.
     """
 
     required_arguments = 1
@@ -55,7 +55,7 @@ class Card(SphinxDirective):
 
 
 def _facts(e: Exercise, kept: set[str]) -> str:
-    """The card's head, in Markdown; of what is not kept there is no section to link to."""
+    """The card's head in Markdown. Needs that are not in `kept` have no section, so they get no link."""
     needs = [f"[`{id}`]({heading(id)})" if id in kept else f"`{id}`" for id in e.needs]
     stars = "●" * e.difficulty + "○" * (5 - e.difficulty)
     machine = "a GPU" if e.track == "gpu" else "a laptop"
@@ -69,7 +69,7 @@ def _facts(e: Exercise, kept: set[str]) -> str:
 
 
 def _judged(e: Exercise) -> str:
-    """The tests by kind, in Markdown, named for what they hold."""
+    """A Markdown list of the tests by kind, with the names of tests in words."""
     return "\n".join(
         f"- *{kind}*, {cards.counted(round(points, 1), 'point')}: {'; '.join(names)}."
         for kind, (points, names) in cards.tests_by_kind(e).items()
@@ -107,7 +107,7 @@ class Captions(SphinxTransform):
 
 
 def _moving(name: str) -> list[nodes.Node]:
-    """What a script needs to make this figure move: its numbers, in a place that stays hidden without the script."""
+    """The numbers that make this figure interactive, in an element that stays hidden without its script."""
     numbers = NUMBERS / f"{name}.json"
     if not numbers.is_file():
         return []
@@ -117,14 +117,14 @@ def _moving(name: str) -> list[nodes.Node]:
 
 
 def _add_scripts(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """A page loads the scripts of the figures that move on it, and no other page does."""
+    """Add to each page only the scripts of its own interactive figures."""
     raw = doctree.findall(nodes.raw) if doctree and app.builder.name == "html" else ()
     for name in dict.fromkeys(node["moving"] for node in raw if "moving" in node):
         app.add_js_file("moving/moving.js", loading_method="defer")
         app.add_js_file(f"moving/{name}.js", priority=600, loading_method="defer")
 
 
-_ACCESSIBLE = (  # what the theme and Sphinx leave out, so that screen readers find their way
+_ACCESSIBLE = (  # attributes for screen readers that the theme and Sphinx leave out
     ('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
     ('<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="Contents of the site">'),
     ('<aside class="toc-drawer">', '<aside class="toc-drawer" aria-label="Contents of the page">'),
@@ -134,7 +134,7 @@ _ACCESSIBLE = (  # what the theme and Sphinx leave out, so that screen readers f
 
 
 def _mend(app: Sphinx, error: Exception | None) -> None:
-    """Mend the pages that are written: no template of the theme has a place for this."""
+    """Apply _ACCESSIBLE to the written pages, since the theme's templates do not allow it."""
     for page in Path(app.outdir).rglob("*.html") if error is None else ():
         text = page.read_text(encoding="utf-8")
         for old, new in _ACCESSIBLE:
@@ -152,7 +152,7 @@ def inline_math(self, node: nodes.math) -> None:
 
 
 def displayed_math(self, node: nodes.math_block) -> None:
-    """An equation on a line of its own, its number, from \\tag{n}, at the right."""
+    """Write an equation on its own line, with its number, from \\tag{n}, at the right."""
     latex = node.astext()
     tag = re.search(r"\\tag\{(.+?)\}", latex)
     number = f'<span class="number">({html.escape(tag[1])})</span>' if tag else ""

@@ -1,4 +1,4 @@
-"""What a file asks for, without how it is done: signatures and docstrings, and what is `@provided` whole."""
+"""The interface of a source file: signatures, docstrings, and the whole code of `@provided` functions."""
 
 import ast
 import io
@@ -8,14 +8,14 @@ import tokenize
 from collections.abc import Iterator
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_BODY = "..."  # stands for a body
-_WIDTH = 88  # of a docstring's lines
+_BODY = "..."  # replaces a body
+_WIDTH = 88  # of lines in docstrings
 
 
 def interface(source: str) -> str:
-    """The public classes and functions of `source`, in its order. Raises SyntaxError where it is not Python.
+    """The public classes and functions of `source`, in order. Raises SyntaxError if it is not valid Python.
 
-    Bodies are left out, also those of a stub; so are private names, constants and what is nested in a function.
+    It leaves out bodies (stubs too), private names, constants, and definitions inside functions.
     """
     lines = source.splitlines(keepends=True)
     parts = [_excerpt(node, lines) for node in ast.parse(source).body if _public(node)]
@@ -27,7 +27,7 @@ def _public(node: ast.stmt) -> bool:
 
 
 def _excerpt(node: Definition, lines: list[str]) -> str:
-    """One definition, from its first decorator on, with its own indentation taken away."""
+    """One dedented definition, from its first decorator on."""
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     if any(ast.unparse(d).partition(".")[0] == "provided" for d in node.decorator_list):
         return textwrap.dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
@@ -36,7 +36,7 @@ def _excerpt(node: Definition, lines: list[str]) -> str:
 
 
 def _body_parts(node: Definition, lines: list[str]) -> Iterator[str]:
-    """The docstring, then, of a class, its public methods."""
+    """Yield the docstring and, for a class, its public methods."""
     if document := ast.get_docstring(node):
         raw, text = "r" if "\\" in document else "", _wrapped(document)
         yield f'{raw}"""{text}{chr(10) if chr(10) in text else ""}"""'
@@ -46,14 +46,14 @@ def _body_parts(node: Definition, lines: list[str]) -> Iterator[str]:
 
 
 def _wrapped(document: str) -> str:
-    """Its paragraphs in lines that fit a page; what is indented or listed stays as it is, and a source has its line."""
+    """Wrap the paragraphs of a docstring. Indented text and lists stay as they are; "Source: …" begins a new line."""
     blocks = re.sub(r"(?m)^(?=Source: )", "\0", document).replace("\n\0", "\n\n\0").split("\n\n")
     wrapped = [b if re.search(r"(?m)^(\s|[-*|])|\S {2,}\S", b) else textwrap.fill(b, _WIDTH) for b in blocks]
     return "\n\n".join(wrapped).replace("\n\n\0", "\n").replace("\0", "")
 
 
 def _header(node: Definition, lines: list[str], first: int) -> str:
-    """Decorators and signature as they are written, up to the colon before the body."""
+    """The source text of decorators and signature, up to the colon before the body."""
     text = textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
     depth, in_signature = 0, False
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -62,4 +62,4 @@ def _header(node: Definition, lines: list[str], first: int) -> str:
         if in_signature and not depth and token.string == ":":
             row, column = token.end
             return "".join([*text.splitlines(keepends=True)[: row - 1], text.splitlines()[row - 1][:column]])
-    raise SyntaxError(f"line {node.lineno}: no colon after {node.name}")  # ast.parse saw one
+    raise SyntaxError(f"line {node.lineno}: no colon after {node.name}")  # cannot happen: ast.parse found a colon

@@ -1,6 +1,6 @@
-"""Lays out what Sphinx reads: the chapters, the notebooks, and a page for each file that they link to.
+"""Writes the sources for Sphinx: the chapters, the notebooks, and a page for each file that they link to.
 
-Of student/ nobody reads more than `interface` shows; the solutions' edition reads reference/ in its place.
+The student's edition shows only the `interface` of student/. The solutions' edition shows reference/ instead.
 """
 
 import json
@@ -21,9 +21,9 @@ _LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yaml": "yaml"
 
 
 def stage(folder: Path, edition: str, profile: str = "full") -> None:
-    """Fill `folder` with the sources of an edition; what was there before is removed.
+    """Replace the content of `folder` with the sources of an edition.
 
-    Of the exercises, chapters keep those of the profile.
+    Chapters contain only the exercises of the profile.
     """
     kept = set(default().of_profile(profile).exercises)
     shutil.rmtree(folder, ignore_errors=True)
@@ -44,7 +44,7 @@ def stage(folder: Path, edition: str, profile: str = "full") -> None:
 
 
 def code_of(file: str, edition: str) -> str:
-    """What an edition shows of a file of an implementation ("ddp/naive.py"); a remark where it cannot be read."""
+    """The text that an edition shows for a file such as "ddp/naive.py"; a comment if the file cannot be read."""
     if edition == "solutions":
         return (ROOT / "reference" / file).read_text(encoding="utf-8")
     try:
@@ -56,19 +56,19 @@ def code_of(file: str, edition: str) -> str:
 
 
 def anchor(id: str) -> str:
-    """Where the code of an exercise stands in its chapter."""
+    """The anchor of an exercise's code in its chapter."""
     return f"interface-{id.replace('.', '-').replace('_', '-')}"
 
 
 def without_exercises(chapter: str, kept: set[str]) -> str:
-    """A chapter less the sections of exercises that are not kept."""
+    """Return the chapter without the sections of exercises that are not in `kept`."""
     sections = re.split(r"(?m)^(?=## )", chapter)
     headings = [re.match(r"## Exercise `(\S+)`", section) for section in sections]
     return "".join(s for s, match in zip(sections, headings, strict=True) if match is None or match[1] in kept)
 
 
 def heading(id: str) -> str:
-    """Where an exercise's section is, as GitHub and MyST name it."""
+    """The link to an exercise's section, as GitHub and MyST name it."""
     return f"{default().exercise(id).stage}.md#exercise-{id.replace('.', '')}"
 
 
@@ -77,16 +77,16 @@ def _page(name: str) -> str:
 
 
 def _relinked(text: str, folder: str, edition: str, linked: set[str], kept: set[str]) -> str:
-    """`text`, a page of `folder`, with links that lead somewhere in the site; adds files that want a page."""
+    """Return `text`, a page of `folder`, with links into the site. Adds files that need a page to `linked`."""
     parts = _CODE.split(text)
-    for i in range(0, len(parts), 2):  # those between are code
+    for i in range(0, len(parts), 2):  # odd parts are code
         parts[i] = _LINK.sub(lambda m: _target(m[1], folder, edition, linked, kept), parts[i])
     joined = "".join(parts)
-    return re.sub(r"(?<!!)\[([^\[\]]+)\]\(\)", r"\1", joined)  # what has no page is no link
+    return re.sub(r"(?<!!)\[([^\[\]]+)\]\(\)", r"\1", joined)  # links without a target become text
 
 
 def _target(link: str, folder: str, edition: str, linked: set[str], kept: set[str]) -> str:
-    """Where a link of a page in `folder` leads; nothing for what has no page in the site."""
+    """The target in the site of a link in a page of `folder`; "" if it has no page."""
     if link.startswith(("http", "#", "mailto:")):
         return link
     path, hash, fragment = link.partition("#")
@@ -113,7 +113,7 @@ def _target(link: str, folder: str, edition: str, linked: set[str], kept: set[st
 
 
 def _contents(name: str, pages: dict[str, str]) -> str:
-    """What the first page adds for Sphinx: the order of the others."""
+    """The tables of contents that Sphinx needs, for the first page; "" for other pages."""
     if name != "README.md":
         return ""
     chapters = [s.name for s in default().stages if f"{s.name}.md" in pages]
@@ -135,7 +135,7 @@ def _notebook(path: Path, edition: str, linked: set[str], kept: set[str]) -> str
 
 
 def _code_page(file: str, edition: str) -> str:
-    """A page of one file's text; of student/, what the edition shows of it."""
+    """A page with one file's text; for a file of student/, the text of `code_of`."""
     top, _, rest = file.partition("/")
     shown = top == "student" and rest.endswith(".py")
     text = code_of(rest, edition) if shown else (ROOT / file).read_text(encoding="utf-8")

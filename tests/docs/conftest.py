@@ -17,7 +17,7 @@ def chromium():
 
 @pytest.fixture
 def reader(chromium):
-    """In a window of 1,400 pixels."""
+    """A Reader with a window of 1,400 pixels."""
     with chromium.new_page() as page:
         reader = Reader(page)
         reader.set_window(1400)

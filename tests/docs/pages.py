@@ -1,10 +1,10 @@
-"""Pages as programs: what a reader types, in the page's order, and what the page says it prints.
+"""Reads commands, their expected output and files from a Markdown page, and runs the commands in page order.
 
-In a fenced block marked `console`, lines that begin with `$ ` are commands (`> ` goes on with one) and those below are
-what it prints: `...` stands for anything, alone on a line for any lines, `<number>` for a number; spaces and the breaks
-of a table's frame do not matter. A block marked `sh` is commands alone. `needs=nsys` after the mark says what the
-commands take that is not everywhere. A block of any other mark with a path after it is a file: written, or added to the
-end of what is there.
+In a fenced block marked `console`, lines that begin with `$ ` are commands (`> ` continues a command), and the lines
+below are the expected output. There `...` matches anything, alone on a line any number of lines, and `<number>` a
+number; spaces and line breaks of a table's frame do not matter. A block marked `sh` contains only commands.
+`needs=nsys` after the mark names a program that is not available everywhere. A block with another mark and a path is a
+file: it is written, or appended to an existing file.
 """
 
 import os
@@ -32,16 +32,16 @@ class File:
 @dataclass(frozen=True)
 class Command:
     text: str
-    prints: str  # "" where the page does not say
-    needs: str  # "" where it runs anywhere
-    line: int  # of its block
+    prints: str  # expected output; "" if the page does not show it
+    needs: str  # a program or right that it needs, or ""
+    line: int  # the line of its block
 
 
 def steps(page: Path) -> list[File | Command]:
-    """Files and commands of a page, from top to bottom."""
+    """Return the files and commands of a page, from top to bottom."""
     found: list[File | Command] = []
     for token in MarkdownIt().parse(page.read_text(encoding="utf-8")):
-        if token.type != "fence" or token.info.startswith("{"):  # a directive of the site's
+        if token.type != "fence" or token.info.startswith("{"):  # "{" starts a directive of the site
             continue
         language, _, argument = token.info.strip().partition(" ")
         line = (token.map or [0])[0] + 1
@@ -63,18 +63,18 @@ def _lines(block: str) -> list[str]:
 
 
 def mark_of_each_block(page: Path) -> list[tuple[int, str, str]]:
-    """(line, info string, first line) of all fenced blocks."""
+    """Return (line, info string, first line) of each fenced block."""
     tokens = [t for t in MarkdownIt().parse(page.read_text(encoding="utf-8")) if t.type == "fence"]
     return [((t.map or [0])[0] + 1, t.info.strip(), t.content.partition("\n")[0]) for t in tokens]
 
 
 def copy_kit(folder: Path) -> Path:
-    """The kit's files without what is made from them, and a `.venv` that is ready: a fresh clone after `make env`."""
+    """Copy the kit without generated files and with a ready `.venv`, as after `make env`. Return its folder."""
     kit = folder / "kit"
     shutil.copytree(ROOT, kit, ignore=shutil.ignore_patterns(*_LEFT_OUT))
     (kit / ".venv" / "bin").mkdir(parents=True)
     (kit / ".venv" / "bin" / "activate").touch()
-    for name in ("lab", "grader"):  # those that are installed may be another tree's
+    for name in ("lab", "grader"):  # the installed commands may belong to another tree
         script = kit / ".venv" / "bin" / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {name} "$@"\n')
         script.chmod(0o755)
@@ -90,7 +90,7 @@ def write(kit: Path, file: File) -> None:
 
 
 def run(kit: Path, command: Command, timeout_s: float = 600) -> str:
-    """What is wrong with it in a copy of the kit: how it ended, or where it prints other than the page says; or ""."""
+    """Run a command in a copy of the kit. Return its failure or unexpected output as a text, or ""."""
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")},
         "PATH": f"{kit / '.venv' / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -108,7 +108,7 @@ def run(kit: Path, command: Command, timeout_s: float = 600) -> str:
 
 
 def matches(expected: str, got: str) -> bool:
-    """Whether `got` is what a page means by `expected`."""
+    """Whether the output `got` matches the pattern `expected` of a page."""
     pattern = ""
     for line in expected.splitlines():
         if line.strip() == "...":

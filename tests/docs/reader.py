@@ -1,4 +1,4 @@
-"""A reader of the site in headless Chromium: opens pages from disk, and records what their consoles report."""
+"""Opens pages of the site in headless Chromium, and records the messages of their consoles."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Reader:
         page.on("requestfailed", lambda request: self._record(f"{request.url}: {request.failure}"))
 
     def set_window(self, width: int, dark: bool = False, less_motion: bool = False) -> None:
-        """From now on: a window of `width` pixels, in the dark scheme or the light one."""
+        """Set the window's width in pixels, its colour scheme, and the wish for less motion."""
         self.page.set_viewport_size({"width": width, "height": 900})
         motion = "reduce" if less_motion else "no-preference"
         self.page.emulate_media(color_scheme="dark" if dark else "light", reduced_motion=motion)
 
     def open_page(self, page: Path, query: str = "") -> None:
-        """Open a page and wait until it is loaded and drawn."""
+        """Open a page, and wait until it is loaded and drawn."""
         self.complaints.clear()
         self.page.goto(page.resolve().as_uri() + query)
         self.ask_page("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def ask_page(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page; promises are waited for."""
+        """Return the value of a JavaScript expression in the page. Promises are awaited."""
         return self.page.evaluate(expression)
 
     def _record(self, message: object) -> None:

@@ -1,8 +1,8 @@
-"""Every command of README, CONTRIBUTING and the chapters runs, and prints what the text says.
+"""Every command of README, CONTRIBUTING and the chapters runs, and prints the output that the text shows.
 
-Fenced commands are run, in the page's order, in a copy of the tree (pages.py says how a page marks them). `make` is
-asked what it would do, and no more: the targets are what CI, `make test-docs` and a person run. What is named in the
-middle of a sentence, or takes what is not everywhere, is checked to exist, with its options and files.
+The tests run fenced commands in page order in a copy of the tree (pages.py explains the marks). `make` runs dry, since
+CI, `make test-docs` and people run its targets. For commands inside sentences, and for commands that need something
+special, the tests check only that program, options and files exist.
 """
 
 import functools
@@ -26,7 +26,7 @@ from . import pages
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "handout").glob("*.md"))]
 BLOCKS = [(page, step) for page in PAGES for step in pages.steps(page) if isinstance(step, pages.Command)]
-FOLLOWED = [p for p in PAGES if pages.steps(p) and p.stem != "CONTRIBUTING"]  # that by tests/kit/test_contributing.py
+FOLLOWED = [p for p in PAGES if pages.steps(p) and p.stem != "CONTRIBUTING"]  # tests/kit/test_contributing.py runs that
 WITH_NEEDS = [(page, c) for page, c in BLOCKS if c.needs]
 KIT_COMMAND = re.compile(
     r"(?:lab|grader|pytest|make|torchrun|python -m (?:lab|grader|benchmarks|examples|notebooks|pytest)\S*)(?: |$)"
@@ -34,7 +34,7 @@ KIT_COMMAND = re.compile(
 
 
 def named_commands(pages_: list[Path] = PAGES) -> Iterator[tuple[Path, str]]:
-    """Commands of ours in the middle of sentences, as typed."""
+    """Yield (page, command) for the kit's commands inside sentences."""
     for page in pages_:
         prose = re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
         for text in re.findall(r"`([^`]+)`", prose):
@@ -81,12 +81,12 @@ _COMMANDS = {"lab": lab_app, "grader": grader_app}
 
 
 def check(page: Path, text: str) -> None:
-    """A command's program, subcommand, options, files and exercises exist."""
+    """Assert that a command's program, subcommand, options, files and exercises exist."""
     words = [w for w in shlex.split(text.replace("…", "")) if "=" not in w or w.startswith("-") or "," in w]
     module = words[words.index("-m") + 1] if "-m" in words else ""
     program, rest = (module, words[words.index("-m") + 2 :]) if module else (words[0], words[1:])
     if program in _COMMANDS:
-        done = CliRunner().invoke(_COMMANDS[program], [*rest, "--help"])  # after it has read all words before
+        done = CliRunner().invoke(_COMMANDS[program], [*rest, "--help"])  # parses all words before --help
         assert done.exit_code == 0, f"{page.name}: {text}: {done.output}"
     elif program == "make":
         done = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)

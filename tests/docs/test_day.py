@@ -1,4 +1,4 @@
-"""A student's day, run: check, change, watch, explain in a kit of sums; stand-ins that train beside the reference."""
+"""Runs a student's day in a toy kit: check, change, watch, explain. Stand-ins train like the reference."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def lab(kit: Path, *arguments: str) -> tuple[int, str]:
 
 
 def test_lab_check_and_explain_follow_edits(kit):
-    """One after the other, as a day goes."""
+    """Run the commands in one session, as a student does."""
     write(kit)
     code, text = lab(kit, "check")
     assert code == 1
@@ -82,13 +82,13 @@ def test_watch_retests_saved_files_and_ends_on_interrupt(kit):
     process = subprocess.Popen(
         [sys.executable, "-m", "lab", "watch"], cwd=kit, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "PYTHONPATH": str(kit), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore it
     )  # fmt: skip
     timer = threading.Timer(3 * WAIT_S, process.kill)
     timer.start()
 
     def until(words: str) -> str:
-        """What was printed since the last one ended."""
+        """Read output up to a line that contains `words`, and return it. Raises AssertionError at the end of output."""
         output = ""
         for line in process.stdout:
             output += line
@@ -136,7 +136,7 @@ SMALL = ["--steps", "4", "--warm-up", "1", "--context", "16", "--sequences", "8"
 
 
 def test_stand_ins_train_as_the_reference_does(tmp_path):
-    """On stubs: all is replaced, and reported; the losses are those of the solutions."""
+    """On stubs, stand-ins replace all exercises and are reported. Losses equal those of the solutions."""
     stubs = tmp_path / "stubs"
     stubs.symlink_to(ROOT / "student")
     command = [sys.executable, "-m", "lab", "train", *SMALL, "--folder", str(tmp_path / "out"), "--impl", str(stubs)]

@@ -1,8 +1,8 @@
-"""The figures that move, in a browser: moved by keys alone, and what they then say compared with the kit's own numbers.
+"""Interactive figures in a browser: driven by keys, their texts agree with the kit's numbers.
 
-What must be true: each control is reached and moved by keys; the words below a figure say what the cost model, the
-schedules or the reference compute for what was chosen; a reader who wants less motion sees no button that plays;
-without scripts no part of it shows; axe finds nothing wrong.
+Must hold: keys reach and move each control. The text below a figure agrees with the cost model, the schedules or the
+reference for the chosen values. Readers who want less motion see no play button. Without scripts, no control shows.
+axe finds no problem.
 """
 
 import re
@@ -39,14 +39,14 @@ def site(tmp_path_factory) -> Path:
 
 
 class Figure:
-    """One figure that moves, on its page."""
+    """One interactive figure on its page."""
 
     def __init__(self, reader: Reader, site: Path, name: str):
         self.reader, self.box = reader, f"document.querySelector('.moving[data-moving={name}]')"
         reader.open_page(site / f"{PAGE_OF[name]}.html")
 
     def press(self, label: str, key: str, times: int = 1) -> Self:
-        """Go to the control of that label with Tab, as a reader without a mouse does, and press a key there."""
+        """Reach the control with this label by Tab, and press a key there."""
         self.reader.ask_page(f"{self.box}.querySelector('input, select, button').focus()")
         named = "(a => a.labels?.[0]?.textContent ?? a.ariaLabel ?? a.textContent)(document.activeElement)"
         for _ in range(20):
@@ -85,7 +85,7 @@ def test_ring_figure_matches_cost_model(reader, site):
     assert got[:4] == [2, 4, *approx(total_ms / 2, total_ms)]
     assert got[-1] == pytest.approx(sent / 2, abs=0.1)
     first = reader.ask_page(f"[...{figure.box}.querySelectorAll('svg text.in')].map(t => t.textContent)")
-    # Rank 3 has the sum of three: chunk c of rank r begins as (c + 1) · 10^r, and chunk 1 set out from rank 1.
+    # Rank 3 has a sum of three: chunk c of rank r starts as (c + 1) · 10^r, and chunk 1 starts at rank 1.
     assert first[3 * 5 + 1] == str(2 * (10 + 100 + 1000))
 
 
@@ -136,7 +136,7 @@ def test_growth_figure_matches_reference_memory_shares(reader, site):
 
 @pytest.mark.parametrize(("lefts", "typed"), [(0, None), (9, None), (9, 50_257)])
 def test_layers_figure_matches_roofline_and_rejects_bad_sizes(reader, site, lefts, typed):
-    """The one formula that the site has of its own."""
+    """The site's script has its own copy of this formula only."""
     figure = Figure(reader, site, "layers").press("Device", "ArrowDown").press("m", "ArrowLeft", lefts)
     figure.press("n", "ArrowRight")
     for wrong in ("", "0", "2.5", "1000001"):
@@ -174,7 +174,7 @@ def test_grid_figure_names_groups_of_the_selected_rank(reader, site):
 
 
 def test_journey_figure_matches_planned_steps_and_alt_text(reader, site):
-    reader.set_window(1400, less_motion=True)  # it stands still until it is asked
+    reader.set_window(1400, less_motion=True)  # the figure moves only on request
     figure = Figure(reader, site, "journey")
     for i, stop in enumerate(stops()):
         words = figure.press("Step of the way", "ArrowRight", int(i > 0)).text()
@@ -201,7 +201,7 @@ def test_play_button_runs_to_end_and_is_absent_with_reduced_motion(reader, site)
 def test_figures_fall_back_to_pictures_without_scripts(chromium, site):
     with chromium.new_page(java_script_enabled=False) as page:
         page.goto((site / "ddp.html").as_uri())
-        assert page.locator(".moving").count() == 2  # ring and buckets
+        assert page.locator(".moving").count() == 2  # the figures ring and buckets
         assert not any(box.is_visible() for box in page.locator(".moving").all())
         assert page.locator("figure img").first.is_visible()
 

@@ -1,4 +1,4 @@
-"""The student's archive, unpacked: each of its notebooks runs as it is; tests/kit/ judges what readers write."""
+"""Each notebook of an unpacked student's archive runs unchanged. tests/kit/ tests the judgement of readers' answers."""
 
 import subprocess
 import zipfile
@@ -24,7 +24,7 @@ def unpacked(tmp_path_factory):
 
 
 def run_notebook(path, folder):
-    """A notebook run from `folder`; what its cells printed."""
+    """Run a notebook from `folder`, and return the output of its cells."""
     book = nbformat.read(path, as_version=4)
     NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
     cells = [c for c in book.cells if c.cell_type == "code"]
@@ -41,7 +41,7 @@ def test_a_notebook_runs_as_it_is(unpacked, name):
 
 
 def test_colab_notebook_finds_kit_in_its_folder_or_clones_it(unpacked, tmp_path):
-    """There the working folder is /content, and nothing of the kit is installed."""
+    """On Colab the working folder is /content, and the kit is not installed."""
     path = unpacked / "notebooks" / f"{BOOKS[0]}.ipynb"
     content, cloned, alone = (tmp_path / n for n in ("content", "cloned", "alone"))
     for folder in (content, cloned, alone):

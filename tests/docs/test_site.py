@@ -1,8 +1,8 @@
-"""Both editions of the site, built with warnings as errors, and read: as text, and in a browser.
+"""Builds both editions of the site with warnings as errors, and reads them as text and in a browser.
 
-What must be true: no statement of a solution is in the student's edition, though a student/ that is solved lies
-beside it; nothing is asked of a network; every link and every anchor leads somewhere; each chapter and its
-mathematics are drawn, on a desk and on a phone, light and dark; a search finds.
+Must hold: the student's edition contains no statement of a solution, although student/ is partly solved. Pages request
+nothing from a network. All links and anchors have targets. Chapters and mathematics are drawn on wide and narrow
+screens, light and dark. The search works.
 """
 
 import re
@@ -22,14 +22,14 @@ from lab.course.assignment import ROOT, default
 for package in ("sphinx", "myst_nb", "furo", "latex2mathml"):
     pytest.importorskip(package, reason="the site's packages are not here: pip install -e .[docs]")
 
-from bs4 import BeautifulSoup  # noqa: E402, as the theme does
+from bs4 import BeautifulSoup  # noqa: E402, the theme uses it too
 
 from handout.site.book import as_one_page, write_pdf  # noqa: E402, needs the theme's packages
 
 CHAPTERS = [s.name for s in default().stages]
 BOOKS = sorted(f"notebooks/{p.stem}" for p in (ROOT / "notebooks").glob("*.ipynb"))
 OTHER_PAGES = ["index", "conventions", "cluster", "glossary", "search"]
-SOLVED = [e.file for e in list(default().exercises.values())[::2]]  # of the student whose archive it is
+SOLVED = [e.file for e in list(default().exercises.values())[::2]]  # files that are solved in student/
 
 
 def build(kit: Path, edition: str, out: Path, profile: str = "full") -> Path:
@@ -42,7 +42,7 @@ def build(kit: Path, edition: str, out: Path, profile: str = "full") -> Path:
 
 @pytest.fixture(scope="module")
 def students(tmp_path_factory) -> Path:
-    """The student's edition, built in a student's archive from nothing else, with half of the exercises solved."""
+    """The student's edition, built inside a student's archive with half of the exercises solved."""
     folder = tmp_path_factory.mktemp("archive")
     for name, data in release.files().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def whole(tmp_path_factory) -> Path:
 
 
 class Page:
-    """What a page refers to, and what may be referred to in it; and its words, without code and mathematics."""
+    """A page's links and anchors, and its words without code and mathematics."""
 
     def __init__(self, text: str):
         soup = BeautifulSoup(text, "html.parser")
@@ -87,7 +87,7 @@ def site(request) -> Path:
 
 
 def test_no_solution_is_in_the_students_edition(students):
-    """Nor in its search index, or anywhere else in its folder."""
+    """The search index and all other files of the edition contain none either."""
     files = {
         p.relative_to(students).as_posix(): p.read_bytes()
         for p in students.rglob("*")
@@ -99,7 +99,7 @@ def test_no_solution_is_in_the_students_edition(students):
 
 
 def test_solutions_edition_contains_every_solution(whole):
-    """So the search above can find one."""
+    """This shows that the search of the test above would find a solution."""
     files = {p.name: p.read_bytes() for p in whole.glob("*.html")}
     found = {leak.source for leak in release.leaks(files)}
     assert {e.file for e in default().exercises.values()} - found == {"flash_attention/speed.py"}
@@ -114,7 +114,7 @@ def test_an_edition_of_a_profile_has_its_exercises_and_no_other(core, students):
 
 
 def test_book_contains_every_page_and_targets_of_internal_links(site):
-    """As the one page that is printed."""
+    """Checks the single page from which the PDF is printed."""
     book = Page(as_one_page(site, "a title"))
     pages = [p for p in site.rglob("*.html") if "code" not in p.parts and p.stem not in ("search", "genindex")]
     for path in pages:
@@ -175,11 +175,11 @@ def test_site_page_renders_without_errors_or_horizontal_scroll(students, reader,
     assert not too_wide, f"wider than the window: {too_wide}"
     turned = """[...new Set([...document.querySelectorAll('article img[src$=".svg"]')]
         .map(i => getComputedStyle(i).colorScheme))]"""
-    for theme in ("light", "dark"):  # as a reader turns it by hand
+    for theme in ("light", "dark"):  # chosen with the page's switch
         reader.ask_page(f"document.body.dataset.theme = '{theme}'")
         assert reader.ask_page(turned) in ([], [theme]), f"pictures do not turn {theme} with the page"
     reader.ask_page("document.body.dataset.theme = 'auto'")
-    # What is read must stand out from its paper: WCAG's contrast of 4.5.
+    # WCAG demands a contrast of 4.5 between text and background.
     luminance = """(colour => { const [r, g, b] = colour.match(/[\\d.]+/g).map(v => v / 255)
         .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126*r + 0.7152*g + 0.0722*b })"""
     ink = reader.ask_page(f"{luminance}(getComputedStyle(document.querySelector('article')).color)")
@@ -190,7 +190,7 @@ def test_site_page_renders_without_errors_or_horizontal_scroll(students, reader,
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_chapters_mathematics_is_drawn(students, reader, chapter):
-    """By the browser: an equation is wider than its number, higher than a dot, and no error of a renderer's."""
+    """In the browser an equation is wider than its number and higher than a dot, and shows no renderer's error."""
     reader.open_page(students / f"{chapter}.html")
     boxes = reader.ask_page(
         "[...document.querySelectorAll('.equation math')].map(m => { const r = m.firstElementChild"

@@ -1,6 +1,6 @@
-"""Two machines, as network namespaces with a throttled link: a run loses one, goes on, and gets it back.
+"""A run on two machines loses one, continues, and gets it back. Machines are network namespaces with a throttled link.
 
-Under Slurm a job that lost its node is queued again: tests/kit/test_slurm.py.
+tests/kit/test_slurm.py tests that Slurm queues a job again if it lost its node.
 """
 
 import json
@@ -20,12 +20,12 @@ NAME, GUIDE = "examples/cluster/two_machines.sh", ROOT / "handout" / "cluster.md
 SCRIPT = str(ROOT / NAME)
 PATIENCE_S = 600.0
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable}
-TRAIN = ["--fsdp", "--impl", "reference", "--steps", "120", "--save-every", "5"]  # as the guide does, on one machine
+TRAIN = ["--fsdp", "--impl", "reference", "--steps", "120", "--save-every", "5"]  # the guide's options, on one machine
 
 
 @pytest.fixture
 def machines() -> Iterator[None]:
-    """Both namespaces, while the test runs."""
+    """Create both namespaces, and remove them after the test."""
     if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
         pytest.skip("two machines need root and iproute2")
     if subprocess.run([SCRIPT, "up"], capture_output=True).returncode:
@@ -38,7 +38,7 @@ def machines() -> Iterator[None]:
 def test_cluster_run_survives_loss_and_return_of_a_machine(machines, tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     commands = [c.text for c in pages.steps(GUIDE) if isinstance(c, pages.Command) and c.needs == "root"]
-    assert (commands[0], commands[-1]) == (f"{NAME} up", f"{NAME} down")  # both are the fixture's part
+    assert (commands[0], commands[-1]) == (f"{NAME} up", f"{NAME} down")  # the fixture runs these two
     script = "\n".join(commands[1:-1]).replace(".cache/two", str(folder))
     with log.open("w") as output:
         done = subprocess.run(

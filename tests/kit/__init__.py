@@ -1,1 +1,1 @@
-"""The kit's own tests: lab and grader. Run only when asked for by path."""
+"""The tests of lab and grader. They run only if their path is given."""

@@ -1,4 +1,4 @@
-"""A kit with every file that an instructor may have, and boxes in which a submission's code runs."""
+"""A kit with all files that an instructor may have, and sandboxes in which a submission's code runs."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ SECRET = "the-expected-value-41.97"
 
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A kit with every file that an instructor may have; every hidden file holds SECRET."""
+    """A kit with all files that an instructor may have. Each hidden file contains SECRET."""
     root = tmp_path_factory.mktemp("kit")
     for name in ("lab/__init__.py", "tests/__init__.py", "tests/ddp/__init__.py", "tests/ddp/probes.py",
                  "tests/ddp/probes_more.py"):  # fmt: skip
@@ -51,7 +51,7 @@ def box(kit: Path, isolation: str = "bubblewrap", student: str = "alice", python
 
 @contextlib.contextmanager
 def runner_in(isolation: str, impl: Path, **options: object) -> Iterator[Runner]:
-    """A runner of this implementation in a box of the whole kit."""
+    """Yield a runner of this implementation in a sandbox of the whole kit."""
     if why := available()[isolation]:
         pytest.skip(why)
     with Sandbox(isolation, impl, KIT) as box, contextlib.closing(Runner(box, **options)) as runner:
@@ -59,14 +59,14 @@ def runner_in(isolation: str, impl: Path, **options: object) -> Iterator[Runner]
 
 
 def started(box: Sandbox, code: str, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
-    """A process in the box, and the first line that it printed."""
+    """Start a process in the sandbox. Return it, and the first line that it printed."""
     process = box.open(["-c", "import json, os, sys, time\n" + code, *arguments], {})
     assert process.stdout is not None
     return process, process.stdout.readline().decode() or pytest.fail(box.error_output(process))
 
 
 def in_a_box(kit: Path, code: str, isolation: str = "bubblewrap", **limits: int):
-    """What `code` prints as JSON, run as a student's would be."""
+    """Run `code` like a student's code, and return the JSON that it prints."""
     with box(kit, isolation, **limits) as sandbox:
         process = sandbox.open(["-c", "import json, os, sys, time\n" + code], {"GIVEN": "yes"})
         out, _ = process.communicate(timeout=60)

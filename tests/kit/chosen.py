@@ -1,4 +1,4 @@
-"""Which tests of the exercises the kit's tests run, and how: the judge takes any container of test ids."""
+"""Selects the exercise tests that the kit's tests run. The judge accepts any container of test ids."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from lab.harness.verdicts import LentRunner
 
 
 def session(runner: Runner, *arguments: str) -> tuple[int, str]:
-    """A session of pytest in this process, which needs no start: its exit code and what it prints."""
+    """Run pytest in this process, which saves its start. Return its exit code and output."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         code = pytest.main([*arguments, "-c", "pyproject.toml", "-p", "no:cacheprovider"], plugins=[LentRunner(runner)])
     return int(code), output.getvalue()
@@ -28,7 +28,7 @@ def all_marks() -> tuple[Mark, ...]:
 
 
 class FirstCases:
-    """Test ids: of each wanted test the case that it is asked about first."""
+    """A container of test ids: for each wanted test, the case that is looked up first."""
 
     def __init__(self, wanted: Callable[[str], bool]):
         self.wanted = wanted
@@ -40,7 +40,7 @@ class FirstCases:
 
 
 def one_of_each_kind(ids: Collection[str]) -> FirstCases:
-    """One case of the first test of each kind but timing."""
+    """One case of each exercise's first test of each kind, except timing."""
     first = {(m.id, m.kind): m.test for m in reversed(all_marks()) if m.id in ids and m.kind != "timing"}
     tests = {*first.values()}
     return FirstCases(lambda id: id.partition("[")[0].partition("::")[2] in tests)

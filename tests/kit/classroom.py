@@ -1,4 +1,4 @@
-"""What tests of the grader share: results that no judge gave, gradebooks of them, commands, errors in one line."""
+"""Shared by tests of the grader: made-up results, gradebooks of them, commands, one-line errors."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def passed(ids: Iterable[str]) -> list[Result]:
 
 
 def recorded(out: Path, *graded: Graded, **run: object) -> int:
-    """The number of a new run in the gradebook of `out`, in which these are graded."""
+    """Record these submissions as a new run in the gradebook of `out`. Return the run's number."""
     with Gradebook(out / "gradebook.sqlite") as book:
         number = book.start_run(**{**RUN, **run})
         for g in graded:
@@ -45,7 +45,7 @@ def latest(out: Path) -> dict[str, Graded]:
 
 
 def invoke(out: Path, *arguments: object) -> str:
-    """What a command prints; what it raises for `grader` to print goes on."""
+    """Run a command and return its output. Exceptions that `grader` would print are raised."""
     done = CliRunner().invoke(app, [*(str(a).format(out=out) for a in arguments), "--out", str(out)])
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -54,8 +54,8 @@ def invoke(out: Path, *arguments: object) -> str:
 
 
 @contextmanager
-def refused(kind: type[Exception], *words: str) -> Iterator[None]:
-    """What runs inside raises it, in one line with these words."""
+def raises_one_line(kind: type[Exception], *words: str) -> Iterator[None]:
+    """Assert that the block raises an exception of this kind, in one line with these words."""
     with pytest.raises(kind) as caught:
         yield
     assert all(word in str(caught.value) for word in words), caught.value

@@ -15,7 +15,7 @@ from .boxes import boxed, kit  # noqa: F401 - fixtures
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """One process for all files: its start takes seconds."""
+    """One runner for all files, since its process takes seconds to start."""
     r = Runner(Executor(tmp_path_factory.mktemp("impl")))
     yield r
     r.close()
@@ -23,17 +23,17 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
 
 @pytest.fixture(scope="module")
 def runner(request: pytest.FixtureRequest, warm: Runner, tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    """Runs probes against the file's IMPL, or an empty one until a test points the executor elsewhere."""
+    """Runs probes against the file's IMPL, or an empty folder until a test sets another executor."""
     warm.executor = Executor(getattr(request.module, "IMPL", None) or tmp_path_factory.mktemp("impl"))
     warm.forget()
     warm.allowed = ()
-    warm.limit_s = math.inf  # which another file may have spent
+    warm.limit_s = math.inf  # another file may have used it up
     return warm
 
 
 @pytest.fixture
 def solution(runner: Runner, tmp_path: Path) -> Callable[..., Runner]:
-    """`solution(code)`: the runner, against an implementation that has this one file."""
+    """`solution(code)` returns the runner with an implementation of this single file."""
 
     def write(code: str, file: str = "ddp/naive.py") -> Runner:
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -47,7 +47,7 @@ def solution(runner: Runner, tmp_path: Path) -> Callable[..., Runner]:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """`said(main, *arguments)`: exit code and output of a command line, in this process."""
+    """`said(main, *arguments)` runs a command line in this process and returns its exit code and output."""
 
     def run(main: Callable[[], None], *arguments: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["it", *map(str, arguments)])

@@ -1,4 +1,4 @@
-"""Probes that test the machinery itself; tests/kit/test_ranks.py writes the implementation."""
+"""Probes that test the harness. tests/kit/test_ranks.py writes the implementation."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ def environment(impl) -> dict[str, str]:
 
 
 def counter(impl) -> int:
-    """How many probes this process has run before; must be 0."""
+    """The number of calls in this process, with this one; must be 1."""
     sys.asked = getattr(sys, "asked", 0) + 1
     return sys.asked
 
@@ -36,7 +36,7 @@ def receive_from_itself(impl) -> None:
 
 
 def send_to_who_is_gone(impl) -> None:
-    """A first message waits for the other rank, which never connects."""
+    """Rank 1's first message waits for rank 0, which never connects."""
     if dist.get_rank() == 1:
         dist.send(torch.ones(4), dst=0)
 
@@ -66,7 +66,7 @@ def rank_and_world(impl) -> list[int]:
 
 
 def shout(data: bytes) -> None:
-    """Write to whatever this process has open, and end it."""
+    """Write to all open descriptors of this process, and end it."""
     for fd in range(3, 64):
         with contextlib.suppress(OSError):
             os.write(fd, data)
@@ -111,7 +111,7 @@ def print_text(impl, what: str):
 
 
 def warn(impl, what: str):
-    """As a library does."""
+    """Issue a warning, as a library does."""
     warnings.warn(what, stacklevel=1)
 
 
@@ -145,7 +145,7 @@ def make_groups(impl, how: str):
 
 
 def local_groups(impl) -> float:
-    """The sum over a group that only its own members make."""
+    """The sum over a group that only its members create."""
     rank = dist.get_rank()
     group, x = dist.new_group([rank % 2, rank % 2 + 2], use_local_synchronization=True), torch.ones(())
     dist.all_reduce(x, group=group)
@@ -183,7 +183,7 @@ def litter(impl) -> list[str]:
 
 
 def forge_reply(impl, reason: str, knowing: bool = True) -> None:
-    """Forge an answer on the reply pipe, with a reason of the solution's choice; with or without the secret."""
+    """Write a forged answer with this reason to the reply pipe. knowing: whether the secret is the right one."""
     frame = sys._getframe()
     while "secret" not in frame.f_locals:
         frame = frame.f_back
@@ -203,7 +203,7 @@ class Scale(torch.nn.Module):
 
 
 def pipelined(impl, schedule, micro_batches, elements):
-    """The mean loss of micro-batches of ones that rank 0 doubles, rank 1 triples, and so on."""
+    """The mean loss of micro-batches of ones. Rank 0 doubles them, rank 1 triples them, and so on."""
     rank, x = dist.get_rank(), torch.ones(elements)
     actions = [Action(*action) for action in schedule[rank]]
     chunks, inputs = [Scale(2.0 + rank)], [x] * micro_batches

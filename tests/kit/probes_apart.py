@@ -1,4 +1,4 @@
-"""Channels from one rank to another past the switch: rank 0 leaves a word or a change, and rank 1 looks for it."""
+"""Channels between ranks that bypass the switch: rank 0 leaves a word or a change, and rank 1 looks for it."""
 
 import contextlib
 import ctypes
@@ -21,12 +21,12 @@ from lab.solution.wire import PerRank
 
 WORD = b"a word from rank 0"
 NAME = "shardlings-mail"
-KEPT_OPEN: list = []  # what must stay open
+KEPT_OPEN: list = []  # files and sockets that must stay open during the probe
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def meet(impl, channel: str) -> str:
-    """Whether rank 1 found the word of rank 0: "found", or the reason why not."""
+    """Return "found" if rank 1 found the word of rank 0, or the reason why not."""
     leave, look = CHANNELS[channel]
     rank, message = dist.get_rank(), ["", ""]
     if rank == 0:
@@ -67,7 +67,7 @@ def _write_anywhere() -> Path:
 def _write_memfd() -> str:
     fd = os.memfd_create(NAME)
     os.write(fd, WORD)
-    return f"/proc/{os.readlink('/proc/self')}/fd/{fd}"  # by its id in the namespace of the visible /proc
+    return f"/proc/{os.readlink('/proc/self')}/fd/{fd}"  # with the process's id in the namespace of the visible /proc
 
 
 def _checked(result: int) -> bool:
@@ -138,7 +138,7 @@ def _can_be_read(path: str) -> bool:
         return bool(select.select([stream], [], [], 1.0)[0])
 
 
-CHANNELS: dict[str, tuple[Callable[[], object], Callable[[str], bool]]] = {  # what rank 0 leaves, and how rank 1 looks
+CHANNELS: dict[str, tuple[Callable[[], object], Callable[[str], bool]]] = {  # (rank 0 leaves a word, rank 1 looks)
     "a file in /tmp": (lambda: _write("/tmp"), _has_word),
     "a file in /dev/shm": (lambda: _write("/dev/shm"), _has_word),
     "a file in the working folder": (lambda: _write(os.getcwd()), _has_word),
@@ -176,7 +176,7 @@ def descriptors(impl) -> list:
 
 
 def shared(impl) -> str:
-    """Rank 0 writes to the shared folder; return what rank 1 reads there."""
+    """Rank 0 writes to the shared folder. Return the text that rank 1 reads there."""
     assert child.shared, "expected a shared folder, got none: run with folder={}"
     path = Path(child.shared, NAME)
     if dist.get_rank() == 0:
@@ -186,7 +186,7 @@ def shared(impl) -> str:
 
 
 def litter(impl) -> None:
-    """Leave in the shared folder what a reader could stumble over."""
+    """Leave files in the shared folder that could trouble a reader."""
     folder = Path(child.shared)
     (folder / "link").symlink_to("/etc/passwd")
     os.mkfifo(folder / "pipe")

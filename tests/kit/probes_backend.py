@@ -1,6 +1,6 @@
-"""What torch has for process groups, each on the kit's own: a table of what ranks do, and what must come of it.
+"""torch's operations of process groups, on the kit's own backend: a table of (operation on a rank, oracle).
 
-An oracle gets what all ranks were given, and a rank: it is one process, and knows no group.
+An oracle gets the inputs of all ranks, and a rank. It runs in one process, without groups.
 """
 
 from collections.abc import Callable
@@ -15,31 +15,31 @@ from torch.distributed.device_mesh import init_device_mesh
 from lab.harness.raising import raised
 
 WORLD = 4
-PAIRS = [[0, 2], [1, 3]]  # groups of two whose ranks are no neighbours
-UNEVEN = [[(r + 2 * s) % 3 for r in range(WORLD)] for s in range(WORLD)]  # rows from s to r, some of them none
+PAIRS = [[0, 2], [1, 3]]  # groups of two ranks that are not neighbours
+UNEVEN = [[(r + 2 * s) % 3 for r in range(WORLD)] for s in range(WORLD)]  # [s][r]: rows from s to r, sometimes 0
 
 
 def rank_input(rank: int, rows: int = 8, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(rows, 2) of small whole numbers, exact in every dtype; of bool some are True."""
+    """A tensor (rows, 2) of small whole numbers, exact in every dtype; for bool, some are True."""
     x = (torch.arange(2 * rows).view(rows, 2) * (rank + 1)) % 3
     return ((x > 0) if dtype is torch.bool else x + 1).to(dtype)
 
 
 def cases(impl: Any, names: list[str], dtypes: list[str]) -> dict[str, Any]:
-    """Results of these rows of the table on this rank, by dtype; as bytes if the wire does not support the dtype."""
+    """This rank's results of these rows of the table, by dtype; as bytes if the wire does not support the dtype."""
     inputs = {d: rank_input(dist.get_rank(), dtype=getattr(torch, d)) for d in dtypes}
     return {f"{name}, {d}": wire_value(CASES[name][0](x)) for d, x in inputs.items() for name in names}
 
 
 def wire_value(value: Any) -> Any:
-    """Tensors of complex numbers and of 8 bits as bytes."""
+    """View complex and 8-bit tensors as bytes."""
     if isinstance(value, Tensor) and (value.is_complex() or "float8" in str(value.dtype)):
         return value.contiguous().view(torch.uint8)
     return [*map(wire_value, value)] if isinstance(value, list) else value
 
 
 def reduced(impl: Any, how: str, dtypes: list[str]) -> dict[str, list[Tensor]]:
-    """An all_reduce, a reduce to the last rank, and a reduce_scatter."""
+    """Results of all_reduce, reduce to the last rank, and reduce_scatter."""
     op, results = dist._make_nccl_premul_sum(2.0) if how == "PREMUL_SUM" else getattr(dist.ReduceOp, how), {}
     for dtype in dtypes:
         x = rank_input(dist.get_rank(), dtype=getattr(torch, dtype))
@@ -52,7 +52,7 @@ def reduced(impl: Any, how: str, dtypes: list[str]) -> dict[str, list[Tensor]]:
 
 
 def impossible(impl: Any) -> str:
-    """The error of a reduction that torch does not have for this dtype."""
+    """The error of a reduction that torch does not support for this dtype."""
     return raised(lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND), text=True)
 
 
@@ -66,7 +66,7 @@ def _share(x: Tensor) -> Tensor:
 
 def _gathered(x: Tensor) -> list[Tensor]:
     parts, flat = [torch.empty(2, len(x)).to(x.dtype).T for _ in range(WORLD)], _wide(x)
-    dist.all_gather(parts, x)  # which are not contiguous
+    dist.all_gather(parts, x)  # the parts are not contiguous
     dist.all_gather_into_tensor(flat, x, async_op=True).wait()
     return [torch.cat(parts), flat]
 
@@ -95,7 +95,7 @@ def _to_one(x: Tensor) -> list[Tensor]:
 
 def _uneven(x: Tensor) -> list[Tensor]:
     rank = dist.get_rank()
-    splits = [[row[rank] for row in UNEVEN], UNEVEN[rank]]  # rows that come, and that go
+    splits = [[row[rank] for row in UNEVEN], UNEVEN[rank]]  # rows to receive, rows to send
     x = x[: sum(splits[1])].clone()
     out, parts = x.new_zeros(sum(splits[0]), 2), [x.new_zeros(n, 2) for n in splits[0]]
     dist.all_to_all_single(out, x, *splits)
@@ -146,7 +146,7 @@ def _subgroups(x: Tensor) -> list[Tensor]:
 
 
 def _messages(x: Tensor) -> list[Tensor]:
-    """Send right with two tags, and receive in the other order; send to rank 0, from any; send left in a batch."""
+    """Send right with two tags, received in reverse order; send to rank 0, received from any; send left in a batch."""
     rank, got = dist.get_rank(), [torch.zeros_like(x) for _ in range(3)]
     right, left = (rank + 1) % WORLD, (rank - 1) % WORLD
     works = [dist.isend(x, right, tag=1), dist.isend(2 * x, right, tag=2)]
@@ -177,7 +177,7 @@ def _want_messages(x: list[Tensor], r: int) -> list[Tensor]:
     return [2 * left, left, right, *([torch.stack([0 * x[0], *x[1:]])] if r == 0 else [])]
 
 
-CASES: dict[str, tuple[Callable, Callable]] = {  # what a rank does with its tensor, and what it gets of all x
+CASES: dict[str, tuple[Callable, Callable]] = {  # (operation on a rank's tensor, oracle of all ranks' tensors)
     "all_gather": (_gathered, lambda x, r: 2 * [torch.cat(x)]),
     "reduce_scatter": (_reduce_scattered, lambda x, r: 2 * [_chunk(sum(x), r)]),
     "from one": (_from_one, lambda x, r: [x[2], _chunk(x[3], r)]),

@@ -1,4 +1,4 @@
-"""Probes on a link: many operations at once, and some that ranks issue in different orders."""
+"""Probes on a link: many operations at once, and operations that ranks issue in different orders."""
 
 import time
 
@@ -29,7 +29,7 @@ def crossed(impl) -> list[float]:
     order = [0, 1] if rank == 0 else [1, 0]
     works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
     x = torch.full((4,), float(rank))
-    if rank == 0:  # its all-reduce waits for rank 1, which waits for its message
+    if rank == 0:  # this all-reduce waits for rank 1, and rank 1 waits for this message
         works.append(dist.all_reduce(x, async_op=True))
         dist.send(torch.ones(4), 1)
     else:

@@ -1,4 +1,4 @@
-"""Small kernels to test the instrument."""
+"""Small kernels that test lab.measure.kernels and lab.measure.compiled."""
 
 import torch
 import triton
@@ -24,7 +24,7 @@ def add_up(x, total, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
 
 
 def watched(impl, n: int) -> dict:
-    """double() on n numbers in programs of 16, and one of torch's operators; rows of 4."""
+    """Run double() on n numbers, in rows of 4 and programs of 16, after one torch operator."""
     storage = torch.arange(float(n))
     x, y = storage.view(-1, 4), torch.zeros(n).view(-1, 4)
     with watching(keep=True) as seen:
@@ -44,7 +44,7 @@ def solved(impl) -> None:
 
 
 def added(impl, atomic: bool) -> list:
-    """(total, races, atomics) of programs that add to one number."""
+    """Return (total, races, atomics) of four programs that add to one number."""
     total = torch.zeros(1)
     with watching(keep=True) as seen:
         add_up[(4,)](torch.ones(64), total, BLOCK=16, ATOMIC=atomic)
@@ -52,7 +52,7 @@ def added(impl, atomic: bool) -> list:
 
 
 def spilled(impl, arch: int, is_causal: bool) -> int:
-    """Bytes that the forward pass of overlap spills for each thread; nothing runs."""
+    """Bytes that each thread spills in the forward kernel of the exercise `overlap`. It is compiled but not run."""
     q, k, v = (torch.empty(2, 16, 8192, 128, dtype=torch.bfloat16) for _ in range(3))
     with compiling(arch) as kernels:
         impl.flash_attention.overlap.attention_forward_overlapped(q, k, v, is_causal)

@@ -14,8 +14,8 @@ from .boxes import runner_in
 from .probes import litter
 
 IMPL = ROOT / "reference"
-# Of no use to root, or not in every kernel and container; each was seen to find something on some machine. The working
-# folder is this one.
+# These fail for root, or in some kernels and containers. Each has found the word on some machine. Without a sandbox,
+# the working folder is pytest's.
 MAY_FAIL = {"a file in any folder that can be written", "a terminal", "a file in the working folder"}
 
 
@@ -36,7 +36,7 @@ def test_sandbox_closes_channel_between_ranks(boxed, way):
 
 @pytest.mark.parametrize("way", sorted(probes.CHANNELS.keys() - MAY_FAIL))
 def test_channel_between_ranks_is_open_without_sandbox(runner, way):
-    """Check the probes themselves: without a sandbox they must find the word."""
+    """This checks the probes. Without a sandbox they must find the word."""
     try:
         _, found = runner.run(probes.meet, way, world=2)
     finally:
@@ -56,7 +56,7 @@ def test_ranks_share_no_descriptor(boxed):
 
 
 def test_no_rank_holds_the_arguments_of_another(runner):
-    """Other ranks' arguments are nowhere in memory: the zygote, from which ranks are forked, never had them."""
+    """A rank's memory does not contain other ranks' arguments, since the zygote that forks ranks never had them."""
     prefix, suffixes = secrets.token_hex(8), [secrets.token_hex(8) for _ in range(3)]
     for rank, (given, found) in enumerate(
         runner.run(probes.search_memory, [prefix + suffix for suffix in suffixes], prefix, world=3)
@@ -80,12 +80,12 @@ def test_ranks_share_a_folder_only_when_probe_requests_it(boxed, runner):
 def test_trace_reads_only_plain_files_of_shared_folder(boxed, runner):
     for either in (boxed, runner):
         (trace,) = either.trace(probes.litter, folder={"given": b"1"})
-        assert trace.files.items() - {("locked", b"")} == {("given", b"1"), ("file", probes.WORD)}  # root may read it
+        assert trace.files.items() - {("locked", b"")} == {("given", b"1"), ("file", probes.WORD)}  # root reads locked
         assert either.run(probes.shared, world=2, folder={})[1] == probes.WORD.decode()
 
 
 def test_mounts_below_a_kept_mount_are_left_out(monkeypatch):
-    """A class beside the kit, /tmp/kit-out, sorts between /tmp/kit and what is in it where characters are compared."""
+    """Sorted by characters, /tmp/kit-out, a class next to the kit, stands between /tmp/kit and the kit's files."""
     paths = ["/", "/tmp", "/tmp/kit", "/tmp/kit/.venv", "/tmp/kit/.venv/lib/lab", "/tmp/kit-out/scratch", "/var"]
     lines = "\n".join(f"1 2 0:3 / {path} rw - tmpfs tmpfs rw" for path in paths)
     monkeypatch.setattr(alone, "open", lambda file: io.StringIO(lines), raising=False)

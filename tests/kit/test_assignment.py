@@ -1,4 +1,4 @@
-"""The assignment as data, and points as a function of it."""
+"""The assignment's data, and the points that follow from it."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lab.course.assignment import KINDS, ROOT, AssignmentError, default, load
 from lab.course.scoring import OUTCOMES, Result, score, totals
 
-from .classroom import refused
+from .classroom import raises_one_line
 
 REAL = (ROOT / "assignment.toml").read_text(encoding="utf-8")
 
@@ -31,7 +31,7 @@ REAL = (ROOT / "assignment.toml").read_text(encoding="utf-8")
 def test_invalid_assignment_value_is_refused_with_cause(tmp_path, old, new, words):
     path = tmp_path / "assignment.toml"
     path.write_text(REAL.replace(old, new, 1), encoding="utf-8")
-    with refused(AssignmentError, words):
+    with raises_one_line(AssignmentError, words):
         load(path)
 
 
@@ -57,7 +57,7 @@ def test_kinds_share_the_points_60_30_10_rescaled():
     everything = [result(k, "passed", k) for k in KINDS]
     assert points(*everything) == (10, 10, 0)
     assert points(*everything[:2], result("timing", "failed", "timing")) == (9, 10, 0)
-    overlap = "flash_attention.overlap"  # splits its points otherwise
+    overlap = "flash_attention.overlap"  # splits its points differently
     results = result("numerics", "passed", exercise=overlap), result("property", "failed", "p", exercise=overlap)
     assert points(*results, exercise=overlap) == (0.4, 4, 0)
 

@@ -1,4 +1,4 @@
-"""All of torch's uses of a process group work on that of probes, and give the numbers of a single process."""
+"""All operations of torch's process groups work on the probes' backend, with the results of a single process."""
 
 import itertools
 
@@ -11,7 +11,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("uint8", "int8", "int16", "int32", "int64")
 MOVED = ["float16", "bfloat16", "float64", *INTS, "bool", "complex64", "float8_e4m3fn", "float8_e5m2"]
 MOVES = ["all_gather", "from one", "uneven all_to_all"]
-REDUCED = {  # in which dtypes, and what of float64, of bool or of whole numbers
+REDUCED = {  # by reduction: (supported dtypes, oracle)
     "SUM": ((*FLOATS, *INTS, "complex64"), lambda x: x.sum(0)),
     "AVG": (FLOATS, lambda x: x.sum(0) / WORLD),
     "MIN": ((*FLOATS, *INTS, "bool"), lambda x: x.amin(0)),
@@ -37,7 +37,7 @@ def equal(got, want) -> bool:
 
 
 def test_moved_tensors_arrive_unchanged_in_every_dtype(runner):
-    """Every row of the table, in float32: test_link.py."""
+    """test_link.py runs every row of the table in float32."""
     for rank, results in enumerate(runner.run(cases, MOVES, MOVED, world=WORLD)):
         for name, dtype in itertools.product(MOVES, MOVED):
             got, want = results[f"{name}, {dtype}"], wire_value(CASES[name][1](inputs(dtype), rank))

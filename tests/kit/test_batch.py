@@ -1,6 +1,6 @@
-"""A grading run that dies loses nothing that was graded, leaves nothing behind, and goes on where it stopped.
+"""A killed grading run loses no grades, leaves nothing behind, and continues where it stopped.
 
-`python -m benchmarks.survival` does the same to two hundred submissions, twenty times.
+`python -m benchmarks.survival` does the same with two hundred submissions and twenty kills.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from .classroom import invoke, latest, passed, reading, recorded, result
 
 CLASS = 2
 ISOLATION, OTHER = ("process", "bubblewrap") if available()["bubblewrap"] else ("bubblewrap", "process")
-PATIENCE_S = 900  # for machines where many others are at work
+PATIENCE_S = 900  # for busy machines
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def grade(kit, *options):
 
 
 def wait_for(condition, process):
-    """Until condition() is true, of a grader that is still at it."""
+    """Wait until condition() is true, while the grader runs."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and process.poll() is None:
         if found := condition():
@@ -51,12 +51,12 @@ def wait_for(condition, process):
 
 
 def outcomes(kit):
-    """{name: {exercise: outcome}} of the latest run."""
+    """Return {name: {exercise: outcome}} of the latest run."""
     return {n: {r.exercise: r.outcome for r in g.results} for n, g in latest(kit / "out").items()}
 
 
 def test_resumed_grading_loses_nothing_and_repeats_nothing(kit):
-    """kill -9 of the grader; then Ctrl-C while it judges; then to the end."""
+    """Run the grader three times: end it by kill -9, end it by Ctrl-C while it judges, let it finish."""
     first = grade(kit)
     wait_for(lambda: toy.rows(kit), first)
     family = toy.family(first)
@@ -72,7 +72,7 @@ def test_resumed_grading_loses_nothing_and_repeats_nothing(kit):
     _, errors = second.communicate()
     middle = toy.rows(kit)
     assert {name: middle[name] for name in before} == before, "lost, or graded again"
-    # Where this test was started in the background, Ctrl-C is ignored.
+    # If this test was started in the background, Ctrl-C is ignored.
     assert (second.returncode, "--resume" in errors) == (130, True) or len(middle) == CLASS, errors
 
     last = grade(kit, "--resume", "--json")
@@ -85,8 +85,8 @@ def test_resumed_grading_loses_nothing_and_repeats_nothing(kit):
 
 
 def test_regrade_judges_only_exercises_with_changed_tests(kit):
-    """`apart` has a new test: it alone is judged, and all else is as it was."""
-    if not toy.rows(kit):  # by itself, this test finds nothing graded
+    """`apart` has a new test, so only `apart` is judged, and all other results stay."""
+    if not toy.rows(kit):  # the test runs alone, so nothing is graded yet
         grade(kit).communicate(timeout=PATIENCE_S)
     before = outcomes(kit)
     assert all(o["toys.double"] == "passed" for o in before.values()), "a stand-in takes the place of a wrong `add`"
@@ -106,7 +106,7 @@ def test_regrade_judges_only_exercises_with_changed_tests(kit):
 
 
 def test_dead_worker_is_replaced_and_repeated_death_reported(monkeypatch):
-    """The first worker is dead when it is asked; a submission in `fatal` ends the one that judges it."""
+    """The first worker is dead from the start. A submission in `fatal` kills the worker that judges it."""
     done, fatal = [], ["bob", "bob", "cyd"]
 
     def judge(function, submission, *rest):
@@ -127,7 +127,7 @@ def test_dead_worker_is_replaced_and_repeated_death_reported(monkeypatch):
     assert sorted(g.name for g in done) == ["ada", "cyd"]
 
 
-IDS = ("ddp.naive", "ddp.flat", "ddp.overlapped", "benchmarking.straggler")  # each but the last builds on the first
+IDS = ("ddp.naive", "ddp.flat", "ddp.overlapped", "benchmarking.straggler")  # the middle two build on the first
 
 
 def test_regrade_includes_dependents_when_verdict_changes():
@@ -174,7 +174,7 @@ TOUR = ("--profile", "tour", "--isolation", ISOLATION)
 
 @pytest.fixture
 def light(tmp_path, monkeypatch):
-    """grade(*arguments) with a judge that takes no time; [(name, layout, what is asked anew)] of what it judged."""
+    """grade(*arguments) with a judge that takes no time, and a list of (name, layout, requested exercises)."""
     judged = []
 
     def grade_all(submissions, settings, jobs, done, before):
@@ -254,7 +254,7 @@ def test_requested_regrade_keeps_the_original_layout(tmp_path, light):
 
 
 def test_fingerprint_lists_files_each_exercise_depends_on():
-    """A file of one exercise's tests, one of lab's that few import, and one that all do."""
+    """Checks a file of one exercise's tests, a file of lab that few import, and a file that all import."""
     exercises = fingerprint.manifest()["exercises"]
 
     def dependents(file):

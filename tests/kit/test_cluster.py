@@ -1,7 +1,7 @@
-"""Past one machine: what jobs find out arrives whole and once, whatever is killed; what is lost is tried again.
+"""Grading on a cluster: results of jobs are recorded complete and once, whatever is killed; lost jobs are retried.
 
-The rules are tried on a scheduler made of a dictionary; the whole on this machine as a cluster, with a judge that
-imports nothing. A real Slurm: test_slurm.py.
+A fake scheduler tests the rules. Then this machine acts as a cluster, with a judge that imports nothing. test_slurm.py
+uses a real Slurm.
 """
 
 import json
@@ -25,7 +25,7 @@ from lab.course.scoring import Result
 from lab.harness.files import sweep_temporary, write_atomically
 
 from . import toy_class as toy
-from .classroom import reading, refused, result
+from .classroom import raises_one_line, reading, result
 from .toy import hand_in
 
 IDS = ("ddp.naive", "flash_attention.speed")  # one of each track
@@ -41,7 +41,7 @@ def write_answer(path: Path, answer: dict) -> None:
 
 
 class Fake:
-    """A scheduler without jobs: `plan` says how the tries of a submission end, the last for good; "" answers."""
+    """A scheduler without jobs. `plan` lists how a submission's tries end; the last entry repeats; "" is a result."""
 
     pause_s, grace_s = 0.0, 0.0
 
@@ -51,7 +51,7 @@ class Fake:
         self.ended: dict[str, str] = {}
         self.given: list[str] = []
         self.cancelled: list[str] = []
-        self.silent = {"submit": 0, "states": 0}  # questions that get no answer
+        self.silent = {"submit": 0, "states": 0}  # number of calls that return None
 
     def free_slots(self, running: int) -> int:
         return self.limit - running
@@ -68,7 +68,7 @@ class Fake:
     def states(self, jobs):
         if self._silent("states"):
             return None
-        for job, task in list(self.running.items())[:1]:  # one ends at a time
+        for job, task in list(self.running.items())[:1]:  # one job ends per call
             plan = self.plan.get(task.submission.name, [""])
             state = plan.pop(0) if len(plan) > 1 else plan[0]
             if state != "RUNNING":
@@ -94,7 +94,7 @@ class Fake:
 
 @pytest.fixture
 def grade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`grade(cpu, gpu, names=…)`: (sorted names, each as often as recorded; problems by name; what was recorded)."""
+    """`grade(cpu, gpu, names=…)` returns (sorted names, once per record; problems by name; records by name)."""
 
     def run(cpu: Fake, gpu: Fake | None = None, names=NAMES, done=None):
         monkeypatch.setattr(c, "start", lambda cluster, track, folder, jobs: cpu if track == "cpu" else gpu)
@@ -114,10 +114,10 @@ def grade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ({}, [1, 1, 1], {}),
         ({"ada": ["CANCELLED", "NODE_FAIL", ""]}, [3, 1, 1], {}),
         ({"ada": ["NODE_FAIL"]}, [c.TRIES, 1, 1], {"ada": "node lost: 3 jobs ended without a result, the last, "}),
-        ({"bob": ["TIMEOUT"]}, [1, 1, 1], {"bob": "node lost: one job ended"}),  # and would take too long again
+        ({"bob": ["TIMEOUT"]}, [1, 1, 1], {"bob": "node lost: one job ended"}),  # a retry would time out too
     ],
 )
-@pytest.mark.parametrize("room", [1, 99])  # Fake.submit asserts that no more run
+@pytest.mark.parametrize("room", [1, 99])  # Fake.submit asserts that at most so many jobs run
 def test_lost_jobs_are_retried_and_results_recorded_once(grade, tmp_path, plan, given, lost, room):
     fake = Fake({name: [*states] for name, states in plan.items()}, room)
     names, problems, recorded = grade(fake)
@@ -137,7 +137,7 @@ def test_unknown_job_is_not_lost_within_grace_period(grade, monkeypatch):
     fake.grace_s = 3600.0
     slow = []
 
-    def states(jobs):  # jobs end at once, their answers are seen a question later
+    def states(jobs):  # jobs end at once; their results appear one call later
         for task in slow:
             fake.answer(task)
         slow[:] = fake.running.values()
@@ -188,7 +188,7 @@ def test_job_problem_is_reported_without_retry(grade, monkeypatch, tmp_path):
 
 
 def test_job_reports_a_submission_it_cannot_see(monkeypatch, tmp_path):
-    monkeypatch.setattr(c, "prepare_worker", lambda parent: None)  # or pytest would end with this process's parent
+    monkeypatch.setattr(c, "prepare_worker", lambda parent: None)  # otherwise pytest would end with its parent
     c._judge(c.Task(Submission("ada", tmp_path / "gone"), Settings("5ec2e7", IDS, "process", ""), tmp_path / "answer"))
     assert c.read(tmp_path / "answer").startswith(f"FileNotFoundError: {tmp_path}/gone is not visible on ")
 
@@ -227,17 +227,17 @@ def test_squeue_output_is_parsed_into_job_states(tmp_path, monkeypatch):
     assert "COMPLETING" not in ENDED
 
 
-# ---- what goes between the head and its jobs ----
+# ---- files between the head and its jobs ----
 
 
 def test_sweep_removes_only_temporary_files_of_dead_writers(tmp_path, monkeypatch):
-    """The name that a writer gives and the one that is swept must agree."""
+    """The sweep must recognize the names that writers give."""
     seen = []
     monkeypatch.setattr(os, "replace", lambda half, path: seen.append(half) or half.rename(path))
     write_atomically(tmp_path / "a.csv", "a")
     os.umask(mask := os.umask(0))
     assert (tmp_path / "a.csv").stat().st_mode & 0o777 == 0o666 & ~mask, "it is for all who may read the folder"
-    pid, dead_pid, host = f".{os.getpid()}.", f".{2**22 + 1}.", socket.gethostname()  # above the kernel's highest
+    pid, dead_pid, host = f".{os.getpid()}.", f".{2**22 + 1}.", socket.gethostname()  # above the kernel's highest pid
     dead = seen[0].name.replace(pid, dead_pid)
     halves = [seen[0].name, dead.replace(host, f"other-{host}"), f".a.csv{dead_pid}tmp"]
     for half in (dead, *halves):
@@ -287,7 +287,7 @@ def test_invalid_cluster_options_are_refused_before_any_output(tmp_path, monkeyp
     monkeypatch.setattr(schedulers.shutil, "which", lambda name: None)
     (tmp_path / "class" / "ada" / "ddp").mkdir(parents=True)
     command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--isolation", "process", *options]
-    with refused(cli.InputError, says):
+    with raises_one_line(cli.InputError, says):
         CliRunner().invoke(cli.app, command, catch_exceptions=False)
     assert not (tmp_path / "out").exists()
 
@@ -306,7 +306,7 @@ def light(tmp_path: Path) -> Path:
 
 
 def test_local_cluster_recovers_from_killed_job_and_head(light):
-    """The next head finds what was being judged; it tries again what was killed."""
+    """The next head finds the jobs that still run, and retries the killed job."""
     toy.plan(light, "wait 3", "ada")
     toy.plan(light, "kill", "bob")
     head = toy.head(light, "--cluster", "local", "--jobs", "3")

@@ -1,6 +1,6 @@
-"""Timed comparisons: how often they err on restless machines, and that an inconclusive one costs and earns nothing.
+"""Timed comparisons on noisy machines: their error rate, and that inconclusive ones cost and earn no points.
 
-Noise is simulated, seeded, and worse than what two busy cores were seen to do.
+Noise is simulated and seeded, and worse than measured on two busy cores.
 """
 
 import math
@@ -22,13 +22,13 @@ from lab.ranks.rank_status import Gate
 
 from .chosen import session
 
-# ---- noise: logarithms of what each measurement takes too long, (pairs, 2), first and second of each pair ----
+# ---- noise: logarithms of the measurements' slow-downs, (pairs, 2), first and second of each pair ----
 
 
 def noise(n: int, rng: numpy.random.Generator) -> numpy.ndarray:
-    """Another process takes half the cores, half of the time, for ten pairs on average; times are then unsteady.
+    """Another process takes half the cores, half of the time, for ten pairs on average. Times then vary.
 
-    Beside it a measurement in ten is interrupted, and takes 1.5 to 4 times as long; all jitter by 5 %.
+    Also, one measurement in ten is interrupted, and takes 1.5 to 4 times as long. All measurements jitter by 5 %.
     """
     switches = rng.random(2 * n) < 1 / 20
     busy = (numpy.cumsum(switches) + rng.integers(2)) % 2 == 1
@@ -38,12 +38,12 @@ def noise(n: int, rng: numpy.random.Generator) -> numpy.ndarray:
 
 
 def verdicts(ratio: float, bar: float = 1.3) -> Counter:
-    """Verdicts of 30 comparisons in which a takes bar · ratio times as long as b, of which six pairs come at a time."""
+    """Count verdicts of 30 comparisons where a takes bar · ratio times as long as b. Pairs come in groups of six."""
     counts: Counter = Counter()
     for seed in range(30):
         rng = numpy.random.default_rng(seed)
         delays = noise(192, rng)
-        swap = rng.random(192) < 0.5  # the order of a pair
+        swap = rng.random(192) < 0.5  # whether b is measured first
         delays[swap] = delays[swap, ::-1]
         times = numpy.exp(delays) * [bar * ratio * 0.02, 0.02]
         sixes = iter(numpy.split(times, 32))
@@ -130,7 +130,7 @@ def test_a_world_is_as_slow_as_its_slowest_rank():
 
 
 def test_comparison_allows_for_time_without_a_core():
-    """2.4 times as fast, were the cores not taken; and one that takes turns, on the same machine, is still slower."""
+    """With its cores, the first would be 2.4 times as fast (180 / 75). The second takes turns and is slower even so."""
     overlapped = compare(lambda: (180.0, 190.0, 115.0), 1.15)
     assert (overlapped.verdict, overlapped.starved) == ("inconclusive", True)
     assert overlapped.low < overlapped.bar < overlapped.high, "an interval below the bar is a fail, or is not shown"
@@ -155,14 +155,14 @@ def test_timing_uses_the_switch_clock_when_gates_exist():
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count")
 def test_starved_time_of_waiting_threads_is_counted():
-    """Two threads that compute on one core must wait for each other."""
+    """Two threads that compute on one core wait for each other."""
     code = (
         "import os, threading, time\n"
         "from lab.measure import clock\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "def work():\n"
         "    end = time.thread_time() + 0.2\n"
-        "    while time.thread_time() < end: hashlib.sha256(block).digest()\n"  # lets go of Python's lock
+        "    while time.thread_time() < end: hashlib.sha256(block).digest()\n"  # releases Python's lock
         "import hashlib; block = bytes(1 << 20)\n"
         "t = threading.Thread(target=work); t.start(); work(); print(clock.starved_s())\n"
     )
@@ -170,7 +170,7 @@ def test_starved_time_of_waiting_threads_is_counted():
     assert float(done.stdout) > 0.1
 
 
-# ---- what a test makes of it ----
+# ---- comparisons in a test ----
 
 
 TIMED = """
@@ -205,14 +205,14 @@ def test_does_not_count(): pass
 
 
 def test_inconclusive_costs_no_points_and_futile_timing_is_skipped(tmp_path, monkeypatch, warm):
-    """The output of a student's pytest, and the rows of its table."""
+    """Checks the output of a student's pytest, and the rows of its table."""
     (tmp_path / "tests" / "ddp").mkdir(parents=True)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
     (tmp_path / "tests" / "ddp" / "test_timed.py").write_text(TIMED)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)  # and back to what it was, after the session has added to it
-    cache = ("--expect-cache", str(tmp_path / "expect"))  # these verdicts are not the reference's
+    monkeypatch.syspath_prepend(tmp_path)  # also restores sys.path, which the session extends
+    cache = ("--expect-cache", str(tmp_path / "expect"))  # keeps these verdicts out of the reference's cache
     _, out = session(warm, "tests", "--impl", str(ROOT / "reference"), *cache)
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
     half = 10 * 10 / 70 / 2  # one of two timing tests
@@ -232,10 +232,10 @@ def test_never_holds_judges_peak_and_names_largest_tensor():
     def check(peak: int, seen=lambda: meter) -> None:
         never_holds(Trace(None, NOISE_BYTES + peak, 0.0), small, "a matrix", forbidden, 1 << 20, seen)
 
-    check(2 * NOISE_BYTES + (1 << 20))  # half of it, and what is needed
+    check(2 * NOISE_BYTES + (1 << 20))  # half of the forbidden bytes, plus the needed bytes
     with pytest.raises(AssertionError, match=r"a matrix takes 34 MB.*\(9, 9\), made by aten.bmm.default in tiles.py:4"):
         check(3 * NOISE_BYTES)
-    with pytest.raises(AssertionError, match=r"needs 1.0 MB$"):  # a meter that fails explains nothing, and that is all
+    with pytest.raises(AssertionError, match=r"needs 1.0 MB$"):  # without an explanation, since the meter failed
         check(3 * NOISE_BYTES, dict)
     with pytest.raises(ValueError, match="four times the noise"):
         never_holds(small, small, "a matrix", forbidden - 1, 0, lambda: meter)

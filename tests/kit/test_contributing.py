@@ -1,7 +1,7 @@
 """CONTRIBUTING.md, followed to the letter on a copy, adds an exercise that is judged as all others are.
 
-What must be true: with the page's own files the stub fails, the reference passes, the mutant dies, the variant lives.
-How it would be faked: a page that shows other figures than the commands print; a mutant that the test does not see.
+Must hold: with the page's files the stub fails, the reference passes, the mutant is caught, the variant passes.
+Typical fakes: a page whose figures differ from the commands' output; a mutant that the test does not catch.
 """
 
 from lab.course.assignment import ROOT

@@ -1,8 +1,8 @@
-"""Hardware as data, prices, the simulator, and steps on paper.
+"""Hardware data, predicted seconds, the simulator, and predicted steps.
 
-What must be true: a price is a known formula where there is one; what overlaps is what events leave free; a step's
-FLOPs and bytes are those that reference/mesh/accounting.py counts; a floor is none that a price can be below. How it
-would be faked: constants without sources, an overlap factor, a floor that is an estimate.
+Must hold: predictions follow known formulas. Overlap follows from the order of events. A step's FLOPs and bytes equal
+those of reference/mesh/accounting.py. No step is faster than its lower bound. Typical fakes: constants without sources,
+an overlap factor, an estimate as lower bound.
 """
 
 import itertools
@@ -62,14 +62,14 @@ def test_collective_price_depends_on_group_placement():
     n = 1e9
     near = collective_s(Collective("all_reduce", n, range(8)), A100)
     assert near == pytest.approx(inside.base_s + ring_cost("all_reduce", n, 8, inside.alpha_s, 1 / inside.bytes_per_s))
-    far = collective_s(Collective("all_reduce", n, range(0, 64, 8)), A100)  # a rank a node: one card each
+    far = collective_s(Collective("all_reduce", n, range(0, 64, 8)), A100)  # one rank per node, with one card
     assert far == pytest.approx(2 * 7 / 8 * n / between.bytes_per_s, rel=0.01)
-    spread = collective_s(Collective("all_reduce", n, range(64)), A100)  # eight cards a node carry it together
+    spread = collective_s(Collective("all_reduce", n, range(64)), A100)  # eight cards per node share the bytes
     assert near < spread < far / 5
     tree_s = group_s("all_reduce", 1e3, 512, 1, cluster("dgx-a100", 4096))
     assert tree_s < 0.2 * 2 * 511 * between.alpha_s, "a tree is faster than a ring where latency is all there is"
     assert group_s("all_gather", 1e6, 1, 1, A100) == 0
-    crossing = group_s("all_to_all", n, 2, 8, A100)  # of 16 parts, eight go to the other node, each rank's by its card
+    crossing = group_s("all_to_all", n, 2, 8, A100)  # eight of 16 parts go to the other node, by each rank's own card
     assert crossing == pytest.approx(8 / 16 * n / between.bytes_per_s, rel=0.01)
 
 
@@ -87,7 +87,7 @@ def test_asynchronous_collectives_overlap_compute():
     c, g = 1.0, collective_s(gather(), A100)
     assert play({0: (gather(), compute(c))}, A100).step_s == pytest.approx(c + g)
     assert play({0: (gather(1), compute(c), Wait(1))}, A100).step_s == pytest.approx(max(c, g))
-    twice = (gather(1), gather(2), compute(c), Wait(1), Wait(2))  # one stream: one after the other
+    twice = (gather(1), gather(2), compute(c), Wait(1), Wait(2))  # one after the other, on one stream
     assert play({0: twice}, A100).step_s == pytest.approx(max(c, 2 * g))
     block = Block((gather(1), compute(0.1), Wait(1), Memory("buffers", 5.0)), times=3)
     assert play({0: (block,)}, A100).step_s == pytest.approx(3 * max(0.1, g))
@@ -110,7 +110,7 @@ def test_simulated_receive_waits_for_send_and_transfer():
 
 
 def test_rank_with_async_handle_runs_on_until_its_wait():
-    """An early, asynchronous part of a collective that another rank comes to late is no deadlock."""
+    """A rank may issue a collective early and asynchronously, although another rank joins late."""
     both = Collective("all_reduce", 1e9, (0, 8), label="early", handle=1)
     g = collective_s(both, A100)
     late = (Recv(0, 1e3, ("x", 0, 0)), compute(2.0), replace(both, handle=None))
@@ -155,13 +155,13 @@ def test_flops_bytes_and_parameters_are_those_of_accounting():
             assert sent["tensor"] == pytest.approx(want.bytes["tensor"]), (plan, stage)
             assert sent["data"] == pytest.approx(want.bytes["data"] + want.bytes["data×expert"]), (plan, stage)
             assert sum(e.bytes for e in events if isinstance(e, Send)) == want.bytes["pipe"], (plan, stage)
-            gpus = job.cluster.gpus  # clipping adds up one float32 over all ranks
+            gpus = job.cluster.gpus  # clipping all-reduces one float32 over all ranks
             assert sent["gradient norm"] == pytest.approx(sent_bytes("all_reduce", 4, gpus)), (plan, stage)
 
 
 @pytest.mark.parametrize("model", [MODELS["8b"], gpt(8, 1024, 16)])
 def test_a_parameter_takes_18_bytes_and_zero_divides_them(model):
-    """2 of itself, 4 of its gradient, 12 of AdamW: a float32 copy and two moments. One stage holds all there are."""
+    """2 bytes for itself, 4 for its gradient, 12 for AdamW (a float32 copy and two moments). There is one stage."""
     job = Job(model, 8, 1024, cluster("dgx-h100", 8))
     want = {"parameters": 2, "gradients": 4, "optimizer": 12}
     for zero in range(4):
@@ -173,15 +173,15 @@ def test_a_parameter_takes_18_bytes_and_zero_divides_them(model):
 @pytest.mark.parametrize(
     ("plan", "alive"),
     [
-        (Plan(1, 8, 1, 1), 8),  # 1F1B: as many as there are stages
-        (Plan(1, 8, 1, 8), 4),  # no more than micro-batches
+        (Plan(1, 8, 1, 1), 8),  # 1F1B: one per stage
+        (Plan(1, 8, 1, 8), 4),  # at most the number of micro-batches
         (Plan(1, 8, 1, 1, 2), 2 * 7 + 8 + 1),
         (Plan(1, 8, 1, 1, 4, "full"), 2 * 7 + 3 * 8 + 1),
         (Plan(8, 1, 1, 1), 1),
     ],
 )
 def test_activation_memory_counts_micro_batches_in_flight(plan, alive):
-    """On the first stage; counted in its program too: forwards whose backward is still to come."""
+    """Counts forwards without backward on the first stage, also in its program."""
     job = Job(replace(gpt(32, 1024, 16), vocabulary=8), 32, 1024, cluster("dgx-h100", 8))
     peak = now = 0
     for event in steps.programs(job, plan)[0]:
@@ -192,7 +192,7 @@ def test_activation_memory_counts_micro_batches_in_flight(plan, alive):
     layers = 32 // plan.pipe // plan.chunks
     want = alive * layers * kept + (total if plan.recompute == "full" else 0)
     assert steps.memory(job, plan)["activations"] == pytest.approx(want)
-    if plan.data == 1:  # else the data axis works between layers, and not all blocks are whole chunks
+    if plan.data == 1:  # otherwise messages of the data axis divide a chunk into several blocks
         assert peak == alive
 
 
@@ -213,7 +213,7 @@ def test_activation_memory_matches_korthikanti():
 
 @pytest.mark.parametrize("zero", range(4))
 def test_data_parallel_traffic_overlaps_the_layers(zero):
-    """Not behind the last of them: with one chunk too."""
+    """Messages do not all wait for the last layer, even with one chunk."""
     job = Job(MODELS["8b"], 64, 4096, cluster("dgx-h100", 64))
     plan = Plan(64, 1, 1, 1, 1, "full", zero)
     prices = {flag: steps.price(replace(job, recipe=replace(TODAY, overlap_data=flag)), plan) for flag in (True, False)}
@@ -230,5 +230,5 @@ def test_no_price_is_below_its_floor_and_causes_add_up(recipe):
         price = steps.price(job, plan)
         assert steps.floor_s(job, plan) <= price.step_s * (1 + 1e-12), plan
         assert sum(price.causes.values()) == pytest.approx(price.step_s), plan
-        if plan.data == plan.pipe == 1:  # nobody to wait for
+        if plan.data == plan.pipe == 1:  # no other rank to wait for
             assert steps.floor_s(job, plan) == pytest.approx(price.step_s), plan

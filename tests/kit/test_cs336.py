@@ -1,4 +1,4 @@
-"""CS336 forks are taken as they are: what is unpacked, which tests count, what is not run, what each example earns."""
+"""CS336 forks are graded unchanged: unpacked files, tests that count, tests that do not run, points of each example."""
 
 import fnmatch
 from collections.abc import Container
@@ -22,7 +22,7 @@ from lab.solution.framing import FORGED
 
 from .boxes import runner_in
 from .chosen import FirstCases
-from .classroom import A_RUN, refused
+from .classroom import A_RUN, raises_one_line
 
 FORKS = {fork["name"]: fork for fork in forks()}
 FILES = {
@@ -80,9 +80,9 @@ def test_fork_is_detected_by_adapters_and_layout_can_be_forced(tmp_path):
     assert unpacked(native, tmp_path / "1").edition == ""
     assert not (unpacked(fork, tmp_path / "2", "stages").root / "tests").exists()
     a_fork(tmp_path / "class" / "cyd")
-    with refused(SubmissionError, "a folder of 2 (ada, cyd); run grader grade ", "/class"):
+    with raises_one_line(SubmissionError, "a folder of 2 (ada, cyd); run grader grade ", "/class"):
         unpacked(tmp_path / "class", tmp_path / "4")
-    with refused(SubmissionError, "bob: expected a CS336 fork, it has no tests/adapters.py"):
+    with raises_one_line(SubmissionError, "bob: expected a CS336 fork, it has no tests/adapters.py"):
         unpacked(native, tmp_path / "3", "cs336")
     assert not (tmp_path / "3").exists()
 
@@ -122,7 +122,7 @@ def test_only_submission_unlike_the_class_is_refused(tmp_path):
     ):
         submissions = [Submission(n, tmp_path / n) for n in (other, other, "eve")]
         assert layouts.of_class(submissions, "auto", "full")[1] == layout
-        with refused(SubmissionError, words):
+        with raises_one_line(SubmissionError, words):
             unpacked(tmp_path / "eve", tmp_path / "out", layout)
         assert not unpacked(tmp_path / other, tmp_path / layout, layout).notes
 
@@ -193,7 +193,7 @@ def test_failure_from_missing_cuda_or_package_is_not_run(message, reason, says):
 
 
 def test_missing_cuda_is_no_excuse_when_other_tests_run():
-    """A fork that cannot cope with tied parameters raised torch's own words for it, and earned all points."""
+    """Once, a fork without support for tied parameters raised torch's CUDA message, and earned all points."""
     tied = COUNTED.replace("gradients_sent_as_they_come_train_as_one", "tied")
     excuse, advisory = (result(t, "failed", message="RuntimeError: No CUDA GPUs are available") for t in (tied, EXTRA))
     results = cs336.course_results([result(COUNTED), excuse, advisory], "cs336-2025")
@@ -204,7 +204,7 @@ def test_missing_cuda_is_no_excuse_when_other_tests_run():
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory) -> Path:
-    """Expected values, which are the same for all forks."""
+    """The cache of expected values, which all forks share."""
     return tmp_path_factory.mktemp("expected")
 
 
@@ -219,7 +219,7 @@ def test_timeout_on_busy_machine_is_inconclusive_and_not_flagged(runner, monkeyp
 
 
 def test_fork_is_flagged_only_for_forged_answers():
-    """Its author never saw our public inputs, and a time-out is no evidence of anything."""
+    """A fork's author never saw our public inputs, and a time-out is no evidence."""
     results = [
         result(COUNTED.replace("train", reason), "failed", reason=reason, message="m", public="passed")
         for reason in ("hung", "assertion", "crashed", "forbidden")
@@ -244,7 +244,7 @@ def test_lab_instruments_are_found_in_fork_and_not_in_bridge(tmp_path):
 
 
 class Seen(set):
-    """A container of test ids that notes what it is asked about, and holds none, so nothing runs."""
+    """An empty container of test ids that records each id that is looked up. No test runs."""
 
     def __contains__(self, id):
         self.add(id.removeprefix("tests/"))
@@ -259,7 +259,7 @@ def test_edition_patterns_match_tests_and_adapters_match_exercises(runner, tmp_p
             assert fnmatch.filter(seen, pattern), f"{edition}: {pattern} names no test"
 
 
-# By fork, the exercises that distinguish it from others.
+# By fork, the exercises in which it differs from other forks.
 EXERCISES = {
     "right-2026": ["zero.fsdp_mixed"],
     "subtly-wrong": ["ddp.overlapped", "zero.zero1"],
@@ -273,7 +273,7 @@ EXERCISES = {
 
 
 class Counted(cs336.Selection):
-    """Asks only for exercises that count. The others are advisory, take the most time, and change no points."""
+    """Selects only exercises that count. The others are advisory, slow, and change no points."""
 
     def __contains__(self, id: object) -> bool:
         return self.counts(str(id))
@@ -281,11 +281,11 @@ class Counted(cs336.Selection):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_example_fork_earns_expected_points(tmp_path, runner, expected, name):
-    """By what counts: one fork in the box, the others in the process that is warm."""
+    """One fork runs in the sandbox, the others in the warm process."""
     fork, ids = FORKS[name], EXERCISES[name]
     got = unpacked(build(fork, tmp_path / "fork"), tmp_path / "impl")
     counted: Container[str] = Counted(got.edition)
-    if name not in ("subtly-wrong", "tiles-of-64"):  # whose first cases pass
+    if name not in ("subtly-wrong", "tiles-of-64"):  # the first cases of these pass
         counted = FirstCases(cs336.Selection(got.edition).counts)
     options = {"cache": expected, "only": counted, "more": [cs336.TESTS]}
     if name == "right-2026":

@@ -1,4 +1,4 @@
-"""An import that fails costs a fork only what uses it; and where the package cs336_basics is found."""
+"""A failing import costs a fork only the exercises that use it; and the package cs336_basics is found."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""A student's day: `lab`, check, explain, doctor, train. What runs pytest or trains is in tests/docs/test_day.py."""
+"""A student's day: `lab`, check, explain, doctor, train. tests/docs/test_day.py runs pytest and trains."""
 
 import dataclasses
 import io
@@ -29,7 +29,7 @@ FIRST, SECOND, GPU = "ddp.naive", "ddp.flat", "benchmarking.cuda_graph"
 
 @pytest.fixture
 def student(tmp_path):
-    """A student's folder in which stage ddp is solved and nothing else is written."""
+    """A student's folder in which only stage ddp is solved."""
     shutil.copytree(ROOT / "student", tmp_path / "student", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "reference" / "ddp", tmp_path / "student" / "ddp", dirs_exist_ok=True)
     return tmp_path / "student"
@@ -42,13 +42,13 @@ def progress_of(source, *results: Result) -> Progress:
 
 
 def save(file: Path) -> None:
-    """Save it later than everything before: a file system's clock may tick every few milliseconds only."""
+    """Set a later modification time than all before, since a file system's clock may tick only every few ms."""
     moment = next(MOMENTS)
     os.utime(file, (moment, moment))
 
 
 def reloaded(p: Progress) -> Progress:
-    """The same, a moment later."""
+    """Load the same progress again."""
     return dataclasses.replace(p)
 
 
@@ -125,7 +125,7 @@ def test_lab_status_shows_failures_changes_and_next_exercise(student):
 
 
 def test_lab_fits_on_one_screen_whatever_happened(student):
-    """80 × 24, the prompt included: with long messages, several changes and each exercise next."""
+    """A screen has 80 × 24 characters with the prompt. Cases: long messages, several changes, each exercise next."""
     ids = default().profiles["core"]
     for e in map(default().exercise, ids):
         shutil.copy(ROOT / "reference" / e.file, student / e.file)
@@ -160,7 +160,7 @@ def test_hint_level_shows_hints_up_to_it(level):
 
 
 def test_check_with_nothing_to_run_does_not_import_torch(tmp_path):
-    """A second Python: in this one torch is there."""
+    """Needs a second Python, since this one has imported torch."""
     saved = tmp_path / "progress.json"
     hashes = {e.id: dependencies.digests(e.id, ROOT / "student") for e in default().exercises.values()}
     progress.store_progress([result(id) for id in hashes], hashes, path=saved)

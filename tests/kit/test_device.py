@@ -17,7 +17,7 @@ from lab.measure.roofline import A100
 from .test_reads import READS
 
 MS = 1e-3
-OVERHEAD = 20e-6  # clock reads, launches and calls into the driver
+OVERHEAD = 20e-6  # seconds of clock reads, launches and driver calls
 
 
 @contextlib.contextmanager
@@ -94,7 +94,7 @@ def test_sleep_takes_no_real_time_and_no_cpu_time(gpu):
     gpu.launch(100.0)
     with elapses(100):
         time.sleep(100)
-        torch.cuda.synchronize()  # the device worked meanwhile
+        torch.cuda.synchronize()  # the device worked during the sleep
     assert clock.perf_counter() - real < 10
     assert time.process_time() - cpu < OVERHEAD
     with pytest.raises(ValueError, match="non-negative"):
@@ -211,7 +211,7 @@ def test_views_and_allocations_are_free(gpu):
     x.t().reshape(2, 8)[0].detach().unsqueeze(0).expand(3, 8)
     torch.empty(100, device="cuda")
     torch.empty_like(x)
-    torch.ones(3) + 1  # the host's
+    torch.ones(3) + 1  # runs on the host
     assert gpu.launches == before + 1  # reshape of a transpose copies
 
 
@@ -278,7 +278,7 @@ PATCHED = (
 
 
 def installed() -> list[object]:
-    """Everything that a simulated device may change."""
+    """All attributes that a simulated device may change."""
     defaults = [f.__defaults__ for f in (timeit.timeit, timeit.repeat, timeit.Timer.__init__)]
     return [*defaults, *(dict(vars(target)) for target in PATCHED)]
 
@@ -288,7 +288,7 @@ def test_uninstall_gives_everything_back():
     before = installed()
     with contextlib.suppress(KeyError), device.SimulatedGPU():
         assert all(now != old for now, old in zip(installed(), before, strict=True))
-        raise KeyError  # given back after an exception too
+        raise KeyError  # everything is restored after an exception too
     assert installed() == before
     assert torch.cuda.is_available() == available
     assert not torch.ones(2).is_cuda

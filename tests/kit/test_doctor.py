@@ -1,4 +1,4 @@
-"""On a bad machine each check says what to do; only what stops grading is fatal."""
+"""On a bad machine each check gives advice. Only problems that stop grading are fatal."""
 
 import json
 import re
@@ -20,7 +20,7 @@ GOOD = {"torch": "2.13.0+cpu", "triton": "3.7.1", "numpy": "2.4.6"}
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
-    """`machine(torch="2.9.0", …)`: other versions installed; None: not at all."""
+    """`machine(torch="2.9.0", …)` fakes installed versions; None: not installed."""
 
     def install(**versions: str | None) -> None:
         found = {**GOOD, **versions}
@@ -31,7 +31,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
 
 def check(findings, what: str, found: str, advice: str = "", fatal: bool = False) -> None:
-    """Assert that one of the findings is this; where `advice` is "", there is nothing to do."""
+    """Assert that `findings` contains this one. advice: "" if there is nothing to do."""
     (finding,) = [f for f in findings if f.what == what]
     assert found in finding.found
     assert advice in finding.do
@@ -135,7 +135,7 @@ def test_doctor_prints_table_or_json_and_fails_only_if_fatal(monkeypatch, module
 
 
 def test_doctor_findings_cover_this_machine_on_one_line_each(monkeypatch):
-    """The real checks, but for those that import torch."""
+    """Runs the real checks, except those that import torch."""
     monkeypatch.setattr(doctor, "ranks", lambda: iter(()))
     monkeypatch.setattr(doctor, "run_python", lambda code, env=None: {"sum": 6, "built": None, "devices": []})
     found = {f.what: f for f in grader_doctor.examine()}

@@ -1,7 +1,6 @@
-"""A dry run does what real ranks do: the same rows, bytes and FLOPs, of whatever implementation it is given.
+"""A dry run equals real ranks: the same ledger rows, bytes and FLOPs for any implementation.
 
-It would be faked by a formula: so an implementation whose ranks disagree must be found to disagree, and one that waits
-for ever to wait.
+Typical fake: a formula (caught by implementations whose ranks disagree or wait for ever; the dry run must report both).
 """
 
 import json
@@ -28,7 +27,7 @@ from lab.harness.runner import Executor, ProbeFailed, Runner
 from lab.model.transformer import Config
 from reference.mesh.accounting import Degrees, Workload, accounting
 
-from .classroom import refused
+from .classroom import raises_one_line
 
 IMPL = ROOT / "reference"
 CONFIG = Config(layers=4, width=32, heads=4, kv_heads=2, hidden=48, vocabulary=40, context=16)
@@ -54,12 +53,12 @@ MESHES = {
 }
 
 
-def agree(runner: Runner, step: Step, ranks: Collection[int]) -> None:
-    """Assert that dry runs of these ranks send, compute and hold what real ranks do; also for `benchmarks.dryrun`."""
+def check_agreement(runner: Runner, step: Step, ranks: Collection[int]) -> None:
+    """Assert that dry runs of these ranks send, compute and hold the same as real ranks (for benchmarks.dryrun too)."""
     dry_runs = {rank: account(runner, step, rank) for rank in ranks}
-    alone = step.mesh.get("pipe", 1) == 1  # else a real rank keeps what it sends until somebody has taken it
+    alone = step.mesh.get("pipe", 1) == 1  # otherwise a real rank keeps sent tensors until they are received
     peaks = {rank: [] for rank in ranks}
-    for _ in range(10):  # on busy cores Gloo's threads hold a message for longer, and so more of them at once
+    for _ in range(10):  # on busy cores Gloo's threads hold messages longer, so more of them at once
         outputs = runner.run(real, step.plain(), world=step.world, timeout=600.0)
         actual = {rank: Account(**json.loads(outputs[rank])) for rank in ranks}
         for rank in ranks:
@@ -79,7 +78,7 @@ def agree(runner: Runner, step: Step, ranks: Collection[int]) -> None:
 def test_a_dry_run_sends_computes_and_holds_what_real_ranks_do(runner, name):
     mesh, options = MESHES[name]
     step = Step(CONFIG, mesh, **options)
-    agree(runner, step, ranks={0, step.world - 1})
+    check_agreement(runner, step, ranks={0, step.world - 1})
     resting = account(runner, step, 0).resting
     assert resting["buffers"] < 0.1 * resting["parameters"], "layers of other ranks are kept"
 
@@ -91,12 +90,12 @@ def test_dry_run_flops_and_bytes_match_accounting(runner):
     sent = got.sent(step)
     assert (got.flops, got.parameters) == (cost.flops, cost.parameters)
     assert sent["tensor"] == cost.bytes["tensor"]
-    assert sent["data"] == cost.bytes["data×expert"] + 4  # and the loss
+    assert sent["data"] == cost.bytes["data×expert"] + 4  # 4 bytes for the loss
     assert got.resting["optimizer"] + 2 * got.resting["parameters"] == pytest.approx(cost.memory, rel=1e-2)
 
 
 def test_planner_memory_is_close_to_dry_run_memory(runner):
-    """FSDP gathers one layer at a time, dry or real, so a rank holds much less than the whole model."""
+    """FSDP gathers one layer at a time, also in a dry run, so a rank holds much less than the whole model."""
     config = Config(layers=8, width=256, heads=4, kv_heads=2, hidden=768, vocabulary=1024, context=64)
     got = account(runner, Step(config, {"data": 64}, fsdp=True), 0)
     recipe = Recipe(element=4, gradient=4, optimizer=8, sequence=False)
@@ -109,7 +108,7 @@ def test_planner_memory_is_close_to_dry_run_memory(runner):
 
 
 def test_dry_run_of_a_rank_does_not_grow_with_the_world(runner):
-    """Except for the size of what it reports: its mesh is larger, its step is not."""
+    """Only the report grows, since it contains the mesh; the step is the same."""
     small, large = (account(runner, Step(CONFIG, {"data": n, "pipe": 2}), 0) for n in (2, 512))
     assert len(large.rows) == len(small.rows)
     assert large.flops == small.flops
@@ -134,7 +133,7 @@ KNOWN = {mutant.name: mutant for mutant in read("mutant", "mesh")}
 
 @pytest.fixture
 def edited(runner, tmp_path, request, monkeypatch):
-    """The runner, on the reference with one change, or on one of the grader's mutants."""
+    """The runner with the reference after one change, or with one of the grader's mutants."""
     name = request.param
     edit = KNOWN.get(name) or Edited(name, "", "", "", (EDITS[name],))
     monkeypatch.setattr(runner, "executor", Executor(apply(edit, tmp_path)))
@@ -147,7 +146,7 @@ def edited(runner, tmp_path, request, monkeypatch):
         ("disagrees", 2, "mismatch: rank 0 issued all_reduce #", "(8 B, float64)"),
         ("execute-sends-before-it-receives", 4, "deadlock: rank 0 waits in send #", "; rank 1 waits in send #"),
         ("execute-receives-before-it-sends", 4, "deadlock: rank 0 waits in recv #", "; rank 1 waits in recv #"),
-        ("never-waits", 2, "not waited for: rank 0: recv #", "from rank 1"),  # a timeline would show what cannot be
+        ("never-waits", 2, "not waited for: rank 0: recv #", "from rank 1"),  # its timeline would be impossible
         ("tags-otherwise", 2, "deadlock: ", "rank 1 waits in recv #0 (2 KiB) from rank 0 with tag 2 (its"),
     ],
     indirect=["edited"],
@@ -238,7 +237,7 @@ def test_invalid_mesh_or_option_is_refused_with_valid_values(mesh, options, told
     ],
 )
 def test_dryrun_command_refuses_impossible_requests(asked, told, tmp_path):
-    with refused(AssignmentError, told):
+    with raises_one_line(AssignmentError, told):
         CliRunner().invoke(app, ["dryrun", "--picture", str(tmp_path / "step.png"), *asked], catch_exceptions=False)
 
 

@@ -1,4 +1,4 @@
-"""Remedies: torch still uses the words of each message that has one."""
+"""torch still raises each message for which the kit has a remedy."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def weight() -> torch.Tensor:
 
 
 class TwoInputs(torch.autograd.Function):
-    """Gives one gradient for two inputs."""
+    """Its backward returns one gradient for two inputs."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -30,7 +30,7 @@ def overwritten(run):
     y.sum().backward()
 
 
-PROVOKED = (  # in the order of REMEDIES
+PROVOKED = (  # code that raises each message, in the order of REMEDIES
     lambda run: run(probes.make_groups, "wrong source", world=4),
     lambda run: run(probes.make_groups, "other splits", world=2),
     lambda run: torch.ones(2).sum().backward(),

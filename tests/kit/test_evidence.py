@@ -1,4 +1,4 @@
-"""Forbidden names are found in the source of a solution; whoever times something does it alone."""
+"""Forbidden names are found in a solution's source. Only one process at a time measures."""
 
 import fcntl
 
@@ -39,7 +39,7 @@ def test_forbidden_names_are_found_and_lookalikes_allowed(tmp_path, name):
         ("from .other import *", "ddp/other.py"),
         ("import impl\nimpl.ddp.other.f", "ddp/other/__init__.py"),
         ("from .. import ddp\nddp.other.f", "ddp/other.py"),
-        ("", "ddp/__init__.py"),  # which is run on the way
+        ("", "ddp/__init__.py"),  # an import of the package runs it
     ],
 )
 def test_forbidden_names_are_found_in_imported_solution_files(tmp_path, code, hidden):
@@ -54,7 +54,7 @@ UNREADABLE = {"minus signs": "x = " + "-" * 20_000 + "1", "many MB": "#" * (5 <<
 
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_solution_too_large_to_parse_is_refused(tmp_path, name):
-    """Python may run it, so nothing found in it is no answer; and no parser's error ends whoever asks."""
+    """Python may still run the file, so it cannot count as clean. A parser's error must not end the caller."""
     file = tmp_path / "solution.py"
     file.write_text(UNREADABLE[name])
     with pytest.raises(forbidden.Unreadable, match=r"solution\.py: .*; (shorten it|take them apart)"):

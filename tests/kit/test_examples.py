@@ -1,4 +1,4 @@
-"""The examples earn what examples/expected.json says: a hostile one exactly what its honest code earns."""
+"""The examples earn the points of examples/expected.json. A hostile example earns exactly its honest code's points."""
 
 import json
 import os
@@ -23,7 +23,7 @@ GRADED = ("data-parallel-only", "hostile-forged-results", "hostile-spy", "not-an
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
-    """Some, graded as `make grade` grades all: the neighbours of hostile ones are part of the test."""
+    """Some examples, graded like `make grade` grades all. Hostile examples and their neighbours are graded together."""
     if why := available()["bubblewrap"]:
         pytest.skip(f"no sandbox: {why}")
     out, folder = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("examples")
@@ -33,7 +33,7 @@ def graded(tmp_path_factory):
     command = ["-m", "grader", "grade", *paths, *options, str(out)]
     environment = {**os.environ, "CANARY": CANARY}
     run = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert run.returncode == 1, run.stderr  # some are refused
+    assert run.returncode == 1, run.stderr  # the grader refuses some examples
     return json.loads(run.stdout)["submissions"], out
 
 
@@ -48,7 +48,7 @@ def test_example_submission_earns_expected_points(graded, name):
 
 
 def test_nothing_secret_reaches_a_report(graded):
-    """The spy raises with all it could read; neither its page nor the JSON holds anything of the grader's."""
+    """The spy raises an error with all it could read. Its page and the JSON contain nothing of the grader's."""
     submissions, out = graded
     report = json.dumps(submissions["hostile-spy"]) + (out / "report" / "submissions" / "hostile-spy.html").read_text()
     assert "PYTHONPATH=/kit" in report, "the spy told nothing, so this test could not fail"
@@ -76,7 +76,7 @@ def test_probe_modules_import_in_the_sandbox():
 
 
 def test_the_reference_earns_everything_in_the_sandbox(tmp_path):
-    """Interpreted kernels, and how much memory a rank took. `python -m benchmarks.grading` grades all exercises."""
+    """Covers interpreted kernels and memory of ranks. `python -m benchmarks.grading` grades all exercises."""
     ids = ["mixed_precision.checkpoint", "flash_attention.triton_forward"]
     with runner_in("bubblewrap", ROOT / "reference") as runner:
         results = run_tests(runner, ids, "s3cret", tmp_path, only=one_of_each_kind(ids))

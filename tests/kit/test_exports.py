@@ -1,4 +1,4 @@
-"""Results as Gradescope, CSV, JSON, Canvas and the leaderboard have them."""
+"""Results exported to Gradescope, CSV, JSON, Canvas and the leaderboard."""
 
 import csv
 import json
@@ -10,13 +10,13 @@ import pytest
 
 from grader.graded import Answer, Graded
 from grader.report import exports, leaderboard
-from grader.report.canvas import canvas as column_of
+from grader.report.canvas import canvas as canvas_csv
 from grader.report.html import class_page, submission_page
 from lab.course.questions import default as questions
 from lab.course.scoring import totals
 
-from .classroom import A_RUN, passed, refused, result
-from .test_report import HOSTILE, IDS, ROW, A, decided, hostile, small_class, table, visible
+from .classroom import A_RUN, passed, raises_one_line, result
+from .test_report import GPU_ID, HOSTILE, IDS, A, decided, hostile, small_class, table, visible
 
 
 def test_gradescope_adds_up_and_hides_evidence() -> None:
@@ -34,11 +34,11 @@ def test_gradescope_adds_up_and_hides_evidence() -> None:
 
 def test_gradescope_never_passes_tests_not_run_or_not_counted() -> None:
     results = [result("ddp.naive", "failed"), result("ddp.naive", kind="property"), result("benchmarking.benchmark")]
-    g = Graded("ada", results=[*results, result(ROW, "not_run", reason="needs a GPU")])
+    g = Graded("ada", results=[*results, result(GPU_ID, "not_run", reason="needs a GPU")])
     tests = {t["name"]: t for t in exports.gradescope(g, A, IDS)["tests"]}
     assert {name: tuple(t[k] for k in ("score", "max_score", "status") if k in t) for name, t in tests.items()} == {
         "benchmarking.benchmark: numerics": (10.0, 10.0, "passed"),
-        f"{ROW}: numerics (not run)": (),
+        f"{GPU_ID}: numerics (not run)": (),
         "ddp.naive: numerics": (0.0, 6.6667, "failed"),
         "ddp.naive: property": (0.0, 3.3333, "failed"),
     }
@@ -47,7 +47,7 @@ def test_gradescope_never_passes_tests_not_run_or_not_counted() -> None:
     (output,) = [t["output"] for t in exports.gradescope(Graded("bob", results=stub), A, IDS[2:])["tests"]]
     assert output == f"a [0]; a [1]; a [2]: not attempted.\n{why}"
     assert "counts only once all numerics" in tests["ddp.naive: property"]["output"]
-    assert "needs a GPU" in tests[f"{ROW}: numerics (not run)"]["output"]
+    assert "needs a GPU" in tests[f"{GPU_ID}: numerics (not run)"]["output"]
 
 
 def test_inconclusive_is_shown_in_every_report_and_never_passes() -> None:
@@ -55,7 +55,7 @@ def test_inconclusive_is_shown_in_every_report_and_never_passes() -> None:
     g = Graded("ada", results=[
         *passed(["ddp.naive", "benchmarking.benchmark"]),
         result("ddp.naive", "inconclusive", "timing", "overlap", reason=why),
-        result(ROW, "inconclusive", "timing", "fast", reason=why),
+        result(GPU_ID, "inconclusive", "timing", "fast", reason=why),
         result("benchmarking.benchmark", "not_run", "timing", "t", reason="needs a GPU"),
     ])  # fmt: skip
     naive = 10 * 10 / 70
@@ -69,7 +69,7 @@ def test_inconclusive_is_shown_in_every_report_and_never_passes() -> None:
     assert submission["inconclusive"] == table({"ada": g})["ada"]["inconclusive"] == pytest.approx(naive + 15, abs=1e-3)
     assert submission["exercises"]["benchmarking.benchmark"]["inconclusive"] == 0
     tests = {t["name"]: t for t in exports.gradescope(g, A, IDS)["tests"]}
-    for name, points in (("ddp.naive", f"{naive:.2f}"), (ROW, "15")):
+    for name, points in (("ddp.naive", f"{naive:.2f}"), (GPU_ID, "15")):
         entry = tests[f"{name}: timing (inconclusive)"]
         assert {"score", "max_score", "status"} & set(entry) == set()
         assert f"Inconclusive: {points} points, neither earned nor lost." in entry["output"]
@@ -130,7 +130,7 @@ ROSTER = """Student,ID,SIS User ID,SIS Login ID,Section,Quiz 1 (7),Shardlings (1
 
 
 def canvas(graded: dict[str, Graded], roster: str = ROSTER, column: str = "Shardlings (12)") -> tuple[str, list[str]]:
-    return column_of(roster, column, graded, A, IDS)[:2]
+    return canvas_csv(roster, column, graded, A, IDS)[:2]
 
 
 def test_canvas_export_matches_students_to_final_points() -> None:
@@ -145,7 +145,7 @@ def test_canvas_export_matches_students_to_final_points() -> None:
         ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "Shardlings (12)"],
         ["Points Possible", "", "", "", "", "70"],
         ["Lovelace, Ada", "101", "u1", "ada", "01", str(round(70 * (29 + worth) / (35 + worth), 4))],
-        ["Byron, Bob", "102", "u2", "bob@uni.edu", "01", "70.0"],  # 25 of the 25 that count: 10 are excluded
+        ["Byron, Bob", "102", "u2", "bob@uni.edu", "01", "70.0"],  # 25 of the 25 points that count; 10 are excluded
         ["'=HYPERLINK(1)", "103", "u3", "cyd", "'+01", "70.0"],
         ["Student, Test", "104", "", "f00", "01", ""],
     ]
@@ -160,7 +160,7 @@ def test_canvas_export_matches_students_to_final_points() -> None:
     text, left_out = canvas(graded | {later: replace(graded[later], status="refused")})
     assert text.splitlines()[3].endswith(",01,58.0"), "29 of 35, of the earlier one"
     assert left_out[1] == f"{later} was refused; byronbob_102_9876_shardlings counts"
-    mail, left_out, absent = column_of(ROSTER, "Shardlings (12)", {"bob@uni.edu": graded["cyd"]}, A, IDS)
+    mail, left_out, absent = canvas_csv(ROSTER, "Shardlings (12)", {"bob@uni.edu": graded["cyd"]}, A, IDS)
     assert (mail.splitlines()[3][-5:], left_out) == (",70.0", [])
     assert absent == ["Lovelace, Ada", "=HYPERLINK(1)"], "and not Canvas' own test student"
 
@@ -174,19 +174,19 @@ def test_canvas_export_matches_students_to_final_points() -> None:
     ],
 )
 def test_invalid_canvas_roster_or_column_is_refused(roster: str, column: str, says: str) -> None:
-    with refused(ValueError, says):
+    with raises_one_line(ValueError, says):
         canvas({}, roster, column)
 
 
 def test_canvas_cell_stays_empty_when_no_result_counts() -> None:
     partial = Graded("ada", results=[*passed(IDS[:2]), result(IDS[2], "not_run", reason="needs a GPU")])
     nothing = Graded("f00", results=[result(id, "not_run", reason="needs a GPU") for id in IDS])
-    refused = replace(small_class()["dan"], name="cyd")
-    for g, score, cell in ((partial, 35, "70.0"), (refused, 0, ""), (nothing, 0, "")):
+    refused_submission = replace(small_class()["dan"], name="cyd")
+    for g, score, cell in ((partial, 35, "70.0"), (refused_submission, 0, ""), (nothing, 0, "")):
         assert exports.gradescope(g, A, IDS)["score"] == score, g.name
         text, left_out = canvas({g.name: g})
         assert [r[-1] for r in csv.reader(text.splitlines()) if r[3] == g.name] == [cell]
-        why = f"{g.name} was refused" if g is refused else f"nothing of {g.name} counts"
+        why = f"{g.name} was refused" if g is refused_submission else f"nothing of {g.name} counts"
         assert left_out == ([] if cell else [f"{why}, so the cell of its student stays empty"])
 
 
@@ -232,6 +232,6 @@ def test_leaderboard_page_shows_only_volunteers_by_chosen_name(tmp_path):
 )
 def test_invalid_leaderboard_names_file_is_refused(tmp_path, text, words):
     (tmp_path / "names.csv").write_text(text)
-    with refused(leaderboard.InputError, words):
+    with raises_one_line(leaderboard.InputError, words):
         names = leaderboard.read_names(tmp_path / "names.csv")
         leaderboard.write(tmp_path / "page.html", CLASS, names, A, A_RUN, TIMED)

@@ -1,4 +1,4 @@
-"""On plain Gloo, a stage's reference trains as it does on the switch: what is learnt there is true elsewhere."""
+"""On plain Gloo, the references of ddp, zero and mesh train as they do on the switch."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_zero(runner):
 
 
 def test_pipeline_peak_memory_does_not_scale_with_micro_batches(runner):
-    """Gloo's sends look incomplete until the code waits for them."""
+    """Gloo's sends appear incomplete until the code waits for them."""
     world, elements, peaks = 4, 500_000, {}
     for micro_batches in (4, 16):
         args = one_forward_one_backward(world, micro_batches), micro_batches, elements
@@ -60,7 +60,7 @@ def test_pipeline_peak_memory_does_not_scale_with_micro_batches(runner):
 
 
 def test_a_mesh(runner):
-    """Messages between stages, interleaved, and tokens between experts."""
+    """Covers messages between interleaved stages, and tokens between experts."""
     model = draw_model(RNG, layers=4, experts=4)
     state = {name: RNG.normal(*t.shape) * 0.4 for name, t in bare(model).state_dict().items()}
     batches = [[RNG.tokens(16, model["sizes"]["context"], vocabulary=5) for _ in range(2)] for _ in range(3)]

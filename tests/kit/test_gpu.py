@@ -1,4 +1,4 @@
-"""`make gpu` on a machine without one: what can run does, a part that fails ends no other, and it goes on later."""
+"""`make gpu` without a GPU: parts that can run do, a failing part does not end others, and a later call continues."""
 
 import json
 import os

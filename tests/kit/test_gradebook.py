@@ -1,4 +1,4 @@
-"""The gradebook loses nothing, mixes nothing up, and says in one line why it cannot be used."""
+"""The gradebook loses and confuses no results. If it cannot be used, it raises an error in one line."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from grader.database import APPLICATION, FORMAT
 from grader.gradebook import Flag, Gradebook, GradebookError, Graded
 
-from .classroom import A_RUN, RUN, refused, result
+from .classroom import A_RUN, RUN, raises_one_line, result
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_invalid_gradebook_is_refused_in_one_line_and_unchanged(path: Path, make
     make(path)
     before = path.read_bytes() if path.is_file() else b""
     for write in (True, False):
-        with refused(GradebookError, says, str(path)):
+        with raises_one_line(GradebookError, says, str(path)):
             Gradebook(path, write=write)
     assert before == (path.read_bytes() if path.is_file() else b"")
 

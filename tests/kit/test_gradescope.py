@@ -1,4 +1,4 @@
-"""Gradescope's autograder, laid out as there: a grade, or a results.json that says the grader failed."""
+"""The autograder in Gradescope's folder layout gives a grade, or a results.json that reports that the grader failed."""
 
 import json
 import os
@@ -27,7 +27,7 @@ VISIBILITY = {"hidden", "after_due_date", "after_published", "visible"}
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    """The archive that an instructor uploads, and the examples."""
+    """The archive that an instructor uploads, and the example submissions."""
     folder = tmp_path_factory.mktemp("packed")
     archive.archive(folder / "autograder.zip", PROFILE)
     build(folder / "examples")
@@ -36,19 +36,19 @@ def packed(tmp_path_factory):
 
 @pytest.fixture
 def autograder(tmp_path, packed):
-    """/autograder as Gradescope lays it out, somewhere else."""
+    """A copy of Gradescope's /autograder in another place."""
     root = tmp_path / "autograder"
     with zipfile.ZipFile(packed / "autograder.zip") as uploaded:
         uploaded.extractall(root / "source")
     shutil.copytree(packed / "examples" / EXAMPLE, root / "submission" / "student")
-    (root / "submission" / "lab").mkdir()  # the whole repository was handed in
+    (root / "submission" / "lab").mkdir()  # the student handed in the whole repository
     (root / "submission_metadata.json").write_text(json.dumps(METADATA))
     (root / "run_autograder").write_bytes((root / "source" / "run_autograder").read_bytes())
     return root
 
 
 def run(root: Path, **environment: str) -> tuple[dict, str]:
-    """(results.json, standard output)."""
+    """Run the autograder. Return (results.json, standard output)."""
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     paths = {"AUTOGRADER": str(root), "AUTOGRADER_VENV": str(Path(sys.executable).parent.parent), "CANARY": CANARY}
     done = subprocess.run(
@@ -61,7 +61,7 @@ def run(root: Path, **environment: str) -> tuple[dict, str]:
 
 
 def assert_valid(results: dict) -> None:
-    """What Gradescope's specification asks of results.json."""
+    """Assert that results.json follows Gradescope's specification."""
     assert isinstance(results["score"], float)
     assert (results["stdout_visibility"], results["test_output_format"]) == ("hidden", "text")
     assert results["tests"]
@@ -86,12 +86,12 @@ def test_the_strongest_isolation_that_works_is_chosen(monkeypatch):
 
 
 def test_gradescope_gives_example_its_expected_points_and_no_secrets(autograder):
-    """In the weaker isolation where both work."""
+    """Uses the weaker isolation if both work."""
     isolation = "bubblewrap" if available()["uid"] else "uid"
     if why := available()[isolation]:
         pytest.skip(f"no {isolation} isolation: {why}")
     path = os.environ["PATH"]
-    if isolation == "uid":  # as in a container that may not make namespaces
+    if isolation == "uid":  # as in a container without the right to create namespaces
         (autograder / "bin").mkdir()
         (autograder / "bin" / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions' >&2\nexit 1\n")
         (autograder / "bin" / "bwrap").chmod(0o755)
@@ -140,7 +140,7 @@ def test_archive_has_no_solutions_and_its_own_seed():
 
 @pytest.mark.parametrize(("profile", "layout"), [("full", "stages"), ("tour", "stages"), ("cs336-2026", "cs336")])
 def test_archive_profile_selects_layout_and_written_questions(tmp_path, monkeypatch, profile, layout):
-    """A stray tests/adapters.py gets nobody fewer tests."""
+    """An extra tests/adapters.py does not reduce the tests of a submission."""
     calls = []
 
     def grade_one(submission, settings):

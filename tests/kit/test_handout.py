@@ -1,4 +1,4 @@
-"""The chapters and README name what exists, and say what assignment.toml and the kit say."""
+"""The chapters and README name existing things, and agree with assignment.toml and the kit."""
 
 import doctest
 import json
@@ -33,7 +33,7 @@ def links(path: Path) -> list[str]:
 
 @cache
 def anchors(path: Path) -> set[str]:
-    """As GitHub and MyST name headings."""
+    """The anchors of a page's headings, as GitHub and MyST name them."""
     headings = re.findall(r"(?m)^#+ (.+)$", prose(path))
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
@@ -103,7 +103,7 @@ def test_figures_are_numbered_as_they_appear_and_each_has_a_caption(chapter):
     numbers = [int(n) for n in re.findall(r"(?m)^\*\*Figure (\d+)\.\*\* \S", text)]
     assert numbers == [*range(1, 1 + len(numbers))]
     assert len(numbers) >= 6 or chapter == "published"
-    captioned = re.findall(r"!\[[^\]]{41,}\]\(images/\w+\.svg\)\n\n\*\*Figure \d", text)  # with what is to be seen
+    captioned = re.findall(r"!\[[^\]]{41,}\]\(images/\w+\.svg\)\n\n\*\*Figure \d", text)  # with a description
     assert len(captioned) == len(numbers) == text.count("](images/")
     assert {int(n) for n in re.findall(r"Figure (\d+)", text)} == set(numbers)
     assert not re.search(r"(?m)^%", text), "the site drops a line that begins with %, as a comment"
@@ -189,7 +189,7 @@ def test_devcontainer_has_supported_python_and_valid_make_command():
 
 
 def weeks(table: str) -> list[tuple[list[str], float]]:
-    """(exercise ids, hours) of each row."""
+    """Return (exercise ids, hours) of each row."""
     found = []
     for exercises, hours in re.findall(r"\| \d+ \| (.*?) \| ([\d.]+) \|", table):
         of_stage = (part.partition("`: ") for part in exercises.split("; "))
@@ -207,6 +207,6 @@ def test_syllabus_covers_profile_with_right_hours_and_order(count, profile, tabl
     everything = [id for ids, _ in planned for id in ids]
     assert len(everything) == len(set(everything)), "an exercise is in two weeks"
     assert set(everything) == set(known.profiles[profile])
-    for week, (ids, _) in enumerate(planned):  # stand-ins help who is stuck; a plan should not count on them
+    for week, (ids, _) in enumerate(planned):  # a plan must not rely on stand-ins, which are for students who are stuck
         later = {id for others, _ in planned[week + 1 :] for id in others}
         assert not [id for id in ids if later.intersection(known.exercise(id).needs)], f"week {week + 1}: too early"

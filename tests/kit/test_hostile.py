@@ -1,6 +1,6 @@
-"""The hostile corpus is well formed, and a grader that is fooled is reported.
+"""The corpus of attacks is well formed, and a successful attack is reported.
 
-`make hostile` grades all of it; `test_examples.py` grades four attacks in a class.
+`make hostile` grades the whole corpus; `test_examples.py` grades four attacks in a class.
 """
 
 from dataclasses import replace
@@ -72,7 +72,7 @@ def test_honest_submissions_cover_every_exercise_and_variant():
 
 
 def outcome(**fields) -> Outcome:
-    """One that is as it must be, but for these fields."""
+    """A correct Outcome, except for these fields."""
     attack = hostile.Attack("a", "pickle", "ddp.naive", "why", files={"ddp/naive.py": ""})
     return replace(Outcome(attack, flags=["forbidden call"], evidence="line 3"), **fields)
 
@@ -108,7 +108,7 @@ def test_a_neighbour_that_loses_points_or_is_flagged_is_harmed():
 
 
 def test_flags_are_raised_for_suspicious_failures_only():
-    """Variants and the reference pass every test, as `grader mutants` sees to."""
+    """`grader mutants` checks that variants and the reference pass all tests."""
     assert not [*batch._flags([result(), result(outcome="not_run", reason="no GPU")])]
     for reason, message in (("forbidden", "x"), ("crashed", "x"), ("refused", FORGED)):
         assert len([*batch._flags([result(outcome="failed", reason=reason, message=message)])]) == 1
@@ -227,14 +227,14 @@ def test_a_forbidden_object_must_not_be_held_even_if_it_is_never_called(solution
 
 
 def test_forbidden_names_match_only_intended_operators():
-    """`torch.distributed._tensor` is a package; taken for an operator it refused scalar_tensor, which `where` needs."""
+    """`torch.distributed._tensor` is a package. As an operator it once forbade scalar_tensor, which `where` needs."""
     matches = {e: operators.matching(e.forbidden) for e in default().exercises.values()}
     assert {e.stage for e, found in matches.items() if found} == {"mixed_precision", "flash_attention"}
     assert "aten::_fused_rms_norm" in matches[default().exercise("mixed_precision.rms_norm")]
 
 
 def test_speed_probe_may_call_forbidden_functions_itself(runner):
-    """The probe's own calls are none of the solution's."""
+    """The probe's own calls do not count as calls of the solution."""
     runner.executor = Executor(ROOT / "reference")
     runner.forget()
     forbidden = default().exercise("flash_attention.speed").forbidden

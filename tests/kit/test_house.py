@@ -1,4 +1,4 @@
-"""The rules of the kit: what the command lines print for bad input, what a student sees."""
+"""Rules for the whole kit: command lines' answers to bad input, and output for students."""
 
 import ast
 import os
@@ -67,12 +67,12 @@ def test_pytest_refuses_invalid_option_values_in_one_line(capsys, arguments):
 
 
 def test_stubs_are_reported_as_not_attempted_with_next_exercise(runner, tmp_path, monkeypatch):
-    """The size of what is printed is part of it: a student reads all of it or nothing."""
+    """The output must also be short, so that students read it."""
     xml, stages = tmp_path / "junit.xml", ("benchmarking", "ddp")
     exercises = [e for e in default().of_profile("short").exercises.values() if e.stage in stages]
     options = ("--profile", "short", *(f"--stage={stage}" for stage in stages))
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "400")  # in which no sentence is broken
+    monkeypatch.setenv("COLUMNS", "400")  # wide enough for every sentence
     runner.executor = Executor(ROOT / "student")
     code, out = session(runner, "tests", "--impl", "student", *options, f"--junitxml={xml}")
     assert code == 1
@@ -93,7 +93,7 @@ def test_stubs_are_reported_as_not_attempted_with_next_exercise(runner, tmp_path
 
 
 def passing(*arguments: str, **environment: str) -> str:
-    """Run the reference's tests, assert that none fails, and return what was printed."""
+    """Run the reference's tests, assert that none fails, and return the output."""
     command = [sys.executable, "-m", "pytest", "tests", "--impl", "reference", *arguments]
     run = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
@@ -102,7 +102,7 @@ def passing(*arguments: str, **environment: str) -> str:
 
 def test_inline_runs_what_it_can_and_names_what_it_does_not_run():
     options = ("--exercise", "mixed_precision.checkpoint_plan", "--exercise", "ddp.broadcast")
-    output = passing("--inline", *options, COLUMNS="400")  # a debugger is not to stop where nothing is wrong
+    output = passing("--inline", *options, COLUMNS="400")  # a debugger must not stop in passing tests
     assert " passed" in output
     assert "not run: --inline runs single-rank, real, interpreted probes; this one asks for world=" in output
 

@@ -1,4 +1,4 @@
-"""The judge: which measurement of a bound it keeps, and its messages about values that differ."""
+"""The judge: the measurement that it keeps for a bound, and its messages about values that differ."""
 
 import numpy
 import pytest
@@ -104,7 +104,7 @@ def test_a_count_that_is_off_by_a_part_names_the_part(got, words):
         (WANT + 1, WANT, "all of these"),
         (torch.ones(30), torch.linspace(-2, 2, 30), "each is"),
         (torch.tensor(4.34), torch.tensor(1.37), "times"),
-        (DENSE[torch.arange(4001) * 7 % 4001], DENSE, "another order"),  # closer to each other than what is allowed
+        (DENSE[torch.arange(4001) * 7 % 4001], DENSE, "another order"),  # values closer than the tolerance
     ],
 )
 def test_message_claims_no_pattern_that_the_values_lack(got, want, words):

@@ -1,4 +1,4 @@
-"""The instrument for Triton kernels: their memory accesses in the interpreter, their machine code for a GPU."""
+"""Instruments for Triton kernels: memory accesses in the interpreter, and machine code for a GPU."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from . import probes_triton as probes
 def test_loads_and_stores_by_program_and_row(runner):
     got = runner.run(probes.watched, 40)
     assert torch.equal(got["y"].flatten(), 2 * torch.arange(40.0))
-    rows = [[0, [0, 1, 2, 3]], [1, [4, 5, 6, 7]], [2, [8, 9]]]  # masked ones are not touched
+    rows = [[0, [0, 1, 2, 3]], [1, [4, 5, 6, 7]], [2, [8, 9]]]  # masked rows are not accessed
     assert got["loads"] == got["stores"] == rows
     assert got["launches"] == [["double", [3]]]
     assert got["operators"] == ["fill_"], "of torch's, those outside of launches alone"
@@ -65,7 +65,7 @@ def test_overlap_kernel_spills_no_registers_on_ampere(runner, is_causal):
 
 
 def test_key_range_stand_in_is_correct_but_not_tight(runner):
-    """Kernels that stand on it walk with and without a mask; whoever copies it earns no points for the ends."""
+    """Kernels that use it still visit tiles with and without a mask. A copy of it earns no points for key ranges."""
     runner.executor, causal = Executor(ROOT / "reference"), "flash_attention.causal"
     cases = [
         [i, *lengths, 64, 32, is_causal]

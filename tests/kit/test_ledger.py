@@ -1,4 +1,4 @@
-"""Ranks that ran separately: one line about the first operation on which two disagree; "" if they agree."""
+"""Ledgers of ranks that ran separately: a line about the first operation on which two ranks disagree, or ""."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from lab.ranks.ledger import Row
 
 
 def account(rank: int, issued: list[tuple]) -> Account:
-    """A rank that issues (op, bytes, other fields if not the defaults) one after the other, and then waits for all."""
+    """The account of a rank that issues these (op, bytes, other fields) in order, and then waits for all."""
     rows, numbers = [], range(len(issued))
     for number, (op, size, *extra) in enumerate(issued):
         other = {"dtype": "float32", "peer": -1, "group": [0, 1], **(extra[0] if extra else {})}
@@ -21,7 +21,7 @@ ROOT_0, ROOT_1, PAIR, ALL = {"peer": 0}, {"peer": 1}, {"group": [0, 1]}, {"group
 STEP = [("broadcast", 64, ROOT_0), ("all_reduce", 4096), ("all_to_all", 40), ("barrier", 0, {"dtype": ""})]
 REDUCED = "rank 0 issued all_reduce #1 (4 KiB, float32) over [0, 1]"
 BROADCAST = "rank 0 issued broadcast #0 (64 B, float32) over [0, 1], root 0"
-CASES = {  # rows of rank 0, rows of rank 1, the first mismatch
+CASES = {  # rows of rank 0, rows of rank 1, line about the first mismatch
     "parts of other sizes": ([("all_to_all", 40)], [("all_to_all", 8)], ""),
     "another operation": (
         STEP, [STEP[0], ("broadcast", 4096, ROOT_0), ("reduce", 8)],

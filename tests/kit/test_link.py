@@ -1,7 +1,7 @@
-"""Messages on a link: what they cost by the formula, that none is done sooner, and that all of Gloo runs on it.
+"""Messages on a link take at least the time of the formula, and all operations of Gloo run on it.
 
-The switch's clock gives the times. The tests assert lower bounds, which no busy core can break. That work hides
-messages is timed in tests/ddp and tests/zero.
+The switch's clock gives the times. The tests assert lower bounds, which hold on busy cores too. tests/ddp and
+tests/zero time the overlap of messages with work.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from .test_backend import equal, inputs
 
 IMPL = ROOT / "reference"
 SLOW = Link(alpha_s=2e-3, bytes_per_s=1e6)
-CLOCK_S = 1e-6  # what adding floats of this size may lose
+CLOCK_S = 1e-6  # tolerance for rounding in sums of seconds
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_link_delivers_right_data_no_sooner_than_its_cost(runner, name):
     for rank, got in enumerate(traces):
         want = wire_value(CASES[name][1](inputs("float32"), rank))
         assert equal(got.values[f"{name}, float32"], want), f"{name}, rank {rank}"
-    nothing_is_sooner(traces, SLOW)
+    check_nothing_is_sooner(traces, SLOW)
 
 
-def nothing_is_sooner(traces: list[Trace], link: Link) -> None:
-    """Assert that operations begin on all of their ranks at the same time, none before its rank has issued it, and take
-    at least their cost, one after the other."""
+def check_nothing_is_sooner(traces: list[Trace], link: Link) -> None:
+    """Assert that each operation starts at the same time on all its ranks, after all have issued it. Operations run one
+    after the other, and take at least their cost."""
     starts = [[row.started_s for row in trace.messages if row.op != "recv"] for trace in traces]
     for trace in traces:
         for row in trace.messages:
@@ -100,7 +100,7 @@ def cost_s(row: Row, link: Link) -> float:
 
 
 def test_link_serializes_sends_and_starts_collectives_together(runner):
-    nothing_is_sooner(runner.trace(probes_link.burst, 6, 250, world=4, link=SLOW), SLOW)
+    check_nothing_is_sooner(runner.trace(probes_link.burst, 6, 250, world=4, link=SLOW), SLOW)
 
 
 def test_operations_in_crossed_order_complete_on_a_link(runner):

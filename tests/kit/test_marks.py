@@ -1,4 +1,4 @@
-"""Prose that people mark: points, pages, exports, and the sheet of a rubric."""
+"""Marks that people give for prose: points, pages, exports, and the sheet of a rubric."""
 
 import csv
 from dataclasses import replace
@@ -16,7 +16,7 @@ from lab.commands.cli import main as lab_main
 from lab.course.assignment import default
 from lab.harness.runner import ExecutorLost
 
-from .classroom import A_RUN, latest, reading, recorded, refused, result
+from .classroom import A_RUN, latest, raises_one_line, reading, recorded, result
 from .test_written import KNOWN, handed_in
 
 
@@ -36,7 +36,7 @@ def marks(points: float = 1.0, comment: str = "fine", text: str = "Because it is
 def test_prose_counts_when_marked_and_missing_answers_at_once():
     assert written.totals(written.score(graded())) == (1 + 1, 1 + 2 + 3, 3)
     assert written.totals(written.score(graded(marks=marks(0.5)[:2]))) == (3, 8, 1)
-    assert written.totals(written.score(graded(marks=marks(9)))) == (5, 9, 0)  # no more than is possible
+    assert written.totals(written.score(graded(marks=marks(9)))) == (5, 9, 0)  # capped at the possible points
 
 
 def test_unjudged_answer_neither_earns_nor_loses_points(tmp_path, monkeypatch):
@@ -71,7 +71,7 @@ def test_exports_agree_and_keep_written_and_code_points_apart():
 
 @pytest.fixture
 def out(tmp_path):
-    """A folder as `grader grade` writes it, with two who wrote and one who did not."""
+    """A folder of `grader grade` with two students who wrote prose and one who did not."""
     nothing = replace(graded("cyd"), answers=[Answer("ddp.timeline", "", "missing")])
     recorded(tmp_path, graded("ada"), graded("=cmd|bob"), nothing)
     return tmp_path
@@ -138,7 +138,7 @@ def test_marks_keep_history_count_latest_and_note_changed_text(out):
 
 def test_sheet_import_tolerates_spreadsheet_changes(out):
     rows = sheet(out)
-    rows[0] |= {"name": "=cmd|bob", "points": "0,5"}  # the apostrophe swallowed, a comma for the point
+    rows[0] |= {"name": "=cmd|bob", "points": "0,5"}  # the apostrophe is lost, and a comma replaces the point
     rows[4]["points"] = " 1 "
     assert take(out, list(reversed(rows)), delimiter=";") == 2
 
@@ -160,7 +160,7 @@ def test_sheet_with_one_bad_row_imports_nothing(out, row, words):
     for other in rows[1:]:
         other["points"] = "1"
     rows[0] |= row
-    with refused(rubric.InputError, words):
+    with raises_one_line(rubric.InputError, words):
         take(out, rows)
     assert not any(g.marks for g in latest(out).values())
 
@@ -176,7 +176,7 @@ def test_sheet_with_one_bad_row_imports_nothing(out, row, words):
 def test_invalid_sheet_file_gets_one_line_error(out, content, words):
     if content is not None:
         (out / "bad.csv").write_bytes(content)
-    with refused(rubric.InputError, words):
+    with raises_one_line(rubric.InputError, words):
         rubric.read(out / "bad.csv", latest(out), "eve")
 
 

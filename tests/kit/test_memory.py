@@ -1,4 +1,4 @@
-"""The memory meter, on cases that can be counted by hand, and its timeline."""
+"""The memory meter on cases that can be counted by hand, and its timeline."""
 
 import numpy
 import torch
@@ -16,7 +16,7 @@ def test_live_and_peak_bytes():
     with meter() as memory:
         a = kib(4)
         b = kib(2)
-        a.view(2, -1)[1:].add_(1).mul_(2)  # views and operators in place cost nothing
+        a.view(2, -1)[1:].add_(1).mul_(2)  # views and in-place operators allocate nothing
         assert memory.live_bytes == 6 * KIB
         del a
         c = kib(1)
@@ -49,8 +49,8 @@ def test_meter_charges_tensors_made_after_inputs_are_freed():
 def test_saved_tensor_counts_its_whole_storage_once():
     x = torch.zeros(KIB, requires_grad=True)
     with meter(inputs=(x,)) as memory:
-        y = x.exp()  # keeps its result
-        z = (y[:10] * y[10:20]).sum()  # keeps two views of it
+        y = x.exp()  # autograd saves the result
+        z = (y[:10] * y[10:20]).sum()  # autograd saves two views of it
     assert memory.saved_bytes == 4 * KIB
     del y, z
 

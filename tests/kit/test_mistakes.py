@@ -1,4 +1,4 @@
-"""A known mistake is named for the messages that its mutant gets, and for no others."""
+"""A known mistake is named for the messages of its mutant, and for no others."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ GREW = "2 ranks: the process grew by 124 MB, expected at most 55: outputs take 4
         (OFF, "rank 1: got 0.51701, expected 1,000", True),
         (OFF, "rank 1: got 0.53, expected 1,000", False),
         (OFF, "rank 1: got 0.517, expected 1,000, not 3", False),
-        (GREW, GREW.replace("124", "110"), True),  # what the kernel measures is compared roughly
+        (GREW, GREW.replace("124", "110"), True),  # the kernel's measurements are compared roughly
         (GREW, GREW.replace("2 ranks", "3 ranks"), False),
     ],
 )
@@ -108,7 +108,7 @@ def test_recorded_mistakes_match_existing_mutants(stage):
     assert not [clause for clause in reasons.values() if clause.endswith(".") or len(clause.split()) > 30]
 
 
-# ---- the judge: what fails on the secret seed is run on the public one ----
+# ---- the judge: failures on the secret seed are run again on the public seed ----
 
 
 def result(test: str, outcome: str, reason: str = "") -> Result:
@@ -116,7 +116,7 @@ def result(test: str, outcome: str, reason: str = "") -> Result:
 
 
 def judged(monkeypatch, seed: str, first: list[Result], public: list[Result] = ()) -> tuple[list[Result], list]:
-    """What the judge makes of these results, and (seed, tests) of each run that it asked for."""
+    """Return the judge's results for these results, and (seed, tests) of each run that it requested."""
     runs = []
 
     def run_tests(runner, ids, seed, cache, only=None, **options):

@@ -1,4 +1,4 @@
-"""Mutants and variants are edits of the reference, by hand or by rule; `grader parts` names all of an exercise."""
+"""Mutants and variants are edits of the reference, by hand or by rule."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def test_edit_matches_reference_with_renamed_locals(tmp_path):
     assert texts_of["a.py"] == "def f(grads):\n    for grad in grads:\n        grad.mul_(2)\n    return grad\n"
     texts_of = texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", "for g in gs:⋯return", "return"),)), tmp_path)
     assert texts_of["a.py"] == "def f(grads):\n    return grad\n"
-    for old in ("for g in gs:\n        h.div_(2)\n    return g", "g.mul_(2)"):  # two names for one; another call
+    for old in ("for g in gs:\n        h.div_(2)\n    return g", "g.mul_(2)"):  # one name became two; another call
         with pytest.raises(InputError, match="0 matches"):
             texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", old, ""),)), tmp_path)
 

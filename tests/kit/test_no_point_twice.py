@@ -1,6 +1,6 @@
-"""No point is lost twice: an exercise that is not written costs its own points and no others'.
+"""An unwritten exercise costs only its own points.
 
-Each exercise is blanked alone in a copy of the reference. Whatever builds on it must still pass, on a stand-in.
+Each exercise is blanked in a copy of the reference. Exercises that build on it must still pass, with a stand-in.
 """
 
 import shutil
@@ -19,7 +19,7 @@ IMPL = ROOT / "reference"
 
 
 def dependents(id: str) -> list[str]:
-    """Exercises whose files import the exercise's, or that say that they need it."""
+    """Exercises whose files import the exercise's file, or that declare it as a need."""
     known = default().exercises
     file = ROOT / "reference" / known[id].file
     return [
@@ -29,11 +29,11 @@ def dependents(id: str) -> list[str]:
 
 
 def judged_by_itself(id: str) -> bool:
-    """Whether it has numerics; one without counts when those of all that it needs pass, and no stand-in serves it."""
+    """Whether the exercise has numerics. Exercises without them count once their needs pass; stand-ins do not help."""
     return any((mark.id, mark.kind) == (id, "numerics") for mark in all_marks())
 
 
-MANY = 4  # needs from which on an exercise is tried once, on all their stand-ins together: each alone takes too long
+MANY = 4  # an exercise with so many needs is tested once, with all their stand-ins together, to save time
 WIDE = [e.id for e in default().exercises.values() if len(e.needs) >= MANY and judged_by_itself(e.id)]
 
 
@@ -42,7 +42,7 @@ def judged_dependents(id: str) -> list[str]:
 
 
 def blanked() -> list[tuple[list[str], list[str]]]:
-    """(exercises to blank at the same time, those that build on them, each on one of the first list alone)."""
+    """Groups of (exercises to blank together, their dependents). Each dependent builds on only one of the blanked."""
     groups: list[tuple[list[str], list[str]]] = []
     for id in filter(judged_dependents, default().exercises):
         affected = set(dependents(id))
@@ -57,7 +57,7 @@ def blanked() -> list[tuple[list[str], list[str]]]:
 
 
 def blanked_for_wide() -> list[tuple[list[str], list[str]]]:
-    """The same for exercises that need many: those that build on no other of WIDE at the same time, then each other."""
+    """The same for WIDE: one group for exercises that need no other of WIDE, then one group for each other exercise."""
     needs = {id: default().exercise(id).needs for id in WIDE}
     first = [id for id in WIDE if not {*needs[id]} & {*WIDE}]
     together = sorted({need for id in first for need in needs[id]})
@@ -73,7 +73,7 @@ def test_a_blank_exercise_costs_only_its_own_points(runner, tmp_path, blank, ask
         shutil.copy(ROOT / "student" / file, copy / file)
     runner.executor = Executor(copy)
     runner.forget()
-    runner.verdicts.update({id: id not in blank for id in default().exercises})  # which the stages' own tests find out
+    runner.verdicts.update({id: id not in blank for id in default().exercises})  # normally found by the stages' tests
     results = run_tests(runner, asked, "public", ROOT / ".cache" / "expect", only=one_of_each_kind(asked))
     assert {r.exercise for r in results} == set(asked)
     assert [f"{r.id}: {r.message}" for r in results if r.outcome == "failed"] == []

@@ -1,6 +1,6 @@
-"""Notebooks are valid, small and in step with their source; what a reader writes in them is judged, wrong or right.
+"""Notebooks are valid, small and equal to their sources. They judge readers' solutions correctly.
 
-tests/docs/ runs them from the top.
+tests/docs/ runs whole notebooks.
 """
 
 import re
@@ -12,14 +12,14 @@ import pytest
 from lab.course.assignment import ROOT
 from notebooks.build import NOTEBOOKS, make
 
-# An edit of each solution that makes it wrong, as a reader might.
+# For each notebook, an edit that turns the solution into a likely mistake.
 MISTAKES = {
-    "1_benchmarking": ("        device.synchronize()\n        before", "        before"),  # warm-up runs into the first
-    "2_mixed_precision": ("number - excess", "number"),  # a plain sum
+    "1_benchmarking": ("        device.synchronize()\n        before", "        before"),  # the first step has warm-up
+    "2_mixed_precision": ("number - excess", "number"),  # an uncompensated sum
     "3_flash_attention": ("shrink * l", "l"),  # the old sum is not rescaled
     "4_ddp": ("max(ready, free)", "ready"),  # messages overlap
-    "5_zero": (" / W  # reduce", "  # reduce"),  # a sum in place of the mean
-    "6_mesh": ("B.chunk(W, dim=0)", "B.chunk(W, dim=0)[::-1]"),  # another rank's rows
+    "5_zero": (" / W  # reduce", "  # reduce"),  # a sum instead of the mean
+    "6_mesh": ("B.chunk(W, dim=0)", "B.chunk(W, dim=0)[::-1]"),  # the rows of another rank
     "7_planning": ("busy * (pipe - 1)", "arithmetic * (pipe - 1)"),  # the bubble does not wait for tensor messages
 }
 
@@ -41,7 +41,7 @@ def test_committed_notebook_is_valid_current_and_free_of_local_paths(name):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_has_800_to_1500_words(name):
-    """Counted in Markdown, apart from solutions, code and addresses: all between spaces that has a letter."""
+    """Counts words with a letter in Markdown, without solutions, code and addresses."""
     text = "\n".join(c.source for c in make(name).cells if c.cell_type == "markdown")
     text = re.sub(r"<details>.*?</details>|`[^`]*`|\]\([^)]*\)", " ", text, flags=re.DOTALL)
     assert 800 <= sum(bool(re.search(r"[^\W\d_]", word)) for word in text.split()) <= 1500
@@ -66,7 +66,7 @@ def test_notebook_check_judges_the_readers_solution(name, capsys):
     for written, right, pattern in (
         (solution, True, "right in all"),
         (sources[start], False, "not written yet"),
-        (solution.replace(old, new), False, r"^[^\n]*expected .*, got .*\. \w.* \w.*\n$"),  # with a hint, in one line
+        (solution.replace(old, new), False, r"^[^\n]*expected .*, got .*\. \w.* \w.*\n$"),  # one line, with a hint
         (raising, False, "raised KeyError"),
     ):
         for source in (written, *sources[start + 1 : check + 1]):

@@ -1,4 +1,4 @@
-"""What learning platforms hand out is taken as it comes, and what goes back to students holds what it may."""
+"""Class lists are read as learning platforms export them. Feedback contains only what students may see."""
 
 import csv
 import html
@@ -15,7 +15,7 @@ from grader.submissions import Submission, find
 from lab.course.assignment import default
 from lab.course.questions import default as questions
 
-from .classroom import A_RUN, invoke, passed, recorded, refused, result
+from .classroom import A_RUN, invoke, passed, raises_one_line, recorded, result
 from .test_submissions import a_zip
 
 A = default()
@@ -78,7 +78,7 @@ def test_class_archives_open_and_skip_unsafe_paths(tmp_path: Path) -> None:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """A graded class of one group and one student by herself, and Gradescope's list of them."""
+    """A graded class of one group and one single student, and Gradescope's list of them."""
     failed = [*passed(IDS[:2]), result(IDS[2], "failed", message="~~~\n| wrong |")]
     bare = [*passed(IDS[:2]), result(IDS[2], "failed", reason="unwritten")]
     recorded(
@@ -168,7 +168,7 @@ def test_second_people_list_is_merged_into_the_first(out: Path) -> None:
     rows = [(row["submission"][-2:], row["login"][:3]) for row in csv.DictReader((out / people.NAME).open())]
     assert rows == [("11", "ada"), ("12", "cyd"), ("15", "dee"), ("15", "bob")]
     (out / people.NAME).write_text("a,b\n")
-    with refused(people.InputError, "people.csv: expected columns submission, submitted"):
+    with raises_one_line(people.InputError, "people.csv: expected columns submission, submitted"):
         invoke(out, "people", "{out}/later.yml")
 
 
@@ -182,7 +182,7 @@ def test_second_people_list_is_merged_into_the_first(out: Path) -> None:
 )
 def test_invalid_people_list_gives_one_line_error(tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).write_text(text)
-    with refused(people.InputError, says):
+    with raises_one_line(people.InputError, says):
         people.from_list(tmp_path / name)
 
 

@@ -1,4 +1,4 @@
-"""Plans that are none, and the published runs that the planner predicts."""
+"""Invalid plans are refused, and the planner predicts published runs."""
 
 import json
 import statistics
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.planner import published
+from benchmarks.planner import published_runs
 from lab.cluster import steps
 from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MEGATRON_2021, Job, Plan, gpt, unfit
@@ -20,7 +20,7 @@ def test_invalid_plans_give_the_reason():
     assert "does not divide heads" in unfit(job, Plan(2, 1, 32))
     assert "cannot be spread" in unfit(job, Plan(2, 32, 1))
     assert unfit(replace(job, context=1020), Plan(8, 1, 8)) == "tensor=8 does not divide context=1020"
-    assert not unfit(replace(job, context=1020, recipe=MEGATRON_2021), Plan(8, 1, 8))  # it splits no sequence
+    assert not unfit(replace(job, context=1020, recipe=MEGATRON_2021), Plan(8, 1, 8))  # no sequence parallelism
     layers = replace(job, model=gpt(15, 2048, 16))
     assert not unfit(layers, Plan(16, 4, 1))
     assert "15 layers cannot be spread over 4" in unfit(replace(layers, recipe=MEGATRON_2021), Plan(16, 4, 1))
@@ -29,17 +29,17 @@ def test_invalid_plans_give_the_reason():
 
 
 def test_table_1_predictions_match_saved_benchmark_errors():
-    """Three of the ten runs, with the micro-batch and chunks that the benchmark found."""
+    """Checks three of the ten runs, with the micro-batch and chunks that the benchmark found."""
     saved = json.loads((ROOT / "benchmarks" / "results" / "planner.json").read_text(encoding="utf-8"))["rows"]
     rows = [row for row in saved if row["source"].endswith("table 1")]
     errors = [float(row["error"].split()[0]) for row in rows]
     assert len(rows) == 10
-    for run, row, error in [*zip(published(), rows, errors, strict=True)][::4]:
+    for run, row, error in [*zip(published_runs(), rows, errors, strict=True)][::4]:
         plan = replace(run.plan, micro_batch=row["micro-batch"], chunks=row["chunks"])
         assert unfit(run.job, plan) == "", row
-        got = 100 * (replace(run, plan=plan).predicted() / run.published - 1)
+        got = 100 * (replace(run, plan=plan).predicted() / run.tflops - 1)
         assert got == pytest.approx(error, abs=0.1), row
-    assert statistics.median(map(abs, errors)) < 2.5  # what the best constant reaches
+    assert statistics.median(map(abs, errors)) < 2.5  # the best constant's median
     assert max(map(abs, errors)) < 14.7
 
 
@@ -49,7 +49,7 @@ def test_chapters_contain_saved_benchmark_rows():
     tables = "".join((results / f"{name}.md").read_text(encoding="utf-8") for name in names)
     chapter = (ROOT / "handout" / "published.md").read_text(encoding="utf-8")
     rows = [line for line in tables.splitlines() if line.startswith("| ")]
-    assert len(rows) == 4 + 28 + 19 + 18 + 9  # with four heads
+    assert len(rows) == 4 + 28 + 19 + 18 + 9  # and four header rows
     assert all(row in chapter for row in rows), (
         "run python -m benchmarks.planner --keep, and put its table into the chapter"
     )

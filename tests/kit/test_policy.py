@@ -1,4 +1,4 @@
-"""What people decide stands beside the results, survives every regrade, and is never lost."""
+"""People's decisions are stored next to results, survive every regrade, and are never lost."""
 
 import csv
 import getpass
@@ -16,10 +16,10 @@ from grader.gradebook import Gradebook, GradebookError, Graded
 from grader.policy import Decision
 from lab.course.assignment import AssignmentError, default
 
-from .classroom import invoke, latest, passed, reading, recorded, refused
+from .classroom import invoke, latest, passed, raises_one_line, reading, recorded
 
 A = default()
-IDS = A.profiles["tour"]  # 10, 15 and 10 points
+IDS = A.profiles["tour"]  # worth 10, 15 and 10 points
 POLICY = """
 due = 2026-02-14T23:59:00-08:00
 free_days = 2
@@ -43,12 +43,12 @@ def graded(*decisions: Decision, rules: policy.Policy | None = None) -> Graded:
     ("decisions", "possible", "adjusted", "late", "final"),
     [
         ([], 35, 0, 0, 35),
-        ([("exclude", "ddp.naive", ""), ("adjust", "ddp.naive", 5)], 25, 0, 0, 25),  # excluded with it
+        ([("exclude", "ddp.naive", ""), ("adjust", "ddp.naive", 5)], 25, 0, 0, 25),  # its adjustment is excluded too
         ([("adjust", "ddp.naive", -4), ("adjust", "", 1.5)], 35, -2.5, 0, 32.5),
         ([("adjust", "", -99)], 35, -99, 0, 0),
-        # lateness reaches an exercise's adjustment, and not the whole submission's
+        # lateness reduces an exercise's adjustment, but not the submission's
         ([("submitted", "", "2026-03-30T00:00-08:00"), ("adjust", "ddp.naive", 10), ("adjust", "", 3)], 35, 13, 45, 3),
-        # the last time counts: one day beyond the free ones
+        # the last time counts: one day more than the free days
         ([("submitted", "", f"2026-02-{day}T12:00-08:00") for day in (28, 17)], 35, 0, 2.5, 32.5),
     ],
 )
@@ -63,11 +63,11 @@ def test_grade_combines_earned_points_and_decisions(decisions, possible, adjuste
     ("submitted", "granted", "days", "free", "late"),
     [
         ("2026-02-14T23:59:00-08:00", 0, 0, 0, 0),
-        ("2026-02-15T00:00:00-08:00", 0, 1, 1, 0),  # a day begun is a day, and free
-        ("2026-02-18T12:00:00-08:00", 0, 4, 2, 5.0),  # two beyond: a fifth of the 25 points due on the 14th
-        ("2026-02-18T12:00:00", 0, 4, 2, 5.0),  # no offset: the due date's
+        ("2026-02-15T00:00:00-08:00", 0, 1, 1, 0),  # a started day counts as a day; this day is free
+        ("2026-02-18T12:00:00-08:00", 0, 4, 2, 5.0),  # two more than free: a fifth of the 25 points due on the 14th
+        ("2026-02-18T12:00:00", 0, 4, 2, 5.0),  # without an offset, the due date's offset applies
         ("2026-02-18T12:00:00-08:00", 2, 2, 2, 0),
-        ("2027-02-18T12:00:00-08:00", 0, 369, 2, 35),  # never more than all, of either due date
+        ("2027-02-18T12:00:00-08:00", 0, 369, 2, 35),  # at most all points of both due dates
     ],
 )
 def test_late_days_cost_what_the_policy_says(submitted: str, granted: int, days: int, free: int, late: float) -> None:
@@ -135,7 +135,7 @@ TIMES = "submission,submitted\n"
     ],
 )
 def test_invalid_policy_or_time_gives_one_line_error(text: str, says: str) -> None:
-    with refused((InputError, AssignmentError), says):
+    with raises_one_line((InputError, AssignmentError), says):
         if "," in text:
             policy.read_times(text, A, RULES)
         else:
@@ -165,7 +165,7 @@ def test_final_grade_is_earned_plus_adjusted_minus_late(adjustments: list, exclu
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """A folder with a graded class of one, and files to give to commands."""
+    """A folder with a graded class of one, and input files for commands."""
     recorded(tmp_path, ADA)
     (tmp_path / "policy.toml").write_text("\ufeff" + POLICY)
     (tmp_path / "times.csv").write_text("submission,submitted\nada,2026-02-18 12:00\nzed,2026-02-18 12:00\n")
@@ -226,7 +226,7 @@ def test_exclusion_for_everyone_covers_later_submissions(out: Path) -> None:
 
 
 def exported(out: Path) -> tuple[float, float, float]:
-    """The share of its points that ada has, by each export."""
+    """The fraction of the points that ada has in each export."""
     (row,) = csv.DictReader((out / "grades.csv").read_text().splitlines())
     canvas = (out / "canvas.csv").read_text().splitlines()[-1].rpartition(",")[2]
     results = json.loads((out / "gradescope" / "ada.json").read_text())
@@ -268,7 +268,7 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
 )
 def test_invalid_input_gives_one_line_error_and_no_decision(out: Path, command: str, says: str) -> None:
     (out / "grades.csv").mkdir()
-    with refused((InputError, AssignmentError), says.format(out=out)):
+    with raises_one_line((InputError, AssignmentError), says.format(out=out)):
         invoke(out, *command.split(" "))
     with reading(out) as book:
         assert (book.decisions(), len(book.runs())) == ([], 1)

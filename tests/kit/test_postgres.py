@@ -1,4 +1,4 @@
-"""A gradebook in PostgreSQL keeps what the one in a file keeps; the server is one that this test starts."""
+"""A gradebook in PostgreSQL passes the tests of a gradebook in a file. This test starts the server."""
 
 import getpass
 import itertools
@@ -32,7 +32,7 @@ SCHEMAS = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The address of a server with a database of its own. PostgreSQL does not run as root: then as "nobody"."""
+    """The address of a new server with a database. PostgreSQL refuses to run as root, so root starts it as "nobody"."""
     found = [shutil.which("initdb"), *map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
     initdb = next(filter(None, found), None)
     if initdb is None or psycopg is None:
@@ -42,7 +42,7 @@ def server() -> Iterator[str]:
         shutil.chown(folder, name)
 
         def run(*command: object) -> None:
-            """As that user, in a folder that anybody may enter."""
+            """Run a command as that user, in a folder that all users may enter."""
             other = {"user": name} if os.geteuid() == 0 else {}
             subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL, cwd="/", **other)
 
@@ -55,7 +55,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def path(server: str, tmp_path: Path) -> Iterator[Path]:
-    """The path of a gradebook in a schema of its own."""
+    """The path of a gradebook in a new schema."""
     schema = f"course_{next(SCHEMAS)}"
     with psycopg.connect(server, autocommit=True) as db:
         db.execute(f"CREATE SCHEMA {schema}")

@@ -1,4 +1,4 @@
-"""The machinery that runs probes: fresh children, ranks, the ledger, and a clear message for every way to end."""
+"""The harness that runs probes: new child processes, ranks, the ledger, and a clear message for each way to end."""
 
 import dataclasses
 import os
@@ -82,7 +82,7 @@ def test_hanging_probe_is_stopped_and_its_stack_reported(runner, how):
 
 @pytest.fixture
 def crowded():
-    """crowded(n) keeps a core busy with n other processes, and returns the core's number."""
+    """crowded(n) keeps a core busy with n processes, and returns the core's number."""
     if not os.path.exists("/proc/self/schedstat"):
         pytest.skip("this system does not say how long a process waited for a core")
     core, others = max(os.sched_getaffinity(0)), []
@@ -117,7 +117,7 @@ def test_probe_without_a_core_is_busy_and_wastes_little_time(runner, crowded):
 
 @pytest.fixture
 def spinning(runner):
-    """The process that forks, and two ranks that never end."""
+    """The zygote, and two ranks that never end."""
     zygote = runner.warm()
     zygote.wait()
     job = runner.job(probes.misbehave, world=2)
@@ -126,20 +126,20 @@ def spinning(runner):
         framing.send(zygote.requests.fileno(), dataclasses.asdict(job), [wire.pack(("spin",))])
         parent = psutil.Process(zygote.process.pid)
         while len(ranks := parent.children()) < 2:
-            pass  # at once: between a fork and what notes it is where one can be left behind
+            pass  # no pause, since a child can be lost between a fork and its registration
         yield parent, ranks
-        runner.close()  # before the switch: ranks that lose it end by themselves
+        runner.close()  # before the switch, since ranks that lose the switch end by themselves
 
 
 def test_closing_the_runner_ends_forked_ranks(runner, spinning):
-    runner.close()  # as at Ctrl-C
+    runner.close()  # as Ctrl-C does
     assert not any(rank.is_running() for rank in spinning[1])
 
 
 def test_probe_environment_does_not_mention_pytest(runner, monkeypatch):
     for name, value in {"_": "/bin/pytest", "ASKED_BY": "PyTest 9", "PYTEST_VERSION": "9", "OTHER": "kept"}.items():
         monkeypatch.setenv(name, value)
-    runner.close()  # the next probe starts a process in this environment
+    runner.close()  # so that the next probe starts a process in this environment
     seen = runner.run(probes.environment)
     assert {"PATH", "OTHER"} <= seen.keys()
     assert [n for n in seen if n not in PATHS and "pytest" in f"{n}={seen[n]}".replace(str(ROOT), "").lower()] == []
@@ -149,7 +149,7 @@ def test_probe_environment_does_not_mention_pytest(runner, monkeypatch):
 def test_ranks_end_when_the_zygote_is_killed(runner, spinning):
     parent, ranks = spinning
     while any(os.getpgid(rank.pid) != rank.pid for rank in ranks):
-        time.sleep(0.01)  # until they are on their way
+        time.sleep(0.01)  # until the ranks have started
     time.sleep(0.1)
     parent.kill()
     assert toy.outlived(ranks, 5.0) == []
@@ -203,7 +203,7 @@ def test_locally_synchronized_groups_are_not_a_mismatch(runner):
 
 
 def test_nothing_that_the_zygote_imports_starts_a_thread():
-    """A forked child has only one thread: code that waits for another thread would wait for ever."""
+    """A forked child has only one thread, so code that waits for another thread would wait for ever."""
     probes = [
         p.relative_to(ROOT).with_suffix("") for p in (*ROOT.glob("tests/*/probes*.py"), *ROOT.glob("lab/standins/*.py"))
     ]

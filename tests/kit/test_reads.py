@@ -1,4 +1,4 @@
-"""Every way in which the host reads a tensor is seen; operators that stay on the device are not."""
+"""Each read of a tensor by the host is recorded; operators that stay on the device are not."""
 
 import numpy
 import pytest

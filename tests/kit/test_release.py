@@ -1,4 +1,4 @@
-"""A student's archive works by itself and holds no solution, however it is written down."""
+"""A student's archive works by itself, and contains no solution in any notation."""
 
 import ast
 import html
@@ -33,7 +33,7 @@ def solutions():
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory, files):
-    """The archive, unpacked as a student does."""
+    """The unpacked archive."""
     folder = tmp_path_factory.mktemp("student")
     release.write_zip(folder / "a.zip", {f"{release.NAME}/{name}": data for name, data in files.items()})
     with zipfile.ZipFile(folder / "a.zip") as packed:
@@ -49,7 +49,7 @@ def run(folder, *command):
 
 
 def check_run(folder, code, *command, words=()):
-    """Assert that the command ends with this code and prints these words; return all that it prints."""
+    """Assert that the command ends with this code and prints these words. Return its output."""
     returncode, text = run(folder, *command)
     assert returncode == code, text
     assert all(word in " ".join(text.split()) for word in words), text
@@ -57,7 +57,7 @@ def check_run(folder, code, *command, words=()):
 
 
 def test_no_solution_is_in_a_release(files, solutions):
-    """But for what is given on purpose, all of which is still there."""
+    """Except for code that is given on purpose, all of which must be there."""
     assert {(leak.file, leak.text) for leak in solutions.search(files)} == release.GIVEN
 
 
@@ -102,7 +102,7 @@ def test_release_readme_commands_work(unpacked):
     ):
         assert command in readme
         tried = re.sub("^(lab|pytest)", r"python -m \1", command.replace("make", "make -n"))
-        tried = tried.replace("--stage ddp", "--stage ddp --exercise ddp.naive")  # of its stage one is enough
+        tried = tried.replace("--stage ddp", "--stage ddp --exercise ddp.naive")  # one exercise of the stage is enough
         check_run(unpacked, code, *tried.split(), words=words)
     assert "lab check" in readme
     _, text = run(unpacked, "make", "-n", "env", "test", "handout")
@@ -112,7 +112,7 @@ def test_release_readme_commands_work(unpacked):
 
 
 def test_github_classroom_workflow_works_in_a_release(unpacked):
-    """Its last step is run; the others are those of the README."""
+    """Runs the workflow's last step. The other steps are those of the README."""
     text = (ROOT / "examples" / "classroom" / ".github" / "workflows" / "classroom.yml").read_text(encoding="utf-8")
     workflow = yaml.safe_load(text)
     assert workflow["permissions"] == {"contents": "read"}
@@ -139,7 +139,7 @@ def test_the_notebooks_need_no_implementation(files):
 
 
 def body(file: str = FLAT, statements: int = 3) -> str:
-    """Some statements in a row of a solution, as the reference has them."""
+    """Some consecutive statements of a reference solution."""
     tree = ast.parse(text := (ROOT / "reference" / file).read_text(encoding="utf-8"))
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and len(n.body) > statements]
     longest = max(functions, key=lambda f: len(ast.unparse(f)))
@@ -148,7 +148,7 @@ def body(file: str = FLAT, statements: int = 3) -> str:
 
 
 def reformatted(code: str) -> str:
-    """Two spaces, single quotes, a line for each argument, and remarks."""
+    """Reformat with two spaces, single quotes, one argument per line, and comments."""
     code = textwrap.indent(ast.unparse(ast.parse(code)).replace("    ", "  "), "      ")
     return re.sub(r"(?m)$", "  # a remark", re.sub(r"\(([^()]+), ", r"(\n\1,\n  ", code))
 
@@ -159,12 +159,12 @@ def in_notebook(code: str, **layout: int) -> str:
 
 
 def in_output(code: str) -> str:
-    """As a notebook shows what is HTML: escaped for HTML, then for JSON."""
+    """Code as in HTML output of a notebook: escaped for HTML, then for JSON."""
     return json.dumps({"outputs": [{"data": {"text/html": in_html(code)}}]})
 
 
 def in_html(code: str) -> str:
-    """As a site does: each word in a span, signs escaped, lines by <br>."""
+    """Code as on a website: each word in a span, signs escaped, lines separated by <br>."""
     spans = re.sub(r"\w+", r'<span class="n">\g<0></span>', html.escape(code, quote=True).replace("&#x27;", "&apos;"))
     spans = re.sub(r"&<span class=\"n\">(\w+)</span>;", r"&\1;", spans)
     return f'<p>See:</p><pre class="highlight"><code>{spans.replace(chr(10), "<br>")}</code></pre>'
@@ -192,7 +192,7 @@ def test_release_stops_when_a_file_contains_a_solution(files, monkeypatch, tmp_p
 
 
 def test_leak_search_finds_every_solution_longer_than_a_line(solutions):
-    """Searched in the reference itself; what is left is one short statement."""
+    """Searches the reference itself. Solutions that are not found are a single short statement."""
     missed = []
     for e in default().exercises.values():
         text = (ROOT / "reference" / e.file).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""An archive of a profile, or of what is out on a day, has these exercises alone and works by itself."""
+"""An archive of a profile, or of the exercises released by a day, has only these exercises and works by itself."""
 
 import datetime
 import functools
@@ -12,7 +12,7 @@ from grader.cli import main
 from grader.release import plan as plans
 from lab.course.assignment import AssignmentError, default, needed
 
-from .classroom import refused
+from .classroom import raises_one_line
 from .test_release import check_run, test_links_in_release_pages_resolve, unpacked  # noqa: F401
 
 PLAN = """
@@ -25,7 +25,7 @@ profile = "core"
 
 
 @pytest.fixture(scope="module")
-def files():  # what `unpacked` takes, and so the tests of the whole archive
+def files():  # `unpacked` uses it, and so do the imported tests
     return release.files("core", first_stages())
 
 
@@ -106,7 +106,7 @@ def test_release_plan_warns_of_missing_and_too_early_exercises(tmp_path):
 def test_invalid_release_plan_gives_one_line_error(tmp_path, old, new, words):
     assert old in PLAN
     (tmp_path / "p.toml").write_text(PLAN.replace(old, new))
-    with refused(AssignmentError, words):
+    with raises_one_line(AssignmentError, words):
         plans.read(tmp_path / "p.toml")
 
 

@@ -1,4 +1,4 @@
-"""Reports say what happened, add up, and show hostile text as text."""
+"""Reports show the results, have correct sums, and escape hostile text."""
 
 import html
 import json
@@ -22,7 +22,7 @@ from .classroom import A_RUN, passed, result
 A = default()
 IDS = list(A.profiles["tour"])
 LATE = read("due = 2026-02-14T23:59:00Z\nfree_days = 1\npercent_a_day = 10", A)
-ROW = "flash_attention.tiled_forward"
+GPU_ID = "flash_attention.tiled_forward"
 
 
 HOSTILE = [
@@ -62,7 +62,7 @@ def hostile(text: str, status: str = "graded") -> Graded:
 
 
 class Page(HTMLParser):
-    """The tags and attributes that a browser would see."""
+    """Collects the tags and attributes that a browser would see."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -126,8 +126,8 @@ def test_student_report_shows_failures_and_hints_but_no_secrets() -> None:
         result("ddp.naive", "failed", test="means", **fields),
         result("ddp.naive", "failed", test="means", message="worst at (4,)", public="passed", output="rank 0 here"),
         result("ddp.naive", kind="property", test="one_all_reduce", instrumented=True),
-        result(ROW, test="o"),
-        result(ROW, "not_run", "timing", "speed", reason="needs a GPU"),
+        result(GPU_ID, test="o"),
+        result(GPU_ID, "not_run", "timing", "speed", reason="needs a GPU"),
     ]
     flags = [Flag("forged", "caught red-handed")]
     g = Graded("ada", seconds=12.0, notes=["left out: .git/"], results=results, flags=flags)
@@ -191,7 +191,7 @@ def test_class_page_counts_results_and_links_every_submission(tmp_path: Path) ->
     page = index.read_text()
     text = visible(page)
     assert "graded 3 median 100 %" in text
-    assert "100 % 25 points" in text  # of 35/35, 25/35 and 25/25
+    assert "100 % 25 points" in text  # for 35/35, 25/35 and 25/25
     assert re.search(r"ddp\. naive 1 of 2 50 % means \(1\) · not run for 1", text)
     for words in ("forged results found results.json", "a bomb", "70–80 % 1", "90–100 % 2"):
         assert words in text
@@ -212,7 +212,7 @@ def test_class_page_counts_results_and_links_every_submission(tmp_path: Path) ->
 
 
 def decided() -> dict[str, Graded]:
-    """The small class; ada is two days late and adjusted, bob's failed exercise is excluded."""
+    """The small class. ada is two days late and adjusted; bob's failed exercise is excluded."""
     graded = small_class()
     stamp = ("2026-02-16 09:00:00", "tess")
     graded["ada"].decisions = [
@@ -227,7 +227,7 @@ def decided() -> dict[str, Graded]:
 
 
 def test_reports_show_decisions_beside_test_results() -> None:
-    """35 by tests, +2.5 and −1 by hand, two of three late days at 10 % of 37.5: 29 in all."""
+    """35 points by tests, +2.5 and −1 by hand, two paid late days at 10 % of 37.5 points each: 29 in all."""
     graded = decided()
     page = class_page(graded, A, A_RUN, IDS)
     text, ada, bob = (visible(p) for p in (page, *(submission_page(graded[n], A, A_RUN, IDS) for n in ("ada", "bob"))))
@@ -260,7 +260,7 @@ def test_reports_show_decisions_beside_test_results() -> None:
 
 
 def table(graded: dict[str, Graded]) -> dict[str, dict]:
-    """The rows of grades.csv by their submissions."""
+    """The rows of grades.csv, by submission."""
     head, *rows = exports.csv_rows(graded, A, IDS)
     return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
 

@@ -1,6 +1,6 @@
-"""What runs in the sandbox finds nothing it should not, harms nothing, and ends when it is killed.
+"""Code in the sandbox finds nothing secret, and changes nothing outside.
 
-Spies run without a box, too: one that finds nothing there would prove nothing here.
+Spies also run without a sandbox, where they must find something; otherwise they would prove nothing.
 """
 
 import errno
@@ -46,20 +46,20 @@ print(json.dumps(found))
 
 
 def spy(code: str, top: object = "/") -> str:
-    half = len(SECRET) // 2  # in two pieces, so that the spy does not find itself
+    half = len(SECRET) // 2  # in two parts, so that the spy does not find its own source
     prefixes = f"TOP, PREFIX, BASE = {str(top)!r}, {sys.prefix!r}, {sys.base_prefix!r}\n"
     return f"SECRET = {SECRET[:half]!r} + {SECRET[half:]!r}\n" + prefixes + code
 
 
 @BOTH
 def test_no_hidden_file_can_be_read_inside(kit: Path, isolation: str) -> None:
-    """Without a box, of the kit alone: all of them, bob's, and alice's link."""
+    """Without a sandbox, the spy searches only the kit, and finds all hidden files, bob's file and alice's link."""
     top, count = ("/", 0) if isolation == "bubblewrap" else (kit, len(HIDDEN) + 2)
     assert len(in_a_box(kit, spy(SPY_FILES, top), isolation)) == count
 
 
 def test_gpus_are_seen_inside_and_other_devices_are_not(boxed, monkeypatch) -> None:
-    """A job's choice of GPUs comes with them; for want of one, another device stands for it."""
+    """The job's choice of GPUs is visible too. /dev/kmsg stands for a GPU."""
     code = "print(json.dumps([os.path.exists('/dev/kmsg'), os.environ.get('CUDA_VISIBLE_DEVICES')]))"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert boxed(code) == [False, None]
@@ -85,7 +85,7 @@ def test_the_repository_around_a_virtual_environment_looks_empty(boxed) -> None:
 
 
 def test_a_virtual_environment_below_tmp_is_seen(kit: Path, tmp_path: Path) -> None:
-    """The scratch /tmp must not hide the interpreter of a checkout that is there."""
+    """The sandbox's own /tmp must not hide the interpreter of a checkout in /tmp."""
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     with box(kit, python=str(venv / "bin" / "python")) as opened:
@@ -136,7 +136,7 @@ def test_sandbox_environment_drops_inherited_variables(boxed, monkeypatch: pytes
     assert SECRET not in str(environment)
 
 
-# Where to try comes from outside: without a box this writes for real, and as root to anything.
+# The caller passes the folders, since without a sandbox this really writes, as root to any file.
 WRITE = """
 wrote = []
 for folder in FOLDERS:
@@ -155,7 +155,7 @@ print(json.dumps(wrote))
 
 @BOTH
 def test_only_the_scratch_folders_can_be_written(kit: Path, tmp_path: Path, isolation: str) -> None:
-    written = folders = [str(tmp_path)]  # without a box nothing outside: here every write succeeds
+    written = folders = [str(tmp_path)]  # without a sandbox, only here, where every write succeeds
     files = [str(tmp_path / "forged")]
     if isolation == "bubblewrap":
         written = ["/tmp", "/dev/shm"]

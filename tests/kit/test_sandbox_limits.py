@@ -1,4 +1,4 @@
-"""What runs in the sandbox harms nothing, and ends when it is killed."""
+"""Code in the sandbox stays within its limits, and ends when it is killed."""
 
 import json
 import os
@@ -36,12 +36,12 @@ time.sleep(.2); print(7); sys.stdout.flush(); time.sleep(100)
 
 
 def members(marker: str) -> list[int]:
-    """Pids of this machine with `marker` in their command line."""
+    """Pids of this machine's processes with `marker` in their command line."""
     return [p.pid for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or [])]
 
 
 def ended(marker: str, within_s: float = 5.0) -> bool:
-    """Who was killed may take a moment to be gone, on busy cores."""
+    """Whether all these processes end in time. On busy cores a killed process takes a moment to end."""
     deadline = time.monotonic() + within_s
     while members(marker) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -62,7 +62,7 @@ def test_kill_ends_descendants_and_removes_control_groups(kit: Path, wrapped: st
 
 
 def leftovers(grader: int | None = None) -> list[str]:
-    """Control groups that a grader (this process, by default) has not removed; others may be grading beside us."""
+    """Control groups that a grader (default: this process) has not removed. Other graders may run at the same time."""
     pattern = f"**/shardlings-*-{grader or os.getpid()}-*"
     return [str(p) for p in Path("/sys/fs/cgroup").glob(pattern)] if os.path.isdir("/sys/fs/cgroup") else []
 
@@ -144,13 +144,13 @@ process.stdout.readline(); print(box._root, flush=True); time.sleep(100)
     grader.kill()
     grader.wait()
     assert ended(marker)
-    with box(kit):  # sweeps
+    with box(kit):  # removes old groups
         assert leftovers(grader.pid) == []
         assert not root.exists()
 
 
 def python_for_uid() -> str:
-    """An interpreter: one under a private home is out of an unprivileged user's reach."""
+    """An interpreter that an unprivileged user can run; one in a private home folder cannot be used."""
     for python in (sys.executable, "/usr/bin/python3"):
         if not fallback.why_not_uid(python):
             return python

@@ -1,4 +1,4 @@
-"""Schedules: the checker's clock is right, its errors name what is missing, and the plot shows the schedule."""
+"""Schedules: the checker's clock is right, its errors name the missing action, and the plot shows the schedule."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from lab.cluster.schedule import Action, ScheduleError, check, drawn
 
 
 def line(text: str) -> list[Action]:
-    """ "F0 F1.1 B0" in short."""
+    """Parse actions in short form, such as "F0 F1.1 B0"."""
     kinds = {"F": "forward", "B": "backward"}
     return [Action(kinds[w[0]], *map(int, w[1:].split("."))) for w in text.split()]
 

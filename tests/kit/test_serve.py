@@ -1,4 +1,4 @@
-"""`grader serve`: a student sees what is theirs, nothing that is posted slips past, and nobody overwrites anybody."""
+"""`grader serve`: students see only their own pages, posts are checked, and nobody overwrites another's changes."""
 
 import csv
 import functools
@@ -21,7 +21,7 @@ from grader.report import page_name
 from grader.serve import shelf as shelves
 from lab.course import questions
 
-from .classroom import invoke, latest, reading, recorded, refused, result
+from .classroom import invoke, latest, raises_one_line, reading, recorded, result
 
 EVIL = "<script>alert(1)</script>"
 QUESTION = "ddp.timeline"
@@ -47,7 +47,7 @@ def filled(tmp_path: Path) -> Path:
 
 @functools.cache
 def accounts() -> list[Account]:
-    """Made once: a password's hash takes long, as it should."""
+    """Accounts, made once, since hashing a password is slow on purpose."""
     staff = [serve.account(login, "staff", "", WORD) for login in ("tess", "zoë")]
     return [*staff, *(serve.account(name, "student", name, WORD) for name in ("ada", "bob"))]
 
@@ -63,7 +63,7 @@ def app(out: Path):
 
 
 class Client:
-    """A browser of one person: it sends the token that the page has."""
+    """One person's browser. It sends the token of the page."""
 
     def __init__(self, app, login: str = "", password: str = WORD):
         self.client = app.test_client()
@@ -102,7 +102,7 @@ def decide(person: Client, page: str, **form: object):
 
 
 def addresses(app) -> list[tuple[str, str]]:
-    """(method, path) of everything there is, filled in with bob's page."""
+    """(method, path) of all routes, filled in for bob's page."""
     values = {"slug": "bob", "number": "1", "question": QUESTION, "file": "style.css", "filename": "serve.css"}
     return [
         (method, re.sub(r"<(?:\w+:)?(\w+)>", lambda m: values[m[1]], rule.rule))
@@ -111,11 +111,11 @@ def addresses(app) -> list[tuple[str, str]]:
     ]
 
 
-# ---- who may see what ----
+# ---- access rights ----
 
 
 def test_anonymous_requests_redirect_to_login(app):
-    app.config["WTF_CSRF_ENABLED"] = False  # so that the gate alone answers
+    app.config["WTF_CSRF_ENABLED"] = False  # so that only the access check answers
     for method, path in addresses(app):
         response = app.test_client().open(path, method=method)
         if path == "/login" or "css" in path:
@@ -191,7 +191,7 @@ def test_serve_pages_escape_text_from_submissions(app):
         assert "&lt;script&gt;alert" in page.text, path
 
 
-# ---- what is done here is what the commands do ----
+# ---- the pages act like the commands ----
 
 
 def test_decision_is_recorded_with_author_and_can_be_withdrawn(app, out):
@@ -244,7 +244,7 @@ def test_marking_form_saves_marks_and_checks_their_range(app, out):
 
 
 def test_unchanged_mark_keeps_exact_points_and_marker(app, out):
-    """The form shows two decimals, and comments in one line."""
+    """The form rounds points to two decimals and puts comments on one line; the stored mark must not change."""
     origin = ("A. Lovelace", "2026-01-31 23:59:59", written.text_id(EVIL))
     with Gradebook(out / "gradebook.sqlite") as book:
         book.mark([("ada", Mark(QUESTION, CRITERIA[0], 1 / 3, "one\ntwo", *origin))])
@@ -294,7 +294,7 @@ def test_export_loop_writes_decisions_to_grades_csv(out, monkeypatch):
     assert {row["submission"]: float(row["adjusted"]) for row in rows}["ada"] == 2
 
 
-# ---- two at once ----
+# ---- two people at the same time ----
 
 
 def test_second_marker_gets_conflict_page_with_first_mark(app, out):
@@ -346,12 +346,12 @@ def test_accounts_are_added_by_the_command(out):
     assert "1 students added, 1 moved to another submission" in done.stderr
     assert Client(serve.create_app(out), "al", account["password"]).get("/").location == "/student/ada"
     (out / "words.csv").write_text("words")
-    with refused(InputError, "--add-users: expected columns login, submission; "):
+    with raises_one_line(InputError, "--add-users: expected columns login, submission; "):
         invoke(out, "serve", "--add-users", "{out}/words.csv")
     for arguments, typed, words in (
         ("dan --submission dan", WORD, "expected one that is graded"),
         ("dan --role boss", WORD, "expected staff or student"),
         ("dan --role staff", "short", "at least 8 characters"),
     ):
-        with refused(InputError, words):
+        with raises_one_line(InputError, words):
             CliRunner().invoke(commands, [*base, *arguments.split()], input=f"{typed}\n", catch_exceptions=False)

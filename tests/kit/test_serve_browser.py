@@ -1,4 +1,4 @@
-"""Prose is marked in a browser, keyboard first."""
+"""A person marks prose in a browser, with the keyboard."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A copy is found however it is renamed; what was written apart is not taken for one; a grade never changes."""
+"""A renamed copy is found, independent work is not reported as a copy, and grades never change."""
 
 import ast
 import csv
@@ -16,12 +16,12 @@ from lab.course.assignment import ROOT, default
 from .classroom import invoke, latest, recorded, result
 
 FILE = "flash_attention/tiled_backward.py"
-APART = "tiled-backward-queries-outside"  # a variant: another loop order, written anew
+APART = "tiled-backward-queries-outside"  # a variant that was written independently, with another loop order
 HOSTILE = '"</pre></mark><script>alert(1)</script>"'
 
 
 def renamed(text: str) -> str:
-    """Another name for everything that is bound, other comments and docstrings, other blank lines."""
+    """Change all bound names, comments, docstrings and blank lines."""
     tree = ast.parse(text)
     bound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     bound |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
@@ -33,7 +33,7 @@ def renamed(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def classroom(tmp_path_factory):
-    """ada wrote it, bob copied her, cyd did it another way, dan wrote nothing; eve took it from last year."""
+    """ada wrote her code, bob copied it, cyd wrote it differently, dan wrote nothing, eve copied from last year."""
     folder = tmp_path_factory.mktemp("similarity")
     ada = (ROOT / "reference" / FILE).read_text(encoding="utf-8")
     variant = next(v for v in mutants.read("variant", "flash_attention") if v.name == APART)
@@ -56,7 +56,7 @@ def write(path, text):
 
 @pytest.fixture(scope="module")
 def compared(classroom):
-    """{(one, other): pair}, most alike first."""
+    """Return {(one, other): pair}, most similar first."""
     parties = [*similarity.class_parties(find([classroom / "class"]))]
     assert [p.name for p in parties if not p.files] == ["dan"]
     assert similarity.compare(parties[0], next(p for p in parties if p.name == "dan")).share == 0
@@ -75,7 +75,7 @@ def test_renamed_copy_ranks_first_and_independent_code_scores_low(compared):
 
 
 def test_fork_similarity_ignores_shared_model_and_adapters(classroom, tmp_path):
-    """bob has ada's under another name; cyd wrote his apart; each has the course's model, and the same adapters."""
+    """bob renamed ada's code; cyd wrote his own. All have the course's model and the same adapters."""
     for name, file in (("ada", "flash.py"), ("bob", "attention.py"), ("cyd", "flash.py")):
         write(tmp_path / name / "tests" / "adapters.py", "from cs336_systems import *\n")
         write(

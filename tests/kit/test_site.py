@@ -1,7 +1,7 @@
-"""The site, as far as it can be checked without Sphinx: cards, links, and what the student's edition may show.
+"""The site's parts that need no Sphinx: cards, links, and the code that the student's edition shows.
 
-How it would go wrong: a card that was right once; a heading that was renamed under its links; a body of student/, or
-of reference/, that reaches a page; a student's file in the middle of an edit that stops the build.
+Typical faults: an outdated card; a renamed heading with old links; a function body of student/ or reference/ on a page;
+a student's half-edited file that stops the build.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""On a real Slurm of one node, in a folder of its own (`make test-slurm`): kills cost neither a class nor a run."""
+"""On a real Slurm of one node in its own folder (`make test-slurm`), a class and a run survive kills."""
 
 import contextlib
 import getpass
@@ -56,7 +56,7 @@ PartitionName=class Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
 
 class Daemons:
-    """munged, slurmctld and slurmd of one folder; the last can be lost and started again."""
+    """munged, slurmctld and slurmd of one folder. slurmd can be killed and started again."""
 
     def __init__(self, folder: Path):
         self.folder, self.running = folder, dict[str, subprocess.Popen[bytes]]()
@@ -92,7 +92,7 @@ class Daemons:
             self.running[name] = subprocess.Popen([name, *options], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
 
     def lose_the_node(self) -> None:
-        """slurmd, its shepherds and all they started, at once: as if the power went."""
+        """Kill slurmd, its step daemons and all their processes at once, as in a power cut."""
         steps = [p for p in psutil.process_iter() if p.name() == "slurmstepd" and self._owns(p)]
         doomed = [*steps, *(child for p in steps for child in p.children(recursive=True))]
         self.running["slurmd"].kill()
@@ -102,7 +102,7 @@ class Daemons:
                 process.kill()
 
     def _owns(self, step: psutil.Process) -> bool:
-        """Whether what it looks after is of this Slurm."""
+        """Whether this step daemon belongs to this Slurm."""
         with contextlib.suppress(psutil.Error):
             return any(str(self.folder) in p.environ().get("SLURM_CONF", "") for p in step.children())
         return False
@@ -134,7 +134,7 @@ def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def light(slurm: Daemons, tmp_path: Path) -> Path:
-    """A toy kit whose judge takes as long as a submission says: six of three seconds."""
+    """A toy kit with a class of six. Its judge takes the time that a submission states, three seconds each."""
     kit = toy.kit(tmp_path, light=True)
     for i in range(6):
         hand_in(kit, f"s{i}")
@@ -199,7 +199,7 @@ def test_slurm_grades_match_local_grades(slurm, tmp_path):
     hand_in(kit, "wrong", add="def add(x):\n    return x\n", apart="def (")
     (kit / "class" / "empty").mkdir()
     isolation = ["--isolation", "process" if available()["bubblewrap"] else "bubblewrap"]
-    plain = result(grade(kit, *isolation), code=1)  # for the empty one is refused
+    plain = result(grade(kit, *isolation), code=1)  # 1, since the empty submission is refused
     jobs = result(grade(kit, *isolation, "--cluster", "slurm", "--jobs", "4", "--gpus", "1"), code=1)
     assert {n: s["status"] for n, s in jobs.items()} == {n: s["status"] for n, s in plain.items()}
     points = {n: [e["earned"] for e in s["exercises"].values()] for n, s in jobs.items()}
@@ -218,7 +218,7 @@ def test_training_job_resumes_from_checkpoint_after_node_loss(slurm, tmp_path, m
     slurm.lose_the_node()
     slurm.start("slurmd", "-D")
     wait_for(lambda: "PENDING" in run("squeue", "--noheader", "--format=%T"), "the job to be queued again")
-    run("scontrol", "update", f"JobId={job}", "StartTime=now+5")  # seconds, not two minutes
+    run("scontrol", "update", f"JobId={job}", "StartTime=now+5")  # 5 seconds instead of two minutes
     wait_for(lambda: "JobState=COMPLETED" in run("scontrol", "show", "job", job), "the job to end")
     assert log.read_text().count("resumed behind step") == 1, log.read_text()[-2000:]
     assert len(json.loads((folder / "losses.json").read_text())) == steps

@@ -1,4 +1,4 @@
-"""Stubs hold everything a student needs and nothing of a solution. Solutions here are spelled SECRET."""
+"""Stubs contain all that a student needs, and nothing of a solution. In these tests SECRET marks solutions."""
 
 import importlib
 import re
@@ -18,7 +18,7 @@ from grader.errors import InputError
 from lab.course.assignment import ROOT, default
 from lab.solution.unwritten import untouched
 
-from .classroom import refused
+from .classroom import raises_one_line
 
 REFERENCE = ROOT / "reference"
 FILE = "ddp/naive.py"
@@ -107,7 +107,7 @@ STUB_LINES = """
         order: Literal["secrets"]
             raise NotImplementedError("ddp.naive: write NaiveDDP.__init__")
             raise NotImplementedError('ddp.naive: Count "bytes", e.g. of buckets')
-"""  # lines of its stub: what raises, and a secret that is a text
+"""  # lines of its stub that the solution lacks, and a line with "secrets" in a string
 
 
 def test_stub_keeps_signatures_and_drops_bodies(tmp_path):
@@ -128,7 +128,7 @@ def assert_clean(path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-REFUSED = {  # source, and the line that the message names
+REFUSED = {  # words of the message: (source, line that the message names)
     "_pick": ("def _pick():\n    return 1\n\n\nTILE = _pick()\n", 5),
     "_f": ("class C:\n    def _f(self):\n        return 1\n\n    g = property(_f)\n", 5),
     "not Python": ("x = 1\n\n\n\ndef f(:\n", 5),
@@ -139,11 +139,11 @@ REFUSED = {  # source, and the line that the message names
 @pytest.mark.parametrize("says", REFUSED)
 def test_unsupported_solution_code_is_refused_with_its_location(tmp_path, says):
     source, line = REFUSED[says]
-    with refused(InputError, f"ddp/naive.py:{line or ''}", says):
+    with raises_one_line(InputError, f"ddp/naive.py:{line or ''}", says):
         stub(tmp_path, source)
 
 
-CORNERS = {  # source, what stays, what does not
+CORNERS = {  # source, text that stays, text that goes
     "shadowed": (
         "import zlib\ndef _h(): SECRET\n@provided\ndef f(zlib, _h):\n    return zlib, _h\ndef g(): zlib\n",
         "zlib, _h",
@@ -163,7 +163,7 @@ def test_stub_generation_handles_edge_cases(tmp_path, case):
 
 
 def test_code_of_no_exercise_must_be_provided(tmp_path):
-    with refused(InputError, "zero/common.py: no exercise has this file; mark f @provided"):
+    with raises_one_line(InputError, "zero/common.py: no exercise has this file; mark f @provided"):
         stub(tmp_path, "def f(): pass\n", "zero/common.py")
 
 
@@ -192,7 +192,7 @@ def test_stubs_command_checks_and_repairs_student_folder(tmp_path):
 
 
 def test_student_stubs_pass_ruff_and_import(tmp_path):
-    """student/ is what they are, as `grader stubs --check` sees to."""
+    """`grader stubs --check` checks that student/ equals the stubs."""
     shutil.copytree(ROOT / "student", tmp_path / "student", ignore=shutil.ignore_patterns("__pycache__"))
     assert_clean(tmp_path / "student")
     for path in sorted((ROOT / "student").rglob("*.py")):

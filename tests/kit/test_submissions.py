@@ -1,4 +1,4 @@
-"""Unpacking takes the code of the six stages from whatever students send, and nothing else."""
+"""From all formats that students send, unpacking takes only the code of the six stages."""
 
 import io
 import os
@@ -16,7 +16,7 @@ from grader.hostile import archives
 from grader.submissions import Submission, SubmissionError, UnpackLimits, find, hash_of, unpack
 from lab.course.assignment import ROOT
 
-from .classroom import refused as in_one_line
+from .classroom import raises_one_line as in_one_line
 
 CODE = {"ddp/naive.py": b"x = 1\n", "ddp/__init__.py": b"", "zero/deep/er.py": b"y = 2\n", "answers.toml": b"a = 1\n"}
 
@@ -55,7 +55,7 @@ def packed(kind: str, folder: Path, members: dict[str, bytes], prefix: str = "")
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """Everything below `root` that is no folder; links and pipes by name only."""
+    """The content of all files below `root`; of links and pipes, only the names."""
     return {
         p.relative_to(root).as_posix(): p.read_bytes() if p.is_file() and not p.is_symlink() else b"special"
         for p in root.rglob("*")
@@ -64,7 +64,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def unpacked(path: Path, tmp_path: Path, **limits: int) -> tuple[dict[str, bytes], str]:
-    """(what is there afterwards, all notes)."""
+    """Unpack. Return (the files afterwards, all notes)."""
     before = files(tmp_path)
     done = unpack(Submission("s", path), tmp_path / "out", UnpackLimits(**limits))
     assert {k: v for k, v in files(tmp_path).items() if not k.startswith("out/")} == before, "wrote elsewhere"
@@ -121,14 +121,14 @@ ODD = ["/etc/ddp/evil.py", "../ddp/evil.py", "ddp/../../evil.py", "C:/ddp/evil.p
 @pytest.mark.parametrize("name", ODD)
 def test_an_unsafe_name_is_left_out_and_named(tmp_path: Path, kind: str, name: str) -> None:
     if kind == "tar" and "\x00" in name:
-        name = "ddp/e\x01.py"  # a tar name ends at its NUL
+        name = "ddp/e\x01.py"  # in tar, a NUL ends the name
     got, notes = unpacked(packed(kind, tmp_path, CODE | {name: b"evil"}), tmp_path)
     assert got == CODE
     assert "left out" in notes, notes
     assert len(notes.splitlines()) == 1, notes
 
 
-def refused(path: Path, tmp_path: Path, *words: str, **limits: int) -> None:
+def check_refused(path: Path, tmp_path: Path, *words: str, **limits: int) -> None:
     with in_one_line(SubmissionError, *words):
         unpack(Submission("s", path), tmp_path / "out", UnpackLimits(**limits))
     assert not (tmp_path / "out").exists(), "a refused submission left files behind"
@@ -142,7 +142,7 @@ ARCHIVES = {attack.name: attack for attack in hostile.read() if attack.archive}
 def test_a_hostile_archive_is_refused_or_its_honest_code_is_taken(tmp_path: Path, name: str) -> None:
     path = ARCHIVES[name].write(tmp_path)
     if not ARCHIVES[name].exercise:
-        refused(path, tmp_path, REASONS.get(name, ""))
+        check_refused(path, tmp_path, REASONS.get(name, ""))
         return
     got, notes = unpacked(path, tmp_path)
     honest = (ROOT / "reference" / archives.EXERCISE).read_bytes()
@@ -162,24 +162,24 @@ def test_symbolic_link_is_left_out_with_note(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", MAKERS)
 def test_limits_refuse_and_name_the_member(tmp_path: Path, kind: str) -> None:
     sent = packed(kind, tmp_path, CODE | {"ddp/large.py": os.urandom(5000), "ddp/" + "d/" * 13 + "x.py": b""})
-    refused(sent, tmp_path, "nested")
-    refused(sent, tmp_path, "ddp/large.py", file_bytes=4000, depth=20)
-    refused(sent, tmp_path, "in all", total_bytes=4000, depth=20)
-    refused(sent, tmp_path, "at most 3 files", files=3, depth=20)
+    check_refused(sent, tmp_path, "nested")
+    check_refused(sent, tmp_path, "ddp/large.py", file_bytes=4000, depth=20)
+    check_refused(sent, tmp_path, "in all", total_bytes=4000, depth=20)
+    check_refused(sent, tmp_path, "at most 3 files", files=3, depth=20)
 
 
 def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
-    info = tarfile.TarInfo("ddp/pax.py")  # the module itself would hold all of its header
+    info = tarfile.TarInfo("ddp/pax.py")  # tarfile would read the whole header into memory
     info.pax_headers = {"comment": "x" * (40 << 20)}
-    refused(a_tar(tmp_path / "p.tgz", {}, extra=(info,)), tmp_path, "p.tgz", "unpacks to over")
-    refused(a_tar(tmp_path / "c.tgz", CODE | {"ddp/naive.py/x.py": b""}), tmp_path, "ddp/naive.py", "as a file")
+    check_refused(a_tar(tmp_path / "p.tgz", {}, extra=(info,)), tmp_path, "p.tgz", "unpacks to over")
+    check_refused(a_tar(tmp_path / "c.tgz", CODE | {"ddp/naive.py/x.py": b""}), tmp_path, "ddp/naive.py", "as a file")
     with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("ddp/x.py", "x = 1")
-    refused(tmp_path / "in.zip", tmp_path, "ddp/x.py", "deflated")
+    check_refused(tmp_path / "in.zip", tmp_path, "ddp/x.py", "deflated")
     (tmp_path / "no.zip").write_text("not a zip")
     (tmp_path / "no.tgz").write_text("not a tar")
-    refused(tmp_path / "no.zip", tmp_path, "no.zip")
-    refused(tmp_path / "no.tgz", tmp_path, "no.tgz")
+    check_refused(tmp_path / "no.zip", tmp_path, "no.zip")
+    check_refused(tmp_path / "no.tgz", tmp_path, "no.tgz")
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -187,7 +187,7 @@ def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
     "content", [{}, {"essay.pdf": b""}, {"a/b/c/d/e/ddp/x.py": b""}, {"one/x.py": b"", "two/y.py": b""}]
 )
 def test_missing_stage_folder_error_lists_expected_and_found(tmp_path: Path, kind: str, content: dict) -> None:
-    refused(packed(kind, tmp_path, content), tmp_path, "benchmarking", "ddp", "found: ")
+    check_refused(packed(kind, tmp_path, content), tmp_path, "benchmarking", "ddp", "found: ")
 
 
 def test_find_takes_folders_archives_and_folders_of_those(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_paths_without_code_and_linked_submissions_are_refused(tmp_path: Path) -
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "mallory").symlink_to(tmp_path / "real")
     (found,) = find([tmp_path / "class"])
-    refused(found.path, tmp_path, "link")
+    check_refused(found.path, tmp_path, "link")
 
 
 def test_the_hash_follows_names_and_contents(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_unpack_writes_only_stage_code_for_any_member_names(tmp_path_factory, me
     try:
         sent = packed(kind, tmp_path, members)
     except (UnicodeEncodeError, ValueError, IndexError):
-        return  # the archive cannot even be written
+        return  # such an archive cannot be written
     got = attempted(sent, tmp_path)
     for path, content in got.items():
         assert path in ("answers.toml", "writeup.md") or (path.split("/")[0] in STAGES and path.endswith(".py")), path
@@ -294,7 +294,7 @@ def test_unpack_writes_only_stage_code_for_any_member_names(tmp_path_factory, me
 
 
 def attempted(path: Path, tmp_path: Path) -> dict[str, bytes]:
-    """What arrived, nothing if it was refused; any other exception is a bug."""
+    """Return the unpacked files; none if the submission was refused. Any other exception is a bug."""
     try:
         return unpacked(path, tmp_path)[0]
     except SubmissionError as error:

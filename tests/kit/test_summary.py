@@ -1,4 +1,4 @@
-"""The summary at the end of a student's `pytest tests/`, and the results that a session keeps for the next."""
+"""The summary at the end of a student's `pytest tests/`, and the results that a session saves for the next one."""
 
 import dataclasses
 import io
@@ -17,7 +17,7 @@ from lab.harness import summary
 from lab.harness.progress import Progress
 from lab.harness.verdicts import VERDICTS, Verdicts
 
-FIRST = "ddp.naive"  # needed by others
+FIRST = "ddp.naive"  # other exercises need it
 
 
 def result(id: str, outcome: str = "passed", **fields) -> Result:
@@ -30,7 +30,7 @@ CONFIG = SimpleNamespace(
 
 
 def fake_terminal() -> tuple[list[str], SimpleNamespace]:
-    """A list of lines, and a terminal that writes to it."""
+    """Return a list of lines, and a terminal that writes to it."""
     lines: list[str] = []
     return lines, SimpleNamespace(write_line=lambda line, **colour: lines.append(line), verbosity=-1)
 
@@ -76,8 +76,8 @@ def test_failure_message_is_cut_after_seven_lines_unless_verbose():
 
 
 def test_method_hint_is_left_out_when_only_refusal_tests_fail():
-    """By the summary, by lab and in Gradescope; with another failure it is given again."""
-    id = next(iter(default().exercises))  # what lab says is next on a fresh tree
+    """Holds for the summary, lab and Gradescope. After another failure the hint is shown again."""
+    id = next(iter(default().exercises))  # the exercise that lab suggests on a fresh tree
     hint = default().exercise(id).hints[0]
     refusal = dataclasses.replace(result(id, "failed", reason="assertion", message="off"), test="t::test_0_is_refused")
     for results, expected in (([refusal], False), ([refusal, result(id, "failed", reason="assertion")], True)):
@@ -99,7 +99,7 @@ def test_interrupted_exercise_gets_no_verdict():
 
 
 def test_failure_inputs_are_one_line_of_rounded_python_literals():
-    """As Python has it, with six digits of what is no whole number; whole numbers keep theirs."""
+    """Whole numbers keep all digits, other numbers six."""
     case = {"bytes": 781468467, "options": {"backward_s": 0.0032831605701630576, "sizes": [1.0, 2]}, "overlap": True}
     head, line = f"expected 1, got 2{inputs(case)}".split("\n")
     assert head == "expected 1, got 2"

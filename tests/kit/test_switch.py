@@ -1,6 +1,6 @@
-"""The switch: it carries what ranks send, sees deadlocks and mismatches at once, and believes no rank.
+"""The switch carries messages, detects deadlocks and mismatches at once, and trusts no rank.
 
-Ranks here are bare sockets, so that a test can send what no rank of ours would.
+Ranks are plain sockets here, so that a test can also send invalid data.
 """
 
 import select
@@ -21,7 +21,7 @@ from lab.ranks.switch import Switch
 
 
 class Wired:
-    """A switch in a thread, and its ranks' ends of the connections. All operations use the world group "0"."""
+    """A switch in a thread, and the ranks' ends of its connections. All operations use the world group "0"."""
 
     def __init__(self, world: int, **options):
         self.switch, self.world = Switch(world, **options), world
@@ -40,7 +40,7 @@ class Wired:
         return self
 
     def __exit__(self, *_: object) -> None:
-        time.sleep(0.05)  # for what was sent last
+        time.sleep(0.05)  # for the last message
         self.end.send(b".")
         self.thread.join()
         self.switch.__exit__()
@@ -51,7 +51,7 @@ class Wired:
         self.ends[rank].sendall(frames.pack(header, len(payload)) + payload)
 
     def issue(self, rank: int, op: str, payload: bytes = b"", elements: int = 0, wait: bool = False, **fields) -> int:
-        """Issue an operation on float32 elements, and return its number."""
+        """Issue an operation on float32 elements. Return its number."""
         number = self.issued[rank]
         self.issued[rank] += 1
         segments = [["float32", elements or len(payload) // 4]] if payload or elements else []

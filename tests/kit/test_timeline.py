@@ -1,4 +1,4 @@
-"""Timelines: the plot shows what the ranks did."""
+"""The plot of a timeline shows the ranks' work."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_timeline_has_row_per_rank_and_style_per_kind(pyplot):
 
 
 def test_hundreds_of_messages_stay_a_few_shapes(pyplot):
-    """400 messages, 50 µs each with 1 µs between: one bar a rank, and no more ticks than there is room for."""
+    """400 messages of 50 µs, 1 µs apart, become one bar per rank, and ticks fit on the axis."""
     rank = [Span("message", f"send #{i}", 51e-6 * i, 51e-6 * i + 50e-6) for i in range(400)]
     figure = timelines({"naive": [rank] * 16, "flat": [rank[:1]] * 16})
     axes = figure.axes[0]

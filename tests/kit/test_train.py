@@ -1,4 +1,4 @@
-"""`lab train` and `lab.train`: the same losses on any mesh and after a rank was killed; refusals and stand-ins."""
+"""`lab train` and `lab.train`: the same losses on any mesh and after the kill of a rank; bad options; stand-ins."""
 
 import json
 import os
@@ -30,7 +30,7 @@ SMALL = f"--impl reference --context 16 --sequences 8 --steps {STEPS} --save-eve
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Threads that wait for each other on busy cores cost more time than the model."""
+    """One thread, since on busy cores threads wait for each other longer than the model computes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -42,7 +42,7 @@ ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_
 
 @pytest.fixture
 def here(said, monkeypatch):
-    """`here(*arguments)`: exit code and output of a run in this process, which is no rank of a group afterwards."""
+    """`here(*arguments)` trains in this process as the only rank. It returns exit code and output."""
     for name, value in ONE_RANK.items():
         monkeypatch.setenv(name, value)
     return lambda *arguments: said(main, *SMALL, *arguments)
@@ -54,7 +54,7 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
-    """The folder of a whole run on one rank."""
+    """The folder of a complete run on one rank."""
     folder = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ONE_RANK.items():
@@ -117,7 +117,7 @@ def test_run_resumes_after_killed_rank_and_on_another_mesh(alone, tmp_path, here
 def test_bad_input_gets_one_line(tmp_path, here, arguments, words):
     code, output = here("--folder", tmp_path, *arguments)
     assert code == 2
-    line = output.strip().splitlines()[-1]  # behind the bar of progress
+    line = output.strip().splitlines()[-1]  # after the progress bar
     assert line.startswith("lab.train: ")
     assert words in line
 
@@ -181,7 +181,7 @@ def test_without_a_reference_stand_ins_are_compared(nothing_passes, monkeypatch)
 
 def test_resumed_run_requires_unchanged_batch_options():
     run = SimpleNamespace(options=SimpleNamespace(seed=1, sequences=16, context=128))
-    train.Run._same_data(run, {"losses": []})  # of an earlier kit, which did not keep it
+    train.Run._same_data(run, {"losses": []})  # a checkpoint of an earlier kit, without data
     train.Run._same_data(run, {"data": {"seed": 1, "sequences": 16, "context": 128}})
     for name, other in (("seed", 2), ("sequences", 8), ("context", 64)):
         with pytest.raises(ValueError, match=f"--{name} {other}"):

@@ -1,4 +1,4 @@
-"""The wire between probe and judge: exact values, or one clear error; never code."""
+"""The wire between probe and judge carries exact values or gives one clear error, and never runs code."""
 
 import contextlib
 
@@ -82,7 +82,7 @@ def test_wire_limits_apply_before_values_are_built(monkeypatch):
     with pytest.raises(WireError, match="deeper"):
         wire.pack(nested)
     with pytest.raises(WireError, match="bytes cannot be sent"):
-        wire.pack(torch.zeros(1).expand(1 << 50))  # claims four petabytes
+        wire.pack(torch.zeros(1).expand(1 << 50))  # its size claims to be four petabytes
     large, many = wire.pack(torch.zeros(1000)), wire.pack([0] * 11)
     monkeypatch.setattr(wire, "COUNT", 10)
     with pytest.raises(WireError, match="more than"):
@@ -90,7 +90,7 @@ def test_wire_limits_apply_before_values_are_built(monkeypatch):
     with pytest.raises(WireError, match="more than"):
         wire.unpack(many)
     header = b"[" + b"[]," * 50 + b"[]]"
-    with pytest.raises(WireError, match="more than 10 values"):  # before a parser makes a list of every one
+    with pytest.raises(WireError, match="more than 10 values"):  # before the parser creates them
         wire.unpack(len(header).to_bytes(8, "little") + header)
     monkeypatch.setattr(wire, "BYTES", 100)
     with pytest.raises(WireError, match="bytes"):

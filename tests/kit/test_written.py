@@ -1,4 +1,4 @@
-"""Written questions: numbers are judged by recomputation, prose by people, and nothing that comes in is trusted."""
+"""Written questions: the kit recomputes numbers, people mark prose, and no input is trusted."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from lab.course.assignment import ROOT, AssignmentError, default
 from lab.course.units import UnitError, in_base
 from lab.model.transformer import SIZES, Transformer
 
-from .classroom import refused
+from .classroom import raises_one_line
 
 REAL = (ROOT / "questions.toml").read_text(encoding="utf-8")
 KNOWN = questions.default().questions
@@ -28,7 +28,7 @@ PROSE = [q for q in KNOWN.values() if q.kind == "prose"]
 
 
 def handed_in(folder: Path, toml: str = "", prose: str = "") -> list[Answer]:
-    """All questions as judged for a submission of these two files."""
+    """Judge a submission of these two files. Return the answers to all questions."""
     (folder / "answers.toml").write_text(toml, encoding="utf-8")
     (folder / "writeup.md").write_text(prose, encoding="utf-8")
     return written.judge(folder, KNOWN)[0]
@@ -73,11 +73,11 @@ def test_question_counts_and_profiles_fit_their_stages():
 def test_a_bad_question_is_refused_with_its_key_and_what_came(tmp_path, old, new, words):
     assert old in REAL
     (tmp_path / "questions.toml").write_text(REAL.replace(old, new, 1), encoding="utf-8")
-    with refused(AssignmentError, words):
+    with raises_one_line(AssignmentError, words):
         questions.load(tmp_path / "questions.toml")
 
 
-# ---- what is right ----
+# ---- correct answers ----
 
 PARAMETERS = sum(p.numel() for p in Transformer(SIZES["tiny"]).parameters())
 BY_HAND = {
@@ -163,7 +163,7 @@ def test_a_unit_of_another_kind_is_refused(unit, asked):
         in_base(1.0, unit, asked)
 
 
-# ---- what students send ----
+# ---- students' files ----
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""A kit with an assignment of a second: everything that grades is the real thing, the exercises are sums.
+"""A toy kit: the grader is the real one, and the exercises are sums that take about a second.
 
-`benchmarks.survival` grades classes with it, too.
+`benchmarks.survival` uses it too.
 """
 
 import json
@@ -66,7 +66,7 @@ STAND_IN = "def add(module):\n    return lambda x: x + 1\n"
 
 
 def frame(kit: Path, tracks: dict[str, str]) -> Path:
-    """A kit of these exercises, on these tracks: copies of `lab` and `grader` around them."""
+    """Write a kit with these exercises, {name: track}, and copies of `lab` and `grader`. Return its folder."""
     for package in ("lab", "grader"):
         shutil.copytree(
             ROOT / package, kit / package, ignore=shutil.ignore_patterns("__pycache__", "mutants", "variants")
@@ -86,7 +86,7 @@ def frame(kit: Path, tracks: dict[str, str]) -> Path:
 
 
 def build(kit: Path, submissions: int) -> Path:
-    """The kit, and beside its code a class. Every third submission has a wrong `add`."""
+    """Write the kit, and a class in kit/class. Every third submission has a wrong `add`."""
     frame(kit, dict.fromkeys(NEEDS, "cpu"))
     for number in range(submissions):
         hand_in(kit, f"s{number:03}", add="def add(x):\n    return x\n" if number % 3 == 2 else RIGHT["add"])
@@ -99,7 +99,7 @@ def write_test(kit: Path, name: str, want: str = "") -> None:
 
 
 def hand_in(kit: Path, name: str, **files: str) -> None:
-    """A submission in kit/class: right, but for these files."""
+    """Write a submission to kit/class. It is correct except for these files."""
     for file, text in {**RIGHT, **files}.items():
         path = kit / "class" / name / "toys" / f"{file}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def hand_in(kit: Path, name: str, **files: str) -> None:
 
 
 def grader(kit: Path, *arguments: str) -> subprocess.Popen[str]:
-    """The toy kit's grader, with scratch files in a folder of its own; its results are in kit/out."""
+    """Start the toy kit's grader. Its temporary files are in kit/scratch, its results in kit/out."""
     scratch = kit / "scratch"
     scratch.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(kit), "TMPDIR": str(scratch)}
@@ -117,7 +117,7 @@ def grader(kit: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def rows(kit: Path) -> dict[str, tuple[int, int, float]]:
-    """{name: (run, row, seconds)} of what is done in the latest run: written down once, it must stay as it is."""
+    """Return {name: (run, row, seconds)} of the submissions graded in the latest run. These must never change."""
     book = kit / "out" / "gradebook.sqlite"
     if not book.exists():
         return {}
@@ -126,14 +126,14 @@ def rows(kit: Path) -> dict[str, tuple[int, int, float]]:
     try:
         found = [(name, run, number, json.loads(graded)) for name, run, number, graded in db.execute(sql)]
         return {name: (run, number, g["seconds"]) for name, run, number, g in found if None not in g["judged"].values()}
-    except sqlite3.OperationalError:  # not yet made
+    except sqlite3.OperationalError:  # the table does not exist yet
         return {}
     finally:
         db.close()
 
 
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """A grader's workers, boxes and all they run."""
+    """All descendants of a grader: workers, sandboxes and their processes."""
     try:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -141,7 +141,7 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def command(process: psutil.Process) -> str:
-    """What it was started with; "" once it has ended."""
+    """The process's command line; "" once it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -149,13 +149,13 @@ def command(process: psutil.Process) -> str:
 
 
 def outlived(processes: list[psutil.Process], timeout_s: float = 20.0) -> list[str]:
-    """Those that did not end."""
+    """The processes that do not end within the time, as "pid name"."""
     _, alive = psutil.wait_procs(processes, timeout_s)
     return [f"{p.pid} {p.name()}" for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def left_behind(kit: Path, processes: list[psutil.Process]) -> list[str]:
-    """Folders and control groups of graders that are dead."""
+    """Folders, temporary files and control groups of these graders, which must be dead."""
     tags = {f"-{p.pid}-" for p in processes}
     groups = [str(g) for g in Path("/sys/fs/cgroup").rglob("shardlings-*") if any(tag in g.name for tag in tags)]
     halves = [str(f) for f in (kit / "out").rglob(".*.tmp")]

@@ -1,11 +1,11 @@
-"""A toy kit whose exercises are of two tracks, for jobs on a cluster; its judge may be one that takes no time."""
+"""A toy kit with exercises of two tracks, for jobs on a cluster. Its judge can be one that takes no time."""
 
 import subprocess
 from pathlib import Path
 
 from . import toy
 
-# A judge that imports nothing and so takes no time; a submission's toys/plan.py says what befalls it, once.
+# A judge that imports nothing and so takes no time. A submission's toys/plan.py names an event that happens once.
 LIGHT = """
 
 def grade_one(submission, settings, before=None):
@@ -26,7 +26,7 @@ def grade_one(submission, settings, before=None):
 
 
 def kit(folder: Path, light: bool = False) -> Path:
-    """The kit in `folder`: toys.add on the cpu track, toys.apart on the gpu track; light: with LIGHT as its judge."""
+    """Write the kit: toys.add on the cpu track, toys.apart on the gpu track. light: use LIGHT as judge."""
     toy.frame(folder, {"add": "cpu", "apart": "gpu"})
     if light:
         with open(folder / "grader" / "batch.py", "a") as stream:
@@ -35,19 +35,19 @@ def kit(folder: Path, light: bool = False) -> Path:
 
 
 def plan(kit: Path, what: str, *names: str) -> None:
-    """An event for these submissions, or all, when LIGHT judges them: kill the worker, or wait for some seconds."""
+    """Plan an event for these submissions (default: all) when LIGHT judges them: kill the worker, or wait."""
     for folder in (kit / "class").iterdir():
         if not names or folder.name in names:
             (folder / "toys" / "plan.py").write_text(what)
 
 
 def judged(kit: Path) -> list[str]:
-    """The submissions in the order in which a judge began with them, once a job."""
+    """The submissions in the order in which judges started them, once per job."""
     path = kit / "judged"
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def head(kit: Path, *options: str) -> subprocess.Popen[str]:
-    """A grader that grades kit/class into kit/out."""
+    """Start a grader that grades kit/class into kit/out."""
     isolation = [] if "--isolation" in options else ["--isolation", "process"]
     return toy.grader(kit, "grade", str(kit / "class"), *isolation, *options)
