@@ -108,6 +108,14 @@ def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") ->
     return copy
 
 
+def with_stubs(ids: Iterable[str], copy: Path) -> Path:
+    """Copy the reference to `copy`, with stubs in place of these exercises. Returns `copy`."""
+    shutil.copytree(ROOT / "reference", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in (default().exercise(id).file for id in ids):
+        shutil.copy(ROOT / "student" / file, copy / file)
+    return copy
+
+
 def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str]:
     """Return file → text after the edits. Raises InputError if an edit does not match exactly once."""
     changed: dict[str, str] = {}
@@ -263,11 +271,7 @@ class _Bench:
         self.report(advance=1)
         results = []
         for id in ids:
-            copy = self.folder / id
-            shutil.copytree(ROOT / "reference", copy, ignore=shutil.ignore_patterns("__pycache__"))
-            for other in default().exercises.keys() - needed(id) - {id}:
-                file = default().exercise(other).file
-                shutil.copy(ROOT / "student" / file, copy / file)
+            copy = with_stubs(default().exercises.keys() - needed(id) - {id}, self.folder / id)
             results += self.results(copy, [id])
         possible = totals(score(default(), results, ids))[1]
         return {"reference": self.points(results, ids), "possible": round(possible, 6)}

@@ -20,7 +20,7 @@ ROWS = 12
 
 
 def text(exercise: Exercise, folder: Path = FOLDER) -> str:
-    """The section of an exercise. Raises AssignmentError if there is none."""
+    """Return the section of an exercise. Raises AssignmentError if the exercise has no section."""
     file = folder / f"{exercise.stage}.md"
     sections = sections_of(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if exercise.id not in sections:

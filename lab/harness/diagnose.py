@@ -44,7 +44,7 @@ def region(wrong: torch.Tensor, names: Sequence[str]) -> str:
 
 
 def pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str:
-    """Describe a pattern of all values: not finite, all 0, rounded to 16 bits, times a factor; "" if there is none."""
+    """Describe a pattern of all values: not finite, all 0, rounded to 16 bits, times a factor; "" if none fits."""
     if count := int((~torch.isfinite(got)).sum()):
         return f"; {count} of them are not finite"
     if not want.any():

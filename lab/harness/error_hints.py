@@ -23,5 +23,5 @@ def with_remedy(text: str) -> str:
 
 
 def remedy_for(text: str) -> str:
-    """The remedy for an error with this text; "" if there is none."""
+    """Return the remedy for an error with this text; "" if we know no remedy."""
     return next((remedy for part, remedy in REMEDIES.items() if part in text), "")

@@ -150,7 +150,7 @@ def without_cause(message: str) -> str:
 
 
 def cause(message: str) -> str:
-    """The line about known mistakes that `added` put into the message; "" if there is none."""
+    """Return the line about known mistakes that `added` put into the message; "" without such a line."""
     return next((line for line in message.split("\n") if line.startswith(_KNOWN)), "")
 
 

@@ -244,7 +244,7 @@ def replaced(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
     A test that measures bytes must allow for stand-ins.
     """
     id, verdicts = mark_of(request.node)[0], request.config.stash[VERDICTS]
-    return lambda ids=None: [need for need in verdicts.missing(id) if ids is None or need in ids]
+    return lambda ids=None: [need for need in verdicts.to_replace(id) if ids is None or need in ids]
 
 
 def _failure_in_source(source: Path, definition: assignments.Exercise) -> ProbeFailed | None:

@@ -34,15 +34,15 @@ class Verdicts:
         self.replaced: dict[str, list[str]] = {}  # exercise -> prerequisites that were replaced in its tests
         self.numerics_count: dict[str, int] = {}  # exercise -> its number of numeric tests; empty with -k or ::
 
-    def missing(self, id: str) -> list[str]:
-        """The prerequisites of an exercise that do not pass and have a stand-in."""
+    def to_replace(self, id: str) -> list[str]:
+        """Return the prerequisites of an exercise that do not pass and have a stand-in."""
         found = sorted(need for need in needed(id) if standins.exists(need) and not self.passes(need))
         self.replaced[id] = found
         return found
 
     def stand_ins(self, id: str) -> dict[str, str]:
-        """{object: stand-in} for `missing`."""
-        return {assignments.default().exercise(need).object: standins.source(need) for need in self.missing(id)}
+        """Return {object: stand-in} for the prerequisites `to_replace`."""
+        return {assignments.default().exercise(need).object: standins.source(need) for need in self.to_replace(id)}
 
     def passes(self, id: str) -> bool:
         """Whether all numerics of the exercise pass."""

@@ -209,7 +209,7 @@ def _record(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np
 
 
 def _leaving_axis(pointers: np.ndarray, mask: np.ndarray | None, storages: list[tuple[int, int]]) -> str:
-    """Describe the axis of a tile along which the access leaves the tensors, or return "" if there is none."""
+    """Describe the axis of a tile along which the access leaves the tensors; return "" if no single axis does."""
     if pointers.ndim < 2:
         return ""
     allowed = np.ones(pointers.shape, bool) if mask is None else np.broadcast_to(mask, pointers.shape).astype(bool)

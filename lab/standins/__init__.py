@@ -17,7 +17,7 @@ def exists(id: str) -> bool:
 
 
 def source(id: str) -> str:
-    """Return the location of an exercise's stand-in: "lab.standins.ddp:naive". Raises LookupError if there is none."""
+    """Return where a stand-in is: "lab.standins.ddp:naive". Raises LookupError if the exercise has no stand-in."""
     stage, _, name = id.partition(".")
     if not exists(id):
         raise LookupError(f"no stand-in for {id}: expected a function {name} in lab/standins/{stage}.py")

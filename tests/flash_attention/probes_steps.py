@@ -78,7 +78,7 @@ def softmax_of_many(impl, seed: torch.Tensor, factors: list[float]) -> list[dict
 
 
 def softmax_memory(impl, seed: torch.Tensor, factors: list[float]) -> dict:
-    """What softmax_of_many allocates, according to torch's dispatcher."""
+    """Return the memory that softmax_of_many allocates, according to torch's dispatcher."""
     with meter(inputs=(seed,)) as measured:
         softmax_of_many(impl, seed, factors)
     return measured.plain()

@@ -3,19 +3,16 @@
 Each exercise is blanked in a copy of the reference. Exercises that build on it must still pass, with a stand-in.
 """
 
-import shutil
-
 import pytest
 
 from grader.judge import run_tests
+from grader.mutants import with_stubs
 from lab.course.assignment import ROOT, default
 from lab.course.scoring import score
 from lab.harness.runner import Executor
 from lab.solution.forbidden import reachable
 
 from .chosen import all_marks, one_of_each_kind
-
-IMPL = ROOT / "reference"
 
 
 def dependents(id: str) -> list[str]:
@@ -66,12 +63,7 @@ def blanked_for_wide() -> list[tuple[list[str], list[str]]]:
 
 @pytest.mark.parametrize(("blank", "asked"), [*blanked(), *blanked_for_wide()], ids=lambda exercises: exercises[0])
 def test_a_blank_exercise_costs_only_its_own_points(runner, tmp_path, blank, asked):
-    copy = tmp_path / "blank"
-    shutil.copytree(ROOT / "reference", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for id in blank:
-        file = default().exercise(id).file
-        shutil.copy(ROOT / "student" / file, copy / file)
-    runner.executor = Executor(copy)
+    runner.executor = Executor(with_stubs(blank, tmp_path / "blank"))
     runner.forget()
     runner.verdicts.update({id: id not in blank for id in default().exercises})  # normally found by the stages' tests
     results = run_tests(runner, asked, "public", ROOT / ".cache" / "expect", only=one_of_each_kind(asked))
